@@ -6,16 +6,26 @@ Metadata holds nothing that varies from run to run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from trnflow.tasks.errors import StoreError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+else:
+    from typing import TypeVar
 
 SCHEMA = 1
 
 Json = Any  # str | int | float | bool | None | list[Json] | dict[str, Json]
 Meta = dict[str, Json]
+if TYPE_CHECKING:
+    Facts = TypeVar("Facts", bound=Mapping[str, Any], default=Any)
+else:
+    Facts = TypeVar("Facts")
 
 _NO_NAMES = frozenset(("", ".", ".."))
 
@@ -50,12 +60,13 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Input:
-    """An artifact as a stage receives it: a read-only folder with its files, and its metadata."""
+class Input(Generic[Facts]):
+    """An artifact as a stage receives it: a read-only folder with its files, and its metadata, such as
+    `Input[RowsMeta]`."""
 
     path: Path
     kind: str
-    meta: Meta
+    meta: Facts
     digest: str
 
 

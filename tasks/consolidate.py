@@ -1,14 +1,7 @@
-"""Stage `consolidate`: turn a sharded checkpoint into a Hugging Face folder that `AutoModel*.from_pretrained` loads.
+"""Turn a sharded checkpoint into a Hugging Face folder that `AutoModel*.from_pretrained` loads.
 
-A checkpoint of LoRA or of a trained head holds only the trained tensors. The others are read from the base model, and
-LoRA's updates are added to them. For LoRA the adapter is also written, to `adapter/`, in peft's format.
-
-`trnflow.json` says how rows were formatted for training, and a chat template of the recipe becomes the tokenizer's.
-
-Weights are joined and written one tensor at a time, into safetensors files of at most `max_shard_size`. Then each tensor is
-compared with the checkpoint's, and the model computes one row with the memory-mapped files. This takes memory for one
-copy of the largest tensor, LoRA's merge included (two if the family joins tensors when it loads them, as Mixtral does with its
-experts). Fails with ModelError when a tensor is missing, unexpected, different or not finite, or the logits are not finite.
+Takes memory for the largest tensor, twice where a family joins tensors. Raises ModelError when a tensor is missing,
+unexpected, different or not finite, or the logits are not finite.
 """
 
 from __future__ import annotations
@@ -18,15 +11,15 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import field_validator
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.data.format.row_format import FILE, row_format
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
-from trnflow.tasks.model_folder.model_card import Origin, write_card
+from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.older_config import with_older_keys
 from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from trnflow.tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
@@ -40,9 +33,12 @@ from trnflow.tasks.training.checkpoint.merged_weights import (
     base_weights,
     write_adapter,
 )
-from trnflow.tasks.training.checkpoint.warm_start import starting_from
+from trnflow.tasks.training.checkpoint.starting_weights import starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import auto_class
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, TextsMeta, TokensMeta
 
 SCHEMA = 1
 
@@ -66,15 +62,12 @@ class ConsolidateConfig(StageConfig):
 
 
 def environ(config: ConsolidateConfig) -> dict[str, str]:
-    """Return the environment variables of the process that runs the stage `consolidate`: no requests to the Hugging
-    Face hub, XLA on the CPU and without optimization, and the numbers of threads."""
+    """Return the environment of the stage's process: no requests to the hub."""
     return {**model_environ(), "TOKENIZERS_PARALLELISM": "false"}
 
 
 def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
-    """Return the part of the cache key of `consolidate` that describes the stage's inputs: the checkpoint's digest, how
-    rows were formatted, the base model's generation settings and name, and the digest of the weights that training
-    began with."""
+    """Return what is keyed: the checkpoint, row format, generation settings and name, the weights training began with."""
     shards, model, start = inputs["shards"], inputs["model"], inputs.get("warm_start")
     assert isinstance(shards, Artifact) and isinstance(model, Source)
     keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}
@@ -86,24 +79,20 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
 @stage(kind="model", inputs=consolidate_inputs, environ=environ)
 def consolidate(
     config: ConsolidateConfig,
-    shards: Input,
+    shards: Input[CheckpointMeta],
     model: Source,
     warm_start: Input | None = None,
-    texts: Input | None = None,
-    tokens: Input | None = None,
+    texts: Input[TextsMeta] | None = None,
+    tokens: Input[TokensMeta] | None = None,
     *,
     out: Workdir,
-) -> Meta:
-    """Write the Hugging Face folder: `config.json`, `model*.safetensors`, the tokenizer, a model card and
-    `trnflow.json`; for a language model also `generation_config.json`, and for LoRA `adapter/`.
+) -> ModelMeta:
+    """Write `config.json`, `model*.safetensors`, tokenizer, card and `trnflow.json`; `generation_config.json`, for LoRA
+    `adapter/`.
 
-    shards: the artifact of `train`, the sharded checkpoint. model, warm_start: the base model, and the artifact whose
-    weights replace those of `model` (None: keep them). Weights of the base model are read only if the checkpoint does
-    not hold the whole model, as with LoRA. texts, tokens: the artifacts of `format_prompts` and `tokenize_text`, whose
-    metadata says how rows were formatted; without them there is no `trnflow.json`.
-
-    Returns metadata: task (`classification` or `causal_lm`), labels (names by id, or null), lengths (the chunk lengths
-    of training, in tokens), parameters (their number) and dtype (of the written weights)."""
+    texts, tokens: say how rows were formatted; without them there is no `trnflow.json`. Returns metadata: task, labels,
+    lengths, parameters (their number), dtype.
+    """
     from transformers import AutoConfig
 
     from trnflow.tasks.training.checkpoint.shards import Reader
@@ -117,6 +106,7 @@ def consolidate(
     empty = model_without_values(shards.meta["task"], settings)
     weights: Weights = stored
     if _is_partial(shards.meta):
+        # LoRA and a trained head hold only what was trained
         weights = MergedWeights(shards, base_weights(model, empty), stored, empty)
     check_shapes(weights, empty)
     published = PublishedWeights(weights, empty)
@@ -131,6 +121,7 @@ def consolidate(
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)
     write_card(out.path, shards.meta, document, origin)
+    # written tensors are compared with the checkpoint's, and the model computes a row
     check_folder(out, auto_class(shards.meta["task"]), settings, published, config.dtype)
     return {
         "task": shards.meta["task"],
@@ -141,28 +132,27 @@ def consolidate(
     }
 
 
-def _origin(model: Source, warm_start: Input | None) -> Origin:
+def _origin(model: Source, warm_start: Input | None) -> CardSource:
     """Return what training began with. A model with several files of weights is known by the first one's digest."""
     if warm_start:
-        return Origin(weights=warm_start.digest)
+        return CardSource(weights=warm_start.digest)
     files = (model.identity.get("weights") or {}).get("files", {})
-    return Origin(model.identity.get("name"), next(iter(files.values()), None))
+    return CardSource(model.identity.get("name"), next(iter(files.values()), None))
 
 
 def _row_format(texts: Artifact | Source | Input | None, tokens: Artifact | Source | Input | None) -> Meta | None:
-    """The content of `trnflow.json`; None without the artifacts that it is taken from."""
+    """Return the content of `trnflow.json`, or None."""
     if texts is None or tokens is None:
         return None
     assert not isinstance(texts, Source) and not isinstance(tokens, Source)
-    return row_format(texts.meta, tokens.meta)
+    return row_format(cast("TextsMeta", texts.meta), cast("TokensMeta", tokens.meta))
 
 
 def _write_row_format(document: Meta | None, out: Workdir) -> None:
-    """Write `trnflow.json` and, if the recipe has a chat template of its own, `chat_template.jinja`, which transformers
-    reads."""
+    """Write `trnflow.json`, and the recipe's own chat template as `chat_template.jinja`, which transformers reads."""
     if document is None:
         return
-    write_json(out.path / FILE, document)
+    write_json(out.path / ROW_FORMAT_FILE, document)
     settings = document["rows"]["settings"]
     if settings["task"] == "chat" and settings["chat_template"] not in ("tokenizer", "sections"):
         for folder in (out.path, out.path / "adapter"):
@@ -170,12 +160,12 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
                 (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
 
 
-def _is_partial(meta: Meta) -> bool:
+def _is_partial(meta: CheckpointMeta) -> bool:
     return bool(meta.get("method", "full") != "full")
 
 
 def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]]:
-    """Return the names in order, in groups that each fit one file of `max_shard_size`."""
+    """Return the names in order, in groups that fit a file."""
     limit, width = _bytes(config.max_shard_size), WIDTHS[config.dtype][1]
     groups: list[list[str]] = [[]]
     filled = 0
@@ -192,11 +182,11 @@ def _write_shards(out: Workdir, groups: list[list[str]], weights: Weights, dtype
     files = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     if len(groups) == 1:
         files = ["model.safetensors"]
-    done, count = 0, sum(map(len, groups))
+    count, total_tensors = 0, sum(map(len, groups))
     for file, group in zip(files, groups, strict=True):
         for _ in _write_safetensors(out.path / file, group, weights, dtype):
-            done += 1
-            out.progress(done, count, "tensors")
+            count += 1
+            out.progress(count, total_tensors, "tensors")
     if len(groups) > 1:
         width = WIDTHS[dtype][1]
         total = sum(math.prod(weights.shape(name)) * width for group in groups for name in group)
@@ -205,10 +195,7 @@ def _write_shards(out: Workdir, groups: list[list[str]], weights: Weights, dtype
 
 
 def _write_safetensors(file: Path, names: list[str], weights: Weights, dtype: str) -> Iterator[str]:
-    """Write the format's header, then each tensor's bytes in the header's order, and yield its name.
-
-    A tensor is changed to `dtype` a piece at a time, so that no second copy of it is in memory. Raise ModelError when it is
-    not finite."""
+    """Write a safetensors file, and yield each tensor's name. Raises ModelError when one is not finite."""
     import torch
 
     kind, width = WIDTHS[dtype]
@@ -222,6 +209,7 @@ def _write_safetensors(file: Path, names: list[str], weights: Weights, dtype: st
     with file.open("wb") as handle:
         handle.write(len(text).to_bytes(8, "little") + text)
         for name in names:
+            # a piece at a time, so that no second copy of the tensor is in memory
             for piece in pieces(weights.tensor(name), getattr(torch, dtype)):
                 check_finite(name, piece, dtype)
                 handle.write(piece.view(torch.uint8).numpy().data)
@@ -229,7 +217,7 @@ def _write_safetensors(file: Path, names: list[str], weights: Weights, dtype: st
 
 
 def _bytes(size: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)\s*", size, re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)\s*", size, re.IGNORECASE)
+    if not match:
         raise ValueError(f"{size!r} is not a size: write a size such as 5GB or 500MB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()])

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from trnflow.tasks.evaluation.forward import Predictions
     from trnflow.tasks.evaluation.generated_rows import Generations
-    from trnflow.tasks.export.agreement import Call
+    from trnflow.tasks.export.agreement import ExampleCall
 
 Result = TypeVar("Result")
 
@@ -319,7 +319,9 @@ def _answered(made: list[Meta]) -> Meta:
     return dict(answer_scores([(one["generated"], one["answer"]) for one in made if one["answer"] is not None]))
 
 
-def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel, out: Workdir) -> list[Call]:
+def _calls(
+    config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel, out: Workdir
+) -> list[ExampleCall]:
     """The calls to compare the exported model on; none for a Neuron export, which runs on Neuron only."""
     if exported.meta["target"] != "stablehlo" or config.export_rows == 0:
         return []
@@ -331,7 +333,7 @@ def _calls(config: EvaluateConfig, split: Split, exported: Input, model: PreTrai
     return eager_calls(model.to("cpu"), split, exported, config.export_rows, report)
 
 
-def _exported(exported: Input, calls: list[Call], out: Workdir) -> tuple[Meta, Meta]:
+def _exported(exported: Input, calls: list[ExampleCall], out: Workdir) -> tuple[Meta, Meta]:
     """(entry of the report, metrics) of the comparison between the exported model and PyTorch."""
     target = exported.meta["target"]
     if not calls:
@@ -374,7 +376,7 @@ def _time_single_rows(model: PreTrainedModel, split: Split, out: Workdir) -> Non
     out.figures(**_latency("", single_row_seconds(model, split)))
 
 
-def _time_export(exported: Input, calls: list[Call], out: Workdir) -> None:
+def _time_export(exported: Input, calls: list[ExampleCall], out: Workdir) -> None:
     """Report latency and throughput of the export's calls, where jax is installed."""
     from trnflow.tasks.export.latency import call_seconds
 

@@ -1,20 +1,7 @@
-"""Export the consolidated model as graphs of static shapes: as portable StableHLO, or as NEFF (compiled graphs) for
-AWS Neuron. A graph is a program that computes logits for one shape [batch, length].
+"""Export the consolidated model as graphs of static shapes [batch, length]: StableHLO, or NEFF for AWS Neuron.
 
-stablehlo (the default): one graph for each length. After writing the export, the stage reads it back, runs it on
-random tokens with padding, and compares its logits with those of eager PyTorch. In the metadata, `max_difference` is
-the largest difference found, and `rows_compared` the number of rows over all lengths. With jax installed, about 256
-rows are compared, or fewer if that would take more than about ten minutes. Without jax, one batch for each length is
-compared, because torch_xla compiles a graph again at every call. A small model takes about two seconds for each
-length. No more than one copy of the weights is in memory at a time. `tasks/export/stablehlo.py` describes the files.
-
-neuron: AWS's compiler, through optimum-neuron (in an environment of its own, since optimum-neuron pins other versions
-of libraries) or, for one core, torch_neuronx in this environment. The code follows their documentation and sources and
-**has never been run**. The logits are not compared: `max_difference` is null, and `rows_compared` is 0.
-
-Raises:
-    ModelError: the logits differ by more than `tolerance`, or a length exceeds the model's positions.
-    MissingDependency: no Neuron compiler is installed for `target: neuron`.
+StableHLO is read back and compared with eager PyTorch; a small model takes two seconds a length. Neuron's code **has
+never been run**. Raises ModelError when logits differ or a length is too long, MissingDependency without compiler.
 """
 
 from __future__ import annotations
@@ -26,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta
-from trnflow.tasks.data.format.row_format import FILE
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
@@ -40,29 +27,23 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from trnflow.tasks.export.agreement import Call
+    from trnflow.tasks.export.agreement import ExampleCall
     from trnflow.tasks.export.stablehlo import StableHlo
+    from trnflow.tasks.metadata import ExportedMeta, ModelMeta
 
 M_MMAP_THRESHOLD = -3
-"""The number of this parameter in glibc's malloc.h."""
-
-TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
+"""Its number in glibc's malloc.h."""
 
 
 def environ(config: ExportConfig) -> dict[str, str]:
-    """Return the environment variables of the process that runs the stage `export_neuron`. For the target `stablehlo`
-    they make tracing and checking run on the CPU of any machine."""
+    """Return the environment of the stage's process; a StableHLO export is traced and run on the CPU."""
     return model_environ() if config.target == "stablehlo" else EAGER
 
 
 def accelerator(config: ExportConfig) -> Meta:
-    """Return the accelerator part of the stage's cache key.
-
-    For the target `neuron` it holds the compiler's versions and flags. For StableHLO it is empty: the libraries are in
-    another part of the key, and the flags are fixed.
-    """
+    """Return the Neuron compiler's versions and flags; {} for StableHLO."""
     if config.target == "stablehlo":
+        # the libraries are in another part of the key, and the flags are fixed
         return {}
     from trnflow.tasks.export.neuron import compiler
 
@@ -70,8 +51,7 @@ def accelerator(config: ExportConfig) -> Meta:
 
 
 LOADERS = ("load_jax.py", "load_iree.py")
-"""Programs for those who use the export, in `tasks/export/loaders`; the artifact has copies. Each says at its top what
-to install."""
+"""Programs for those who use the export; the artifact has copies."""
 
 
 @stage(
@@ -80,76 +60,69 @@ to install."""
     environ=environ,
     assets=tuple(f"trnflow/tasks/export/loaders/{name}" for name in LOADERS),
 )
-def export_neuron(config: ExportConfig, weights: Input, out: Workdir) -> Meta:
-    """Export the model of a Hugging Face folder as graphs (programs) from (input_ids, attention_mask) to logits, one
-    graph for each static shape [batch, length]. For StableHLO also write the tokenizer, programs that load the export,
-    and a README.
-
-    weights: the artifact of consolidate.
+def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir) -> ExportedMeta:
+    """Export the model as graphs from (input_ids, attention_mask) to logits, one for each length.
 
     Returns metadata:
-        target: `stablehlo` or `neuron`.
-        batch: the number of rows in each call of a graph.
-        lengths: the tokens a row of each graph, ascending.
-        task, labels, dtype: as in the metadata of `weights`.
-        rows_compared: the number of rows, over all lengths, on which the export was compared with PyTorch; 0 for
-            `neuron`.
-        max_difference: the largest difference between two logits of these rows, the export's and PyTorch's; null for
-            `neuron`.
+        batch: Rows of a call.
+        lengths: Tokens of a row, ascending.
+        rows_compared: With PyTorch; 0 for `neuron`.
+        max_difference: Of their logits; null for `neuron`.
     """
     lengths = _lengths(config, weights)
-    meta = {
+    meta: ExportedMeta = {
         "target": config.target,
         "batch": config.batch,
         "lengths": lengths,
-        **{name: weights.meta.get(name) for name in ("task", "labels", "dtype")},
+        "task": weights.meta["task"],
+        "labels": weights.meta["labels"],
+        "dtype": weights.meta["dtype"],
+        "rows_compared": 0,
+        "max_difference": None,
     }
     if config.target == "neuron":
         from trnflow.tasks.export.neuron import compile_neuron
 
         out.warn("the Neuron export has never been run by this project: check its logits before use")
         compile_neuron(config, weights, lengths, out)
-        return {**meta, "rows_compared": 0, "max_difference": None}
+        return meta
     _free_large_tensors()
-    rows, difference = _export_stablehlo(config, weights, lengths, meta, out)
+    rows, difference = _export_stablehlo(config, weights, lengths, out)
+    meta["rows_compared"], meta["max_difference"] = rows, difference
     _copy_companions(weights.path, out.path)
     for name in LOADERS:
         shutil.copyfile(Path(__file__).parent / "export" / "loaders" / name, out.path / name)
-    figures = {"max_difference": difference, "rows_compared": rows}
-    write_readme(out.path, {**meta, **figures})
-    return {**meta, **figures, "metrics": figures}
+    write_readme(out.path, meta)
+    meta["metrics"] = {"max_difference": difference, "rows_compared": rows}
+    return meta
 
 
 def _free_large_tensors() -> None:
-    """Make glibc give freed tensors of 1 MiB or more back to the system: 0.9 GB of weights take 1.23 times their size, else
-    1.32 to 1.65 times, as threads happen to run. The variable MALLOC_MMAP_THRESHOLD_ does the same, and would need a warm
-    parent of its own. Without glibc nothing is done."""
+    """Make glibc give freed tensors of 1 MiB or more back to the system."""
     import ctypes
 
     with suppress(AttributeError, OSError):
+        # 0.9 GB of weights take 1.23 times their size, else 1.32 to 1.65; MALLOC_MMAP_THRESHOLD_ would need a warm
+        # parent of its own
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random inputs to trace and check a model with: (input_ids, attention_mask), int64 [batch, length].
-
-    number: which of several examples to return; it is the seed of the random tokens. In example 0 the second half of
-    rows 0, 2, 4, ... is padding, and the other rows have no padding. In each other example every row has a random
-    number of tokens, then padding.
-    """
+    """Return random (input_ids, attention_mask), int64 [batch, length]. number: the seed."""
     import torch
 
     generator = torch.Generator().manual_seed(number)
     input_ids = torch.randint(0, model.config.get_text_config().vocab_size, (batch, length), generator=generator)
     real = torch.randint(1, length + 1, (batch,), generator=generator)
     if number == 0:
+        # example 0 has half-padded and whole rows
         real[::2], real[1::2] = (length + 1) // 2, length
     attention_mask = (torch.arange(length) < real[:, None]).long()
     padding = model.config.get_text_config().pad_token_id
     return input_ids.masked_fill(attention_mask == 0, padding if padding is not None else 0), attention_mask
 
 
-def _lengths(config: ExportConfig, weights: Input) -> list[int]:
+def _lengths(config: ExportConfig, weights: Input[ModelMeta]) -> list[int]:
     if config.length is not None:
         return [config.length]
     lengths = weights.meta.get("lengths")
@@ -159,19 +132,19 @@ def _lengths(config: ExportConfig, weights: Input) -> list[int]:
 
 
 def _export_stablehlo(
-    config: ExportConfig, weights: Input, lengths: list[int], meta: Meta, out: Workdir
+    config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
 ) -> tuple[int, float]:
-    """Write, read back, run. Return (rows compared, the largest difference from eager, rounded up to one digit so that it
-    repeats)."""
+    """Write, read back, run; return (rows compared, largest difference from eager)."""
     import gc
 
+    from trnflow.tasks.export.agreement import TOLERANCE
     from trnflow.tasks.export.lowering import lower
     from trnflow.tasks.export.stablehlo import load_stablehlo, write_stablehlo
 
     model = load_model(weights.path, weights.meta["task"])
     _check_positions(model, lengths)
     graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
-    about = {name: meta[name] for name in ("batch", "task", "labels")}
+    about = {"batch": config.batch, "task": weights.meta["task"], "labels": weights.meta["labels"]}
     write_stablehlo(out.path, graphs, weights.path, about, renamed_parameters(model))
     dtype = str(model.dtype).removeprefix("torch.")
     exported = load_stablehlo(out.path)  # it takes no memory before its first call
@@ -181,38 +154,38 @@ def _export_stablehlo(
     worst = 0.0
     for length in lengths:
         worst = max(worst, _compared(exported, calls[length], length, config.tolerance or TOLERANCE[dtype], out))
-    return sum(call.rows for found in calls.values() for call in found), rounded_up(worst)
+    return sum(call.rows for calls_of in calls.values() for call in calls_of), rounded_up(worst)
 
 
 def _eager_calls(
     model: PreTrainedModel, batch: int, lengths: list[int], compiles_once: bool, out: Workdir
-) -> dict[int, list[Call]]:
-    """{length: calls of the PyTorch model with examples}."""
+) -> dict[int, list[ExampleCall]]:
+    """Return {length: calls of the PyTorch model with examples}."""
     from trnflow.tasks.export.agreement import calls_by_default, eager_call, positions_of_a_row
 
     parameters, vocabulary = model.num_parameters(), model.config.get_text_config().vocab_size
     count = calls_by_default(parameters, lengths, batch, compiles_once=True) if compiles_once else 1
     positions = positions_of_a_row(count * batch * len(lengths), vocabulary)
-    found: dict[int, list[Call]] = {length: [] for length in lengths}
-    for length, calls in found.items():
+    calls_by_length: dict[int, list[ExampleCall]] = {length: [] for length in lengths}
+    for length, calls in calls_by_length.items():
         for number in range(count):
             calls.append(eager_call(model, *example(model, batch, length, number), batch, positions))
             out.progress(number + 1, count, f"calls of the weights, {length} tokens")
-    return found
+    return calls_by_length
 
 
-def _compared(exported: StableHlo, calls: list[Call], length: int, tolerance: float, out: Workdir) -> float:
-    """The largest difference of the export's logits from those of `calls`. ModelError when it is above the tolerance."""
+def _compared(exported: StableHlo, calls: list[ExampleCall], length: int, tolerance: float, out: Workdir) -> float:
+    """Return the largest difference of logits. Raises ModelError when it is above the tolerance."""
     from trnflow.tasks.export.agreement import compared_logits
 
     worst, largest = 0.0, 0.0
-    for done, call in enumerate(calls, 1):
+    for number, call in enumerate(calls, 1):
         difference, _ = compared_logits(exported, call)
         worst = difference if math.isnan(difference) else max(worst, difference)
         largest = max(largest, float(call.logits.float().abs().max()))
         if not difference <= tolerance * max(1.0, largest):
             break
-        out.progress(done, len(calls), f"calls of the export, {length} tokens")
+        out.progress(number, len(calls), f"calls of the export, {length} tokens")
     _check_difference(worst, largest, length, tolerance)
     return worst
 
@@ -237,15 +210,15 @@ def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:
 
 
 def rounded_up(value: float) -> float:
-    """Round a number up to one significant digit (2.3e-07 -> 3e-07), so that the reported difference of logits is
-    nearly always the same on other processors."""
+    """Round up to one significant digit (2.3e-07 -> 3e-07)."""
     if value == 0:
         return 0.0
+    # other processors differ in last bits: the metadata, and so the digest, should not
     exponent = math.floor(math.log10(value))
     return float(f"{math.ceil(round(value / 10.0**exponent, 6))}e{exponent}")
 
 
 def _copy_companions(weights: Path, folder: Path) -> None:
-    for name in ("config.json", "generation_config.json", FILE, *TOKENIZER_FILES):
+    for name in ("config.json", "generation_config.json", ROW_FORMAT_FILE, *TOKENIZER_FILES):
         if (weights / name).is_file():
             shutil.copyfile(weights / name, folder / name)

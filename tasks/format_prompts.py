@@ -1,10 +1,6 @@
-"""Turn rows into the text that the model reads: a text and a label, or a text in pieces (column `parts`), of which some
-are trained on, such as an answer, and others are not, such as a prompt.
+"""Turn rows into the text that the model reads: text and label, or parts, of which some are trained on.
 
-Texts come from columns, from sandboxed Jinja templates over all kept columns, or for conversations from the tokenizer's
-chat template. Rows without an answer or a text are dropped and counted; so are rows that can't be rendered, if `bad_rows`
-is "drop". The work is done in parts of 32,768 rows each; those with templates run in processes of their own, so that a
-template that never ends stops the run. Fails with ConfigError for a column that the rows lack or a wrong template,
+Rows without an answer or text are dropped and counted. Raises ConfigError for a missing column or a wrong template,
 DataError for a row that can't be formatted.
 """
 
@@ -19,7 +15,7 @@ from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
 from trnflow.tasks.data.format.conversation import Row
-from trnflow.tasks.data.format.row_counts import BAD, Tally, report
+from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import Maker, chat_document, chat_templates_of, maker_of
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
@@ -33,28 +29,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from trnflow.tasks.data.format.source_rows import Ints
+    from trnflow.tasks.metadata import RowsMeta, TextsMeta
 
 BATCH = 4096
 PART = 8 * BATCH
-"""Rows in one part of the work."""
+"""Rows of a part."""
 
 SOURCE_ROW = "source_row"
-"""The column of a part's examples that numbers the row of the split from which each was made."""
+"""The column of a part's examples with the row from which each was made."""
 
 
 def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
-    """Return the inputs that are part of the stage's key: the rows and, for conversations, the model's tokenizer, which
-    has the chat template."""
+    """Return what is keyed: the rows and, for conversations, the tokenizer with its chat template."""
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
     return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if config.task == "chat" else {})}
 
 
-def split_rows(config: FormatConfig, rows: Input, model: Source, out: Workdir) -> list[Part]:
-    """Return the parts of the stage's work: 32,768 rows each (the last of a split fewer), in the order of the splits
-    and their rows. Raises ConfigError for a wrong setting, before any row is read.
-
-    rows: the artifact of load_data; model: the model's source, whose tokenizer has the chat template."""
+def split_rows(config: FormatConfig, rows: Input[RowsMeta], model: Source, out: Workdir) -> list[Part]:
+    """Return the parts, in the order of splits and rows. Raises ConfigError before any row is read."""
     chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) else None
     maker_of(config, rows.meta, chat, no_limit)
     if config.task == "chat":
@@ -66,22 +59,14 @@ def split_rows(config: FormatConfig, rows: Input, model: Source, out: Workdir) -
     ]
 
 
-def _part(config: FormatConfig, chat: Meta | None, rows: Input, split: str, first: int, count: int) -> Part:
+def _part(config: FormatConfig, chat: Meta | None, rows: Input[RowsMeta], split: str, first: int, count: int) -> Part:
     arguments = {"split": split, "first": first, "count": count, "chat": chat}
     identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"rows": rows.digest}}
     return Part(identity, arguments)
 
 
-def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> Meta:
-    """Make the examples of a part of the stage's work: of `count` rows of a split, from row `first` on. An example is
-    a text for the model; a row gives one, or none if it is dropped, and a conversation may give several.
-
-    Writes `texts.arrow`, one row for each example; its column `source_row` is the number of the example's row in the
-    split, from 0. Returns a Tally as JSON: how many rows were read, how many examples were made, and how many rows
-    were dropped.
-
-    rows: the artifact of load_data; part: {split, first, count, chat}; chat is the chat template, from
-    `chat_document`, or null for other tasks."""
+def format_rows(config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Workdir) -> Meta:
+    """Make the examples of {split, first, count, chat}. Writes `texts.arrow`; returns DropCounts as JSON."""
     arguments = {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
@@ -89,38 +74,35 @@ def format_rows(config: FormatConfig, rows: Input, part: Meta, out: Workdir) -> 
         "part": part,
         "to": str(out.path / "texts.arrow"),
     }
+    # in a process of its own: a template that never ends stops the run
     if part["chat"] or config.prompt_template or config.response_template:
         return call_limited("trnflow.tasks.format_prompts:render_rows", arguments)
     return render_rows(arguments, no_limit)
 
 
 @stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
-def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
-    """Write `<split>.parquet`: the examples of each split, the texts that the model is trained on or evaluated with. A
-    row gives one example; rows may be dropped, and a conversation may give several examples. If the examples of a
-    split are not one for each row, also write `<split>.source_row.npy`, int32 [examples]: the number of each example's
-    row in the split, from 0.
+def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, parts: Parts, out: Workdir) -> TextsMeta:
+    """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
+    one.
 
-    Columns: `text: string, label: int64` (classification) or `parts: list<struct<text, train>>` (other tasks): the
-    pieces of the text, and whether each is trained on.
+    Columns: `text: string, label: int64`, or `parts: list<struct<text, train>>`.
 
     Returns metadata:
         task: `classification` or `causal_lm`.
-        labels: the class names by id, or null.
-        splits: {split: number of examples}.
-        dropped: {reason: number of rows dropped, over all splits}.
-        framed: whether a chat template wrote the special tokens, bos and eos included.
-        templates: the recipe's own templates; a special token that is spelled in them counts as that token.
-        rows: how rows were formatted: settings (the section `format`), text (the text columns), columns (all), nested
-            (columns of lists or objects).
-        metrics: counts, where rows were dropped or became several examples.
+        labels: Names by id, or null.
+        splits: {split: examples}.
+        dropped: {reason: rows}.
+        framed: Whether a chat template wrote the special tokens.
+        templates: In which a spelled special token counts.
+        rows: settings, text, columns, nested.
     """
     classify = config.task == "classification"
-    made = {split: _gathered(split, config, rows, parts, out) for split in rows.meta["splits"]}
-    return {
+    counts = {split: _gathered(split, config, rows, parts, out) for split in rows.meta["splits"]}
+    dropped, metrics = report(counts, out)
+    meta: TextsMeta = {
         "task": "classification" if classify else "causal_lm",
         "labels": rows.meta["labels"] if classify else None,
-        "splits": {split: tally.made for split, tally in made.items()},
+        "splits": {split: tally.written for split, tally in counts.items()},
         "framed": is_framed(config),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
         "rows": {
@@ -129,18 +111,21 @@ def format_prompts(config: FormatConfig, rows: Input, model: Source, parts: Part
             "columns": rows.meta["columns"],
             "nested": rows.meta.get("nested", []),
         },
-        **report(made, out),
+        "dropped": dropped,
     }
+    if metrics:
+        meta["metrics"] = metrics
+    return meta
 
 
-def _gathered(split: str, config: FormatConfig, rows: Input, parts: Parts, out: Workdir) -> Tally:
-    """Write one split and return the counts of its rows. DataError when no row is left."""
-    tally, count = Tally(), rows.meta["splits"][split]
+def _gathered(split: str, config: FormatConfig, rows: Input[RowsMeta], parts: Parts, out: Workdir) -> DropCounts:
+    """Write one split and return its counts. Raises DataError when no row is left."""
+    tally, count = DropCounts(), rows.meta["splits"][split]
     sources: list[Ints] = []
     tables = _tables(split, config, rows, parts, tally, sources, out)
     write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
     write_source_rows(out.path, split, sources, count)
-    if tally.made == 0:
+    if tally.written == 0:
         bad = f" ({tally.rows(BAD)} can't be rendered; the first: {tally.noted[BAD][1]})" if tally.rows(BAD) else ""
         raise DataError(
             f"the split {split} is empty: none of its {count} rows has an answer{bad}",
@@ -159,9 +144,15 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
 
 def _tables(
-    split: str, config: FormatConfig, rows: Input, parts: Parts, tally: Tally, sources: list[Ints], out: Workdir
+    split: str,
+    config: FormatConfig,
+    rows: Input[RowsMeta],
+    parts: Parts,
+    tally: DropCounts,
+    sources: list[Ints],
+    out: Workdir,
 ) -> Iterator[pa.Table]:
-    """Yield the examples of a split, and append the rows that they come from to `sources`."""
+    """Yield a split's examples, and append their rows to `sources`."""
     import numpy as np
     import pyarrow as pa
 
@@ -177,8 +168,8 @@ def _tables(
         out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
 
 
-def _why_bad(config: FormatConfig, rows: Input, part: PartResult, out: Workdir) -> str:
-    """Return the error's message of a part's first row that can't be rendered."""
+def _why_bad(config: FormatConfig, rows: Input[RowsMeta], part: PartResult, out: Workdir) -> str:
+    """Return the error's message of a part's first bad row."""
     # The row is rendered again: an error's text is in no key, so it must not be in the part's metadata either.
     number = int(part.meta["noted"][BAD][1])
     strict = config.model_copy(update={"bad_rows": "error"})
@@ -193,53 +184,50 @@ def _why_bad(config: FormatConfig, rows: Input, part: PartResult, out: Workdir) 
 
 
 def render_rows(arguments: Meta, limit: Limit) -> Meta:
-    """Make the examples (texts for the model) of one part of the stage's work, a range of rows of a split, in this
-    process. Write them as `format_rows` describes. Return a Tally as JSON: counts of rows read, examples made and rows
-    dropped.
+    """Make a part's examples in this process; return DropCounts as JSON.
 
-    arguments: as `format_rows` makes them; limit: returns the context in which a row is rendered, such as one that
-    limits the time."""
+    arguments: as `format_rows` makes them. limit: the context in which a row is rendered.
+    """
     import pyarrow as pa
 
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]
     texts, make = _schema(config), maker_of(config, arguments["meta"], part["chat"], limit)
     schema = texts.append(pa.field(SOURCE_ROW, pa.int32()))
-    table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), Tally()
+    table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), DropCounts()
     with pa.OSFile(arguments["to"], "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in table.to_batches(BATCH):
-            made: list[Row] = []
+            rows_out: list[Row] = []
             numbers: list[int] = []
             for row in batch.to_pylist():
                 number = part["first"] + tally.read
                 examples = _examples(config, make, row, part["split"], number, tally)
-                made += examples
+                rows_out += examples
                 numbers += [number] * len(examples)
-            columns = [*pa.Table.from_pylist(made, texts).columns, pa.array(numbers, pa.int32())]
+            columns = [*pa.Table.from_pylist(rows_out, texts).columns, pa.array(numbers, pa.int32())]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     return tally.meta()
 
 
-def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: int, tally: Tally) -> list[Row]:
-    """Return the examples made from a row, and count them in `tally`. Raises DataError when the row can't be rendered,
-    unless `bad_rows` is "drop"."""
+def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: int, tally: DropCounts) -> list[Row]:
+    """Return a row's examples and count them. Raises DataError unless `bad_rows` is "drop"."""
     tally.read += 1
     where = f"split {split} row {number + 1}"
     try:
-        made = make(row, where)
+        examples = make(row, where)
     except DataError as error:
         if config.bad_rows == "error":
             raise DataError(error.message, f"{error.fix}; format.bad_rows=drop leaves such rows out") from error
         tally.note(BAD, str(number))
         return []
-    for note in made.notes:
+    for note in examples.notes:
         tally.note(note, where)
-    tally.made += len(made.examples)
-    tally.empty += not made.examples
-    tally.apart += len(made.examples) if REWRITTEN in made.notes else 0
-    return made.examples
+    tally.written += len(examples.examples)
+    tally.empty += not examples.examples
+    tally.apart += len(examples.examples) if REWRITTEN in examples.notes else 0
+    return examples.examples
 
 
-def _tell_unread(config: FormatConfig, meta: Meta, chat: Meta | None, out: Workdir) -> None:
+def _tell_unread(config: FormatConfig, meta: RowsMeta, chat: Meta | None, out: Workdir) -> None:
     """Warn if the rows have tools or documents that the chat template does not read."""
     read = {name for template in chat_templates_of(config, chat).values() for name in template.names} if chat else set()
     for variable, column in (("tools", config.tools), ("documents", config.documents)):

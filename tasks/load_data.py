@@ -1,9 +1,7 @@
 """Load a dataset: one parquet file a split, with the chosen columns and labels as ids.
 
-Equal rows give equal bytes, from csv, json lines or parquet. `limit` and `nulls: drop` drop rows of any split, `dedupe`
-and weights of train only; all are counted, as are repeated and shared texts. A nested column becomes JSON text. Takes a
-batch and 8 bytes a row of memory (60 with `dedupe` or `stratify`), and the columns uncompressed on disk. Raises
-DataError with file and row, ConfigError for a wrong setting.
+Equal rows give equal bytes, from any format. Takes a batch and 8 bytes a row of memory (60 with `dedupe` or
+`stratify`), and the columns uncompressed on disk. Raises DataError with file and row, ConfigError.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from trnflow.tasks.data.load.columns import Columns, choose_columns
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
-from trnflow.tasks.data.load.readers import Rows, open_file
+from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
 from trnflow.tasks.data.load.selection import row_hashes
 from trnflow.tasks.data.load.split_rows import (
@@ -45,24 +43,24 @@ from trnflow.tasks.system.redaction import fill
 
 if TYPE_CHECKING:
     from trnflow.tasks.data.load.selection import Hashes
+    from trnflow.tasks.metadata import FrozenMeta, RowsMeta
 
 MOST_SHOWN = 20
-"""The most labels whose counts are printed; the metadata has all."""
+"""Labels whose counts are printed."""
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
-    """Resolve `data.source` to exact bytes, or each source of a mixture, whose identity is `{mix: {name: identity}}`.
-    Raises ConfigError for a source that can't be found, DataError for one that can't be read."""
-    found = {}
-    for name, one in config.sources().items():
+    """Resolve `data.source` to exact bytes, or each source of a mixture: identity `{mix: {name: identity}}`."""
+    resolved = {}
+    for name, part_of in config.sources().items():
         with _errors_name_source(name):
-            found[name] = _resolve(one, f"data.mix.{name}" if name else "data", resolver)
+            resolved[name] = _resolve(part_of, f"data.mix.{name}" if name else "data", resolver)
     if config.mix is None:
-        return found[""]
+        return resolved[""]
     identity, location = (
-        {name: getattr(one, part) for name, one in found.items()} for part in ("identity", "location")
+        {name: getattr(part_of, part) for name, part_of in resolved.items()} for part in ("identity", "location")
     )
-    note = "; ".join(f"{name}: {one.note}" for name, one in found.items() if one.note)
+    note = "; ".join(f"{name}: {part_of.note}" for name, part_of in resolved.items() if part_of.note)
     return Source("data", {"mix": identity}, {"mix": location}, note)
 
 
@@ -95,30 +93,25 @@ def _errors_name_source(name: str) -> Iterator[None]:
 
 
 @stage(kind="rows")
-def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *, out: Workdir) -> Meta:
+def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None = None, *, out: Workdir) -> RowsMeta:
     """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
 
-    frozen: train rows with the text of a frozen row are dropped, counted as `frozen`.
-
     Returns metadata:
-        splits: {split: rows}.
-        columns, text: Names of the written columns, and of the text columns.
+        columns, text: Names of the written and of the text columns.
         labels: Class names by id, or null.
-        dropped: {reason: rows}.
-        duplicates: Train rows whose text is in an earlier one; dropped only with `dedupe`.
-        leakage: {"train/test": train rows whose text is in test}, for each pair.
+        dropped: {reason: rows}; `frozen`: train rows with the text of a frozen row.
+        duplicates: Train rows whose text is in an earlier one.
+        leakage: {"train/test": train rows whose text is in test}.
         label_counts: {split: {label: rows}}, only with labels.
-        nested: Nested columns, if any.
-        sources, overlap: Of a mixture: {split: {source: rows}}, {"a/b": train rows of a whose text is in train of
-        b}.
+        sources, overlap: Of a mixture: {split: {source: rows}}, {"a/b": train rows of a whose text is in b}.
     """
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
     shares = group_by_split(
         [
-            source_splits(one, splits, sets[one], _split(config), config.split_seed, stratify=config.stratify)
-            for one, (_, splits) in read.items()
+            source_splits(name, splits, sets[name], _split(config), config.split_seed, stratify=config.stratify)
+            for name, (_, splits) in read.items()
         ]
     )
     lost = sum((split.dropped for _, splits in read.values() for split in splits.values()), Counter[str]())
@@ -134,11 +127,7 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
     counts = {split: count for split, (_, count) in written.items()}
     if names:
         _report_labels(names, counts, out)
-    mixed = {
-        "sources": {split: {share.source: share.rows for share in some} for split, some in shares.items()},
-        "overlap": dropped.overlap,
-    }
-    return {
+    meta: RowsMeta = {
         "splits": rows,
         "columns": _columns([columns for columns, _ in read.values()]),
         "text": list(config.texts),
@@ -147,10 +136,15 @@ def load_data(config: DataConfig, source: Source, frozen: Input | None = None, *
         "duplicates": dropped.duplicates,
         "leakage": dropped.leakage,
         "metrics": {f"{name}_rows": count for name, count in rows.items()},
-        **({"label_counts": counts} if names else {}),
-        **({"nested": nested} if nested else {}),
-        **(mixed if config.mix else {}),
     }
+    if names:
+        meta["label_counts"] = counts
+    if nested:
+        meta["nested"] = nested
+    if config.mix:
+        meta["sources"] = {split: {share.source: share.rows for share in some} for split, some in shares.items()}
+        meta["overlap"] = dropped.overlap
+    return meta
 
 
 class ReadSource(NamedTuple):
@@ -160,8 +154,8 @@ class ReadSource(NamedTuple):
     splits: dict[str, ReadSplit]
 
 
-def open_source(location: Meta) -> dict[str, list[Rows]]:
-    """Open a resolved source's files: {split: [Rows]}. location: of a mixture that of one source."""
+def open_source(location: Meta) -> dict[str, list[RowReader]]:
+    """Open a resolved source's files: {split: readers}. location: of a mixture that of one source."""
     if "builtin" in location:
         from trnflow.tasks.data.load.corpus import corpus_splits
 
@@ -170,7 +164,7 @@ def open_source(location: Meta) -> dict[str, list[Rows]]:
         from trnflow.tasks.data.load.hub_rows import hub_splits
 
         return hub_splits(location)
-    opened: dict[str, list[Rows]] = {}
+    opened: dict[str, list[RowReader]] = {}
     for file in location["files"]:
         opened.setdefault(file["split"], []).append(open_file(Path(file["path"]), file["format"], file["name"]))
     return opened
@@ -179,14 +173,14 @@ def open_source(location: Meta) -> dict[str, list[Rows]]:
 def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSource]:
     """Read every source into scratch files. Returns {name in `mix`: the source}."""
     out.scratch.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for name, one in config.sources().items():
+    read = {}
+    for name, settings in config.sources().items():
         with _errors_name_source(name):
-            found[name] = _read_one(name, one, config, source, out)
-    return found
+            read[name] = _read_one(name, settings, config, source, out)
+    return read
 
 
-def _read_one(name: str, one: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
+def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
     """Read one source into scratch files, one for each split."""
     opened = open_source(source.location["mix"][name] if name else source.location)
     for split, files in opened.items():
@@ -195,7 +189,7 @@ def _read_one(name: str, one: SourceConfig, config: DataConfig, source: Source, 
                 f"the split {split} is empty: {files[0].name} holds no rows", "give it rows, or leave it out"
             )
     files = [rows for some in opened.values() for rows in some]
-    columns = choose_columns(files, config.texts, one.label, one.columns, one.labels or ())
+    columns = choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
     number = [*config.sources()].index(name)
     paths = {split: out.scratch / f"{number}.{split}.arrow" for split in opened}
     return ReadSource(
@@ -204,7 +198,7 @@ def _read_one(name: str, one: SourceConfig, config: DataConfig, source: Source, 
     )
 
 
-def _frozen_hashes(frozen: Input, columns: Columns) -> Hashes:
+def _frozen_hashes(frozen: Input[FrozenMeta], columns: Columns) -> Hashes:
     """Hash frozen rows as rows that are read. Raises DataError when they lack a column."""
     import pyarrow.parquet as pq
 
@@ -216,36 +210,38 @@ def _frozen_hashes(frozen: Input, columns: Columns) -> Hashes:
             "`trnflow freeze` the present data",
         )
     file = pq.ParquetFile(frozen.path / f"{frozen.meta['split']}.parquet", pre_buffer=False)
-    found = [row_hashes(batch.column(name) for name in names) for batch in file.iter_batches(columns=list(names))]
-    return joined(found)
+    hashes = [row_hashes(batch.column(name) for name in names) for batch in file.iter_batches(columns=list(names))]
+    return joined(hashes)
 
 
 def _check_unchanged(source: Source) -> None:
-    """Raise DataError when a file changed since its digest was taken: the rows may not be those that the key names."""
+    """Raise DataError when a file changed since its digest was taken."""
     for location in source.location.get("mix", {"": source.location}).values():
         for file in location.get("files", ()):
-            looked_at = [one for one in (file, file.get("zip", {})) if "stamp" in one]
-            if any(stamp(one["path"]) != one["stamp"] for one in looked_at):
+            looked_at = [place for place in (file, file.get("zip", {})) if "stamp" in place]
+            # the rows may not be those that the key names
+            if any(stamp(place["path"]) != place["stamp"] for place in looked_at):
                 raise DataError(f"{file['name']} changed while the run was reading it", "run again")
 
 
 def _label_sets(config: DataConfig, read: dict[str, ReadSource]) -> tuple[list[str] | None, dict[str, LabelSet | None]]:
-    """Return (label names by id, {source: its labels}), None without labels. Raises DataError for a label outside the
-    set."""
+    """Return (label names by id, {source: its labels}), None without labels."""
     own = {}
-    for name, one in config.sources().items():
+    for name, settings in config.sources().items():
         with _errors_name_source(name):
-            own[name] = _label_set(one, *read[name])
-    found = {name: labels for name, labels in own.items() if labels}
-    if not found:
+            own[name] = _label_set(settings, *read[name])
+    labelled = {name: labels for name, labels in own.items() if labels}
+    if not labelled:
         return None, own
-    if len(found) < len(own):
-        without = next(name for name in own if name not in found)
+    if len(labelled) < len(own):
+        without = next(name for name in own if name not in labelled)
         raise ConfigError(
-            f"data.mix.{without} has no label, and {next(iter(found))} has", f"set data.mix.{without}.label"
+            f"data.mix.{without} has no label, and {next(iter(labelled))} has", f"set data.mix.{without}.label"
         )
-    names = common_names({name: labels.names for name, labels in found.items()}, config.labels if config.mix else None)
-    return names, {name: labels.renumbered(names) for name, labels in found.items()}
+    names = common_names(
+        {name: labels.names for name, labels in labelled.items()}, config.labels if config.mix else None
+    )
+    return names, {name: labels.renumbered(names) for name, labels in labelled.items()}
 
 
 def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit]) -> LabelSet | None:
@@ -266,9 +262,7 @@ def _split(config: DataConfig) -> dict[str, float]:
 
 
 def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:
-    """Apply `dedupe`, the weights of a mixture and `limit`. lost: rows that reading dropped, by reason.
-
-    Returns the rows that are kept, and the counts of all others. Raises DataError for a split that has no rows left."""
+    """Apply `dedupe`, weights and `limit`; return the kept rows and the counts of all others. lost: dropped by reading."""
     shares, dropped = deduplicated(shares, drop=config.dedupe)
     given = config.limit
     limits = {name: given.get(name) if isinstance(given, dict) else given for name in SPLITS}  # type: ignore[call-overload]
@@ -317,10 +311,10 @@ def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: W
 
 def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
     """Print each split's label counts, and warn of labels that differ by surrounding blanks alone."""
-    for split, found in counts.items():
-        total = sum(found.values())
-        some = [f"{name} {count:,} ({count / total:.1%})" for name, count in list(found.items())[:MOST_SHOWN]]
-        more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+    for split, rows_of in counts.items():
+        total = sum(rows_of.values())
+        some = [f"{name} {count:,} ({count / total:.1%})" for name, count in list(rows_of.items())[:MOST_SHOWN]]
+        more = [f"and {len(rows_of) - MOST_SHOWN} more"] if len(rows_of) > MOST_SHOWN else []
         out.info(f"labels of {split}: {', '.join(some + more)}")
     alike: dict[str, list[str]] = {}
     for name in names:

@@ -1,13 +1,7 @@
 """Pack token rows into chunks of a few fixed lengths, the only sequence lengths of all later stages.
 
-- pad: one row a chunk, all of `chunk_length` tokens.
-- bucket: one row a chunk, of the shortest of a few lengths that holds it.
-- bfd: several rows a chunk, best fit decreasing over the split; no row is cut.
-- concat: one after another, cut at each chunk's end.
-
-Segments have ids from 1 and positions from 0. A label stands at its own token; a row's first has none. Every token is
-in exactly one chunk, except pieces and concat's chunks with nothing to train on (`left_out`). Takes 60 MiB and 100
-bytes a row. Raises DataError for an overlong row with `overlong` "error".
+Segments have ids from 1 and positions from 0. Every token is in exactly one chunk, except pieces and concat's chunks
+with nothing to train on (`left_out`). Takes 60 MiB and 100 bytes a row. Raises DataError.
 """
 
 from __future__ import annotations
@@ -22,11 +16,11 @@ from pydantic import field_validator
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
 from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, segments_file, shapes
-from trnflow.tasks.data.pack.blocks import IGNORED, fill, load_layout, part_of, save_layout
+from trnflow.tasks.data.pack.chunk_columns import IGNORED, fill, load_layout, part_of, save_layout
 from trnflow.tasks.data.pack.chunk_writer import create_columns
 from trnflow.tasks.data.pack.packers import (
     ALIGN,
-    Layout,
+    ChunkLayout,
     Pieces,
     best_fit,
     bucket_lengths,
@@ -41,6 +35,8 @@ from trnflow.tasks.stage import Part, Parts, Workdir, read_json, stage
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from trnflow.tasks.metadata import PackedMeta, TokensMeta
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,20 +68,21 @@ class PackConfig(StageConfig):
         return lengths
 
 
-def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
-    """Place the rows, and return the parts: blocks of chunks of one split and length. Writes `counts.json`, each layout
-    and its segments' rows."""
+def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
+    """Place the rows, and return blocks of chunks of one split and length; writes `counts.json`, layouts and segments."""
     _check(config, tokens.meta)
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
-    laid_out = {split: _lay_out(split, fitting, lengths, config, tokens, out.path) for split, fitting in splits.items()}
+    laid_out = {
+        split: _place_chunks(split, fitting, lengths, config, tokens, out.path) for split, fitting in splits.items()
+    }
     counts = {
         split: {"chunks": chunks, "real": real, "tokens": splits[split].tokens, "cut": splits[split].cut}
         for split, (chunks, real) in laid_out.items()
     }
-    dropped = {split: item.dropped for split, item in splits.items() if item.dropped}
-    found = {"lengths": lengths, "splits": counts, "dropped": dropped}
-    (out.path / "counts.json").write_text(json.dumps(found), encoding="utf-8")  # in the order of the parts
+    dropped = {split: fitting.dropped for split, fitting in splits.items() if fitting.dropped}
+    placed = {"lengths": lengths, "splits": counts, "dropped": dropped}
+    (out.path / "counts.json").write_text(json.dumps(placed), encoding="utf-8")  # in the order of the parts
     return [
         _part(config, tokens, split, length, first, min(first + step, chunks))
         for split, (by_length, _) in laid_out.items()
@@ -95,15 +92,15 @@ def split_chunks(config: PackConfig, tokens: Input, out: Workdir) -> list[Part]:
     ]
 
 
-def _part(config: PackConfig, tokens: Input, split: str, length: int, first: int, last: int) -> Part:
+def _part(config: PackConfig, tokens: Input[TokensMeta], split: str, length: int, first: int, last: int) -> Part:
     arguments = {"split": split, "length": length, "first": first, "last": last}
     identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"tokens": tokens.digest}}
     return Part(identity, arguments)
 
 
-def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Fill chunks {split, length, first, last (not included)}; writes a .npy a column. Returns {"supervised": tokens
-    trained on, or labelled rows}."""
+def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
+    """Fill chunks {split, length, first, last (not included)}. Returns {"supervised": tokens trained on, or labelled
+    rows}."""
     import numpy as np
 
     source = tokens.path / part["split"]
@@ -123,51 +120,51 @@ def pack_block(config: PackConfig, tokens: Input, shared: Input, part: Meta, out
 
 
 @stage(kind="packed", split=split_chunks, part=pack_block)
-def pack_chunks(config: PackConfig, tokens: Input, parts: Parts, out: Workdir) -> Meta:
+def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> PackedMeta:
     """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 
     Columns: input_ids, segment_ids, position_ids int32 [chunks, length]; labels int32 [chunks], or [chunks, length]
     with -100 where not supervised.
 
     Returns the metadata of `tokens` and:
-        lengths: Chunk lengths in tokens, ascending.
+        lengths: In tokens, ascending.
         rows: {split: {"<length>": chunks}}.
-        real_tokens, supervised_tokens, left_out: {split: tokens} that are no padding, trained on (or labelled
-        rows), in no chunk.
-        strategy: `pack.strategy`.
-        cut: {split: rows longer than any chunk}.
-        too_long_to_pack: {split: rows dropped for it}, if any.
+        real_tokens, supervised_tokens, left_out: {split: tokens}; labelled rows count as supervised.
+        cut, too_long_to_pack: {split: rows}.
     """
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
     supervised = {
         split: sum(
-            _write_chunks(split, int(length), chunks, tokens, parts, out) for length, chunks in item["chunks"].items()
+            _write_chunks(split, int(length), chunks, tokens, parts, out)
+            for length, chunks in counts_of["chunks"].items()
         )
-        for split, item in splits.items()
+        for split, counts_of in splits.items()
     }
     shutil.copytree(tokens.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
-    left_out = {split: item["tokens"] - item["real"] for split, item in splits.items()}
+    left_out = {split: counts_of["tokens"] - counts_of["real"] for split, counts_of in splits.items()}
     if dropped:
         out.info(f"rows longer than {lengths[-1]} tokens dropped: {sum(dropped.values())}")
     if any(left_out.values()):
         out.warn(f"tokens left out, in parts of rows with nothing to train on: {sum(left_out.values())}")
-    return {
-        **tokens.meta,
+    meta: PackedMeta = {
+        **tokens.meta,  # type: ignore[typeddict-item]  # mypy fears a key too_long_to_pack in it
         "lengths": lengths,
-        "rows": {split: item["chunks"] for split, item in splits.items()},
-        "real_tokens": {split: item["real"] for split, item in splits.items()},
+        "rows": {split: counts_of["chunks"] for split, counts_of in splits.items()},
+        "real_tokens": {split: counts_of["real"] for split, counts_of in splits.items()},
         "supervised_tokens": supervised,
         "left_out": left_out,
         "strategy": config.strategy,
-        "cut": {split: item["cut"] for split, item in splits.items()},
-        "dropped": {**tokens.meta["dropped"], **({"too_long_to_pack": sum(dropped.values())} if dropped else {})},
-        **({"too_long_to_pack": dropped} if dropped else {}),
+        "cut": {split: counts_of["cut"] for split, counts_of in splits.items()},
         "metrics": {
             "chunks": sum(splits["train"]["chunks"].values()),
             "efficiency": _efficiency(splits["train"]["chunks"], splits["train"]["real"]),
         },
     }
+    if dropped:
+        meta["dropped"] = {**tokens.meta["dropped"], "too_long_to_pack": sum(dropped.values())}
+        meta["too_long_to_pack"] = dropped
+    return meta
 
 
 class Fitting(NamedTuple):
@@ -185,7 +182,7 @@ class Fitting(NamedTuple):
     dropped: int
 
 
-def _check(config: PackConfig, meta: Meta) -> None:
+def _check(config: PackConfig, meta: TokensMeta) -> None:
     classify = meta["task"] == "classification"
     if classify and config.strategy in ("concat", "bfd"):
         raise ConfigError(
@@ -205,7 +202,7 @@ def _check(config: PackConfig, meta: Meta) -> None:
         )
 
 
-def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
+def _fitting(split: str, config: PackConfig, tokens: Input[TokensMeta]) -> Fitting:
     import numpy as np
 
     most = config.lengths[-1] if config.lengths else config.chunk_length
@@ -225,7 +222,7 @@ def _fitting(split: str, config: PackConfig, tokens: Input) -> Fitting:
     return _teaching(split, pieces.where(~too_long), tokens)._replace(dropped=count)
 
 
-def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
+def _teaching(split: str, pieces: Pieces, tokens: Input[TokensMeta]) -> Fitting:
     """Return the rows without pieces in which nothing is trained on. Raises DataError if none is left."""
     total = int(pieces.size.sum())
     if tokens.meta["task"] == "causal_lm":
@@ -238,7 +235,7 @@ def _teaching(split: str, pieces: Pieces, tokens: Input) -> Fitting:
     return Fitting(pieces, total, 0, 0)
 
 
-def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, meta: Meta) -> DataError:
+def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, meta: TokensMeta) -> DataError:
     row = int((pieces.size > most).argmax())
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
     instead = "drop" if meta["task"] == "classification" else "split or drop"
@@ -252,7 +249,7 @@ def _limit(config: PackConfig) -> str:
     return "the last of pack.lengths" if config.lengths else "pack.chunk_length"
 
 
-def _loss_mask(split: str, tokens: Input) -> Array:
+def _loss_mask(split: str, tokens: Input[TokensMeta]) -> Array:
     import numpy as np
 
     mask: Array = np.load(tokens.path / split / "loss_mask.npy", mmap_mode="r")
@@ -265,7 +262,7 @@ def _lengths(config: PackConfig, splits: dict[str, Fitting]) -> list[int]:
     if config.lengths:
         return list(config.lengths)
     lengths = bucket_lengths(splits["train"].pieces.size, config.chunk_length, config.buckets)
-    longest = max(int(item.pieces.size.max()) for item in splits.values())
+    longest = max(int(fitting.pieces.size.max()) for fitting in splits.values())
     if longest > lengths[-1]:
         lengths.append(min(-(-longest // ALIGN) * ALIGN, config.chunk_length))
     return lengths
@@ -275,8 +272,8 @@ def _layout_folder(shared: Path, split: str, length: int) -> Path:
     return shared / "layout" / f"{split}-{length}"
 
 
-def _lay_out(
-    split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input, shared: Path
+def _place_chunks(
+    split: str, fitting: Fitting, lengths: list[int], config: PackConfig, tokens: Input[TokensMeta], shared: Path
 ) -> tuple[dict[str, int], int]:
     """Save the layout of each length; return ({"<length>": chunks}, tokens without padding)."""
     import numpy as np
@@ -295,7 +292,7 @@ def _lay_out(
     return chunks, real
 
 
-def _save_segments(layout: Layout, tokens: Path, file: Path) -> None:
+def _save_segments(layout: ChunkLayout, tokens: Path, file: Path) -> None:
     """Write the source row of each segment. tokens: the split's folder of tokenize_text."""
     import numpy as np
 
@@ -304,7 +301,7 @@ def _save_segments(layout: Layout, tokens: Path, file: Path) -> None:
     np.save(file, np.stack(columns, axis=1).astype(np.int64))
 
 
-def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input) -> Layout:
+def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input[TokensMeta]) -> ChunkLayout:
     import numpy as np
 
     if config.strategy == "bfd":
@@ -313,13 +310,13 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
         return one_each(pieces)
     layout = concatenated(pieces, length)
     trained = trained_on(layout.pieces, _loss_mask(split, tokens))
-    found = layout.only(np.bincount(layout.chunk, trained, minlength=layout.chunks) > 0)
-    if not found.chunks:
+    trained_chunks = layout.only(np.bincount(layout.chunk, trained, minlength=layout.chunks) > 0)
+    if not trained_chunks.chunks:
         raise DataError(f"no chunk of {length} in the split {split} has a token to train on", "raise pack.chunk_length")
-    return found
+    return trained_chunks
 
 
-def _write_chunks(split: str, length: int, chunks: int, tokens: Input, parts: Parts, out: Workdir) -> int:
+def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> int:
     """Write the file of one split and length, block by block; return supervised tokens, or labelled rows."""
     import numpy as np
 

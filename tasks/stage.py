@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, cast
 
 from trnflow.tasks.artifact import Artifact, Json, Meta, Source
 from trnflow.tasks.config import StageConfig, keyed_params
@@ -23,7 +23,7 @@ from trnflow.tasks.config import StageConfig, keyed_params
 SCHEMA = 1
 
 Keyed = Mapping[str, "Artifact | Source"]
-Function = TypeVar("Function", bound=Callable[..., Meta])
+Arguments = ParamSpec("Arguments")
 
 
 class Partial(Protocol):
@@ -198,10 +198,11 @@ def stage(
     split: Callable[..., list[Part]] | None = None,
     part: Callable[..., Meta] | None = None,
     keep_parts: bool = False,
-) -> Callable[[Function], Function]:
+) -> Callable[[Callable[Arguments, Mapping[str, Json]]], Callable[Arguments, Meta]]:
     """Return a decorator that attaches a `Stage` with these values to a function."""
 
-    def mark(function: Function) -> Function:
+    def mark(typed: Callable[Arguments, Mapping[str, Json]]) -> Callable[Arguments, Meta]:
+        function = cast("Callable[Arguments, Meta]", typed)  # a TypedDict is a dict
         described = Stage(
             function.__name__,
             kind,

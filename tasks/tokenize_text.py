@@ -1,12 +1,7 @@
 """Turn texts into token ids and, for language models, a loss mask; optionally train the tokenizer first.
 
-A causal text's parts are tokenised as one text. A token is trained on if one of its characters is. bos is added if the
-tokenizer adds it, eos appended, neither twice. A special token counts as one only where a template wrote it. Causal
-rows without a token to train on are dropped and counted.
-
-Shards of 2 MiB of text are cached; bytes depend neither on them nor on cores. The key has the tokenizer's files and a
-pretrained model's vocabulary size, not its weights. Raises DataError for an overlong row with `overlong` "error",
-ModelError for an unfit tokenizer.
+A token is trained on if one of its characters is. A special token counts as one only where a template wrote it. Raises
+DataError for an overlong row with `overlong` "error", ModelError for an unfit tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
@@ -39,6 +34,9 @@ from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.sources.model_source import tokenizer_folder
 from trnflow.tasks.stage import Keyed, Part, Parts, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.threads import call_in_thread
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import SpecialIds, TextsMeta, TokensMeta
 
 BATCH = 1024
 
@@ -84,11 +82,11 @@ def _embeddings(model: Source) -> int | None:
     if not config.get("pretrained"):
         return None
     fields = {**config["pretrained"], **config["overrides"]}
-    found = fields.get("vocab_size") or (fields.get("text_config") or {}).get("vocab_size")
-    return found if isinstance(found, int) else None
+    size = fields.get("vocab_size") or (fields.get("text_config") or {}).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
-def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> list[Part]:
+def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
     """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json` (special ids,
     vocabulary size)."""
     causal = texts.meta["task"] == "causal_lm"
@@ -99,60 +97,62 @@ def split_texts(config: TokenizeConfig, texts: Input, model: Source, out: Workdi
     return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
 
 
-def tokenize_rows(config: TokenizeConfig, texts: Input, shared: Input, part: Meta, out: Workdir) -> Meta:
+def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
     """Tokenise a shard: {split, first, count} rows. Returns a Count as JSON.
 
     Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, `source_row.npy`
-    int64 [rows] (from the shard's first row), `source_tokens.npy` int32 [rows] (before any cut).
+    int64 [rows], `source_tokens.npy` int32 [rows].
     """
     import numpy as np
 
     encoder = _encoder(shared.path / "tokenizer", config.model_dump_json(), json.dumps(texts.meta))
     rows = read_rows(texts.path / f"{part['split']}.parquet", part["first"], part["count"])
-    made = encoder.encode(rows)
-    long = np.flatnonzero(made.lengths > config.max_length)
+    encoded = encoder.encode(rows)
+    long = np.flatnonzero(encoded.lengths > config.max_length)
     if len(long) and config.overlong == "error":
-        what = f"{made.lengths[long[0]]} tokens, more than tokenize.max_length {config.max_length}"
+        what = f"{encoded.lengths[long[0]]} tokens, more than tokenize.max_length {config.max_length}"
         raise DataError(
             Example.of(rows, int(long[0]), what).describe(part["split"], part["first"]),
             "raise it, or set tokenize.overlong to truncate, split or drop",
         )
-    count = Count(read=rows.num_rows, overlong=len(long), forged=len(made.forged))
+    count = Count(read=rows.num_rows, overlong=len(long), forged=len(encoded.forged))
     if len(long):
-        count.first["overlong"] = Example.of(rows, int(long[0]), f"{made.lengths[long[0]]} tokens")
-    if made.forged:
-        count.first["forged"] = Example.of(rows, *made.forged[0])
+        count.first["overlong"] = Example.of(rows, int(long[0]), f"{encoded.lengths[long[0]]} tokens")
+    if encoded.forged:
+        count.first["forged"] = Example.of(rows, *encoded.forged[0])
     if config.overlong == "drop":
         count.dropped["overlong"] = len(long)
-    made = without_unsupervised(made) if encoder.extra == "loss_mask" else made
-    count.dropped["unsupervised"] = made.unsupervised
+    encoded = without_unsupervised(encoded) if encoder.extra == "loss_mask" else encoded
+    count.dropped["unsupervised"] = encoded.unsupervised
     if encoder.extra == "loss_mask":
-        count.unsupervised = count.read - count.dropped["overlong"] - len(np.unique(made.row))
-    count.rows, count.tokens, count.longest = len(made.sizes), len(made.ids), int(made.sizes.max(initial=0))
-    np.save(out.path / "input_ids.npy", made.ids)
-    np.save(out.path / "lengths.npy", made.sizes.astype(np.int32))
-    np.save(out.path / f"{encoder.extra}.npy", made.extra)
-    np.save(out.path / "source_row.npy", made.row.astype(np.int64))
-    np.save(out.path / "source_tokens.npy", made.lengths[made.row].astype(np.int32))
+        count.unsupervised = count.read - count.dropped["overlong"] - len(np.unique(encoded.row))
+    count.rows, count.tokens, count.longest = len(encoded.sizes), len(encoded.ids), int(encoded.sizes.max(initial=0))
+    np.save(out.path / "input_ids.npy", encoded.ids)
+    np.save(out.path / "lengths.npy", encoded.sizes.astype(np.int32))
+    np.save(out.path / f"{encoder.extra}.npy", encoded.extra)
+    np.save(out.path / "source_row.npy", encoded.row.astype(np.int64))
+    np.save(out.path / "source_tokens.npy", encoded.lengths[encoded.row].astype(np.int32))
     return count.meta()
 
 
 @stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
-def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Parts, out: Workdir) -> Meta:
+def tokenize_text(
+    config: TokenizeConfig, texts: Input[TextsMeta], model: Source, parts: Parts, out: Workdir
+) -> TokensMeta:
     """Write a folder for each split, and `tokenizer/`.
 
     Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows] or `loss_mask.npy`
     uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut).
 
-    Returns metadata: task, labels, vocab_size, pad_id, bos_id, eos_id, max_length, and:
+    Returns metadata:
         splits, tokens: {split: number}.
         longest: Tokens of the longest row.
-        overlong, truncated, unsupervised: {split: texts} too long, cut, left out without a token to train on.
+        overlong, truncated, unsupervised: {split: texts}.
         dropped: {reason: rows}.
         row_lengths: {split: percentiles and histogram}.
-        examples: {kind: the first text that was too long, or spells a special token}.
+        examples: {kind: the first text}.
     """
-    special = read_json(parts.shared / "special.json")
+    special: SpecialIds = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
     counts = {split: _gathered(split, texts, parts, out) for split in texts.meta["splits"]}
     dropped = {
@@ -189,7 +189,9 @@ def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, parts: Pa
     }
 
 
-def _tokenizer(config: TokenizeConfig, texts: Input, model: Source, causal: bool, out: Workdir) -> FastTokenizer:
+def _tokenizer(
+    config: TokenizeConfig, texts: Input[TextsMeta], model: Source, causal: bool, out: Workdir
+) -> FastTokenizer:
     """Read or train the tokenizer, and save it as `tokenizer/`. Raises ModelError."""
     folder = None if config.train else tokenizer_folder(model)
     if config.train:
@@ -220,17 +222,17 @@ def _texts(path: Path) -> Iterator[str]:
             yield row["text"] if "text" in row else "".join(part["text"] for part in row["parts"])
 
 
-def _identity(config: TokenizeConfig, texts: Input, out: Workdir) -> Meta:
-    """Return what a shard's tokens depend on besides its rows: of a trained tokenizer its files, not the training's
-    settings."""
+def _identity(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> Meta:
+    """Return what a shard's tokens depend on besides its rows."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
     params = {**shape, **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
+    # of a trained tokenizer its files count, not the training's settings
     del params["train"]
     return {"params": params, "inputs": {"tokenizer": tokenizer}}
 
 
-def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
+def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -> Count:
     """Write one split and return its counts. Raises DataError when no row is left."""
     import numpy as np
 
@@ -256,7 +258,7 @@ def _gathered(split: str, texts: Input, parts: Parts, out: Workdir) -> Count:
     return count
 
 
-def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
+def _parts(split: str, texts: Input[TextsMeta], config: TokenizeConfig, identity: Meta) -> Iterator[Part]:
     """Yield a split's shards, identified by the digest of their rows."""
     import pyarrow.parquet as pq
 
@@ -270,11 +272,9 @@ def _parts(split: str, texts: Input, config: TokenizeConfig, identity: Meta) -> 
 
 @lru_cache(maxsize=2)
 def _encoder(folder: Path, config: str, texts: str) -> Encoder:
-    """Return an encoder for a tokenizer's folder; config, texts: as JSON.
-
-    Cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
-    words.
-    """
+    """Return an encoder for a tokenizer's folder; config, texts: as JSON."""
+    # cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
+    # words
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
     if encoder_type(meta["task"]) is ClassEncoder:
         return ClassEncoder(loaded, settings.max_length, settings.overlong)

@@ -55,7 +55,7 @@ def test_plumbing_imports_plumbing_alone() -> None:
 def test_each_heavy_library_has_its_place() -> None:
     assert all(name.startswith("trnflow.tasks.tracking") for name in users("mlflow"))
     assert all(name.startswith("trnflow.flows.sweeps") for name in users("optuna"))
-    places = ("trnflow.tasks.training.xla", "trnflow.tasks.export.lowering", "trnflow.tasks.export.runners")
+    places = ("trnflow.tasks.training.xla", "trnflow.tasks.export.lowering", "trnflow.tasks.export.program_runners")
     assert all(name.startswith(places) for name in users("torch_xla"))
     readers = ("trnflow.tasks.store", "trnflow.tasks.data.load", "trnflow.tasks.sources", "trnflow.tasks.load_data")
     assert all(name.startswith(readers) for name in users("fsspec"))

@@ -36,7 +36,9 @@ def show_rows(options: Namespace) -> int:
         artifact = settle(finetune(context.recipe), run, until="tokenize_text").steps["tokenize_text"].artifact
     assert artifact is not None
     with tempfile.TemporaryDirectory(dir=store.home) as folder:
-        tokens = Input(store.checkout(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest)
+        tokens: Input = Input(
+            store.checkout(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest
+        )
         rows = preview(tokens, options.split, options.rows)
     if options.json:
         # printed without hiding secrets: rows are the user's data, not settings

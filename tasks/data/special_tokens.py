@@ -1,5 +1,4 @@
-"""Read special tokens and chat templates from a tokenizer's JSON files, without `tokenizers`. Raises ModelError for a
-file that is not JSON."""
+"""Read special tokens and chat templates from a tokenizer's JSON files, without `tokenizers`."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ def special_tokens(folder: Path) -> dict[str, str] | None:
     configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if not any(path.exists() for path in configs):
         return None
-    found = {}
+    texts = {}
     for path in configs:
         for role, token in read_object(path).items():
             text = token.get("content") if isinstance(token, dict) else token
             if role.endswith("_token") and isinstance(text, str):
-                found[role] = text
-    return found
+                texts[role] = text
+    return texts
 
 
 def special_texts(folder: Path) -> tuple[str, ...]:
@@ -38,8 +37,8 @@ def chat_templates(folder: Path) -> dict[str, str]:
     file = folder / "chat_template.jinja"
     if file.exists():
         return {"default": file.read_text(encoding="utf-8")}
-    found = read_object(folder / "tokenizer_config.json").get("chat_template")
-    entries = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    stored = read_object(folder / "tokenizer_config.json").get("chat_template")
+    entries = stored if isinstance(stored, list) else [{"name": "default", "template": stored}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
     return {str(name): template for name, template in named.items() if isinstance(template, str)}
 

@@ -29,17 +29,17 @@ def read_rows(path: Path, first: int, count: int) -> pa.Table:
 
 
 def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, to: Path, progress: Callable[[int], None]) -> int:
-    """Write all tables to a new parquet file (zstd, row groups of 8,192 rows) and return the number of rows. Equal rows
-    give equal bytes, however divided. progress: called after each row group with the rows so far."""
+    """Write tables to a new parquet file (zstd) and return the number of rows. progress: gets the rows so far."""
     import pyarrow.parquet as pq
 
-    done = 0
+    count = 0
     with pq.ParquetWriter(to, schema, compression="zstd") as writer:
+        # row groups of one size: equal rows give equal bytes, however they are divided
         for table in regrouped(tables, schema, ROW_GROUP):
             writer.write_table(table)
-            done += table.num_rows
-            progress(done)
-    return done
+            count += table.num_rows
+            progress(count)
+    return count
 
 
 def regrouped(tables: Iterable[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:

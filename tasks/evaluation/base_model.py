@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import model_folder
-from trnflow.tasks.training.checkpoint.warm_start import load_start, starting_from
+from trnflow.tasks.training.checkpoint.starting_weights import load_start, starting_from
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

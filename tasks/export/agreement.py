@@ -1,9 +1,7 @@
 """Compare an exported model with the same model in eager PyTorch.
 
-The comparison has two steps, so that the two copies of the weights need not be in memory at once: `eager_calls` runs
-the PyTorch model, then `compare` runs the exported one. For a language model with long rows and a large vocabulary,
-only some positions of each row are compared, so that the logits kept between the steps take at most 256 MiB, or those
-of one position of each row if they take more.
+`eager_calls` runs the PyTorch model first, then `compare` the exported one: two copies of the weights are never in
+memory.
 """
 
 from __future__ import annotations
@@ -21,32 +19,35 @@ from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trnflow.tasks.metadata import ExportedMeta
+
 ROWS = 256
-"""The rows that are compared unless the recipe says otherwise, where that takes at most SECONDS_COMPILED."""
+"""Rows compared unless the recipe says otherwise, if they take at most SECONDS_COMPILED."""
 
 SECONDS_COMPILED = 600
-"""The most seconds of comparison, by estimate, where a graph is compiled once."""
+"""Most seconds of comparison, by estimate, where a graph is compiled once."""
 
 SECONDS = 30
-"""The most seconds of comparison, by estimate, where a graph is compiled again at every call."""
+"""Most seconds where a graph is compiled at every call."""
 
+# measured: 0.25 s a call for 1 M parameters and 64 tokens, 0.5 for 23 M and 128, 3.8 for 109 M and 512
 COMPILING, COMPILING_WEIGHT, WEIGHT_AND_TOKEN = 0.3, 5e-9, 5e-11
-"""Estimated seconds on two cores: to compile a graph, to compile it for each parameter, and to run it for each parameter and
-token. Measured: 0.25 s a call for 1 M parameters and 64 tokens, 0.5 for 23 M and 128, 3.8 for 109 M and 512."""
+"""Seconds on two cores: to compile a graph, for each parameter, and to run it for each parameter and token."""
 
 HELD = 1 << 28
-"""The most bytes of logits that are kept of all calls, unless one position of each row takes more."""
+"""Most bytes of logits kept of all calls, unless one position of each row takes more."""
+
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""The largest accepted difference of logits by the dtype of the weights, times the largest logit if that is above one."""
 
 
-class Call(NamedTuple):
-    """The inputs of one call of a model, and the logits that eager PyTorch computed for them.
+class ExampleCall(NamedTuple):
+    """The inputs of one call, and eager PyTorch's logits.
 
     Attributes:
         input_ids, attention_mask: int64 [batch, length].
-        compared: bool: for a classifier [batch], True for each row that is compared; for a language model
-            [batch, length], True for each position that is compared.
-        logits: PyTorch's logits of the compared rows, float [compared rows, labels]; for a language model those of the
-            compared positions, float [compared positions, vocabulary].
+        compared: bool [batch]; of a language model [batch, length].
+        logits: float [compared, labels or vocabulary].
     """
 
     input_ids: Tensor
@@ -56,19 +57,14 @@ class Call(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows that are compared; for a language model, of rows with at least one compared position."""
+        """Rows of which something is compared."""
         return int((self.compared.any(-1) if self.compared.ndim == 2 else self.compared).sum())
 
 
 def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, compiles_once: bool) -> int:
-    """Return how many calls of an exported model to compare with PyTorch, for each row length: enough calls to compare
-    256 rows over all lengths. If by estimate they would take more than 600 seconds (30 seconds without
-    `compiles_once`), return as many calls as fit into that time, at least one.
-
-    parameters: the number of the model's parameters; lengths: the row lengths in tokens; batch: the rows of a call;
-    compiles_once: whether a graph is compiled at its first call only, and not at every call. The estimate reads no
-    clock, so that the same model is always compared on the same number of rows."""
+    """Return how many calls of each length to compare: ROWS rows in all, or as many as fit into the time, at least one."""
     wanted = math.ceil(ROWS / (batch * len(lengths)))
+    # an estimate, not a clock: the same model is always compared on the same rows
     running = sum(parameters * WEIGHT_AND_TOKEN * batch * length for length in lengths)
     if compiles_once:
         return max(min(wanted, int(SECONDS_COMPILED / running)), 1)
@@ -77,18 +73,15 @@ def calls_by_default(parameters: int, lengths: Sequence[int], batch: int, *, com
 
 
 def positions_of_a_row(rows: int, vocabulary: int) -> int:
-    """Return how many positions of each row of a language model to compare, so that the logits of `rows` rows (all rows
-    that are compared) take at most 256 MiB in float32; at least 1. vocabulary: the number of logits a position."""
+    """Return how many positions of each row to compare, so that the logits of `rows` rows take at most HELD bytes."""
     return max(HELD // (4 * vocabulary * rows), 1)
 
 
-def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> Call:
-    """Call the PyTorch model with one batch. Return the inputs, and the logits that will be compared with those of the
-    exported model.
+def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> ExampleCall:
+    """Call the PyTorch model with one batch [batch, length]; compare its first `rows` rows.
 
-    input_ids, attention_mask: int64 [batch, length]; rows: how many rows of the batch to compare, from the first on;
-    positions: for a language model, how many positions of each row to compare, spread evenly over the positions that
-    are not padding."""
+    positions: Of a language model's row, spread evenly over those without padding.
+    """
     import torch
 
     with torch.inference_mode():
@@ -96,22 +89,15 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
         compared = torch.arange(len(input_ids)) < rows
         if logits.ndim == 3:
             compared = _evenly(attention_mask.bool() & compared[:, None], positions)
-        return Call(input_ids, attention_mask, compared, logits[compared])
+        return ExampleCall(input_ids, attention_mask, compared, logits[compared])
 
 
 def eager_calls(
-    model: Any, split: Split, exported: Input, rows: int | None, report: Callable[[int, int], None]
-) -> list[Call]:
-    """Call the PyTorch model with rows of a split, in the shapes for which the export has graphs. Return, for each
-    call, the inputs and the logits to compare.
+    model: Any, split: Split, exported: Input[ExportedMeta], rows: int | None, report: Callable[[int, int], None]
+) -> list[ExampleCall]:
+    """Call the PyTorch model with rows of a split, in the shapes of the export's graphs.
 
-    Args:
-        split: the rows of tokens of one split, such as the test split, read from the first on.
-        exported: the artifact of the stage export_neuron.
-        rows: about how many rows to compare, divided among the lengths: at least one call of each length, and each
-            row of the split at most once for each length. None: 256, or fewer where that would take too long by
-            estimate (`calls_by_default`); 0: none.
-        report: called after each call with the number of calls done and the number of all calls.
+    rows: About how many to compare; None: by `calls_by_default`; 0: none. report: gets (calls so far, all).
     """
     batch, lengths = exported.meta["batch"], exported.meta["lengths"]
     if rows is None:
@@ -119,51 +105,45 @@ def eager_calls(
         calls = calls_by_default(model.num_parameters(), lengths, batch, compiles_once=once)
     else:
         calls = math.ceil(rows / (batch * len(lengths)))
-    inputs = [one for length in lengths for one in _inputs(split, length, batch, calls)]
+    inputs = [inputs_of_call for length in lengths for inputs_of_call in _inputs(split, length, batch, calls)]
     positions = positions_of_a_row(max(len(inputs), 1) * batch, model.config.get_text_config().vocab_size)
-    found = []
-    for done, one in enumerate(inputs, 1):
-        found.append(eager_call(model, *one, positions))
-        report(done, len(inputs))
-    return found
+    examples = []
+    for number, inputs_of_call in enumerate(inputs, 1):
+        examples.append(eager_call(model, *inputs_of_call, positions))
+        report(number, len(inputs))
+    return examples
 
 
-def compare(exported: Input, calls: list[Call], report: Callable[[int, int], None]) -> tuple[Meta, Meta]:
-    """Call the exported model with the inputs of `calls`, and compare its logits with PyTorch's, which `calls` hold.
-    Return (counts, metrics).
+def compare(
+    exported: Input[ExportedMeta], calls: list[ExampleCall], report: Callable[[int, int], None]
+) -> tuple[Meta, Meta]:
+    """Compare the exported model's logits with those in `calls`.
 
-    counts: {"calls": the number of calls, "batch": the rows of one call, "rows": the number of compared rows,
-    "compared": the number of compared rows of a classifier, or of compared tokens of a language model}. Padding is not
-    compared. metrics: {"export_max_difference": the largest absolute difference between the two models' logits,
-    "export_agreement": the share of compared rows or tokens for which both models predict the same class (or token)}.
-
-    exported: the artifact of the stage export_neuron; report: called after each call with the number of calls done and
-    the number of all calls. Raise ModelError when a difference of logits is not a finite number."""
+    Returns ({"calls", "batch", "rows", "compared"}, {"export_max_difference", "export_agreement"}); padding is not
+    compared. Raises ModelError when a logit is not finite.
+    """
     program = load_stablehlo(exported.path)
     worst, agreed, compared = 0.0, 0, 0
-    for done, call in enumerate(calls, 1):
+    for number, call in enumerate(calls, 1):
         apart, same = compared_logits(program, call)
         if not math.isfinite(apart):
             raise ModelError("the exported model's logits are not finite", "export again; check the weights' dtype")
         worst, agreed, compared = max(worst, apart), agreed + same, compared + len(call.logits)
-        report(done, len(calls))
+        report(number, len(calls))
     metrics = {"export_max_difference": worst, "export_agreement": agreed / compared}
     rows = sum(call.rows for call in calls)
     return {"calls": len(calls), "batch": exported.meta["batch"], "rows": rows, "compared": compared}, metrics
 
 
-def compared_logits(program: StableHlo, call: Call) -> tuple[float, int]:
-    """Call the exported model `program` with the inputs of `call`, and compare its logits with PyTorch's. Return (the
-    largest absolute difference between the two models' logits, NaN if a logit is NaN; the number of compared rows or
-    tokens for which both models predict the same class or token)."""
+def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, int]:
+    """Return (largest absolute difference, NaN if one is; rows or tokens with equal predictions)."""
     ran = program(call.input_ids, call.attention_mask)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
     return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())
 
 
 def _evenly(real: Tensor, most: int) -> Tensor:
-    """Of the positions that are true in each row, keep `most`, evenly spaced, among them the first and the last.
-    real: bool [rows, length]."""
+    """Keep `most` positions of each row of `real`, bool [rows, length], evenly spaced."""
     import torch
 
     kept = torch.zeros_like(real)
@@ -175,17 +155,16 @@ def _evenly(real: Tensor, most: int) -> Tensor:
 
 
 def _inputs(split: Split, length: int, batch: int, calls: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield the first rows of a split as (input_ids, attention_mask, rows), of shape [batch, length]: rows packed to that
-    length, else rows of the greatest length, cut or padded. rows: how many of them are new; the last batch is filled up with
-    rows that came before."""
+    """Yield a split's first rows as (input_ids, attention_mask, new rows), cut or padded to [batch, length]."""
     import numpy as np
     import torch
 
     packed = length if length in split.rows else max(split.rows)
     there = split.rows[packed]
     for start in range(0, min(calls * batch, there), batch):
+        # the last batch is filled up with rows that came before
         rows = np.arange(start, start + batch) % there
         whole = plain_inputs(split.read(BatchAddress(packed, rows)))
-        input_ids, attention_mask = (torch.nn.functional.pad(item, (0, max(length - packed, 0))) for item in whole)
+        input_ids, attention_mask = (torch.nn.functional.pad(column, (0, max(length - packed, 0))) for column in whole)
         new = min(batch, there - start)
         yield input_ids[:, :length].contiguous(), attention_mask[:, :length].contiguous(), new

@@ -1,11 +1,6 @@
-"""Lower a PyTorch model to a StableHLO graph for one static shape, without a copy of its weights.
+"""Lower a PyTorch model to a StableHLO graph of one static shape, without a copy of its weights.
 
-torch_xla's own `exported_program_to_stablehlo` copies every weight to the XLA device first. Here the weights are
-placeholders, which have a shape and a dtype only, so lowering takes little memory beside the model. GELU's `erf` becomes a
-polynomial: torch_xla lowers it to `custom_call @mhlo.erf`, which only XLA knows. A graph with a custom call is refused,
-since other StableHLO runtimes, such as IREE, could not compile it. Lowering takes about a second for a small model.
-
-Raises `ModelError` for a model that can't be lowered.
+Takes about a second for a small model.
 """
 
 from __future__ import annotations
@@ -41,13 +36,11 @@ ERF_BELOW = (
     0.49746925110067538,
     1.0,
 )
-"""erf(x) = x p(x²) / q(x²): the coefficients of p and q, highest power first, as in XLA's own expansion of erf for float32.
-Largest absolute error: 4e-7."""
+"""Coefficients of erf(x) = x p(x²) / q(x²), highest power first, as in XLA's expansion; largest error 4e-7."""
 
 
 class Spec(NamedTuple):
-    """The name, shape and dtype of a graph's input or output or of a stored tensor. dtype: as torch names it, such as
-    `int64`."""
+    """Name, shape and dtype (as torch names it) of an input, output or stored tensor."""
 
     name: str
     shape: list[int]
@@ -56,14 +49,13 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """A model lowered to StableHLO for one static shape.
+    """A model lowered for one static shape.
 
     Attributes:
-        bytecode: the graph as MLIR bytecode.
-        arguments: (kind, name with shape and dtype) of each argument, in order. Kind "input": input_ids or
-            attention_mask. Kind "tensor": a weight or constant, which is passed in, too.
-        outputs: name ("logits"), shape and dtype of each result, in order.
-        tensors: {name: tensor} of all parameters, buffers and constants of the model.
+        bytecode: MLIR.
+        arguments: ("input" or "tensor", spec) of each; weights and constants are passed in too.
+        outputs: The logits.
+        tensors: {name: tensor} of parameters, buffers and constants.
     """
 
     bytecode: bytes
@@ -73,10 +65,9 @@ class Graph:
 
 
 def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Graph:
-    """Lower a Hugging Face model with a head to a StableHLO graph that maps (input_ids, attention_mask) to logits.
+    """Lower a Hugging Face model with a head; the inputs, int64 [batch, length], give the static shape.
 
-    input_ids, attention_mask: int64 [batch, length]; only their shapes matter, which become the graph's static shape.
-    ModelError when an operator of the model has no StableHLO form, or only a custom call.
+    Raises ModelError when an operator has no StableHLO form, or only a custom call.
     """
     import torch
 
@@ -89,13 +80,14 @@ def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch
             graph = _lowered(program)
     except RuntimeError as error:
         raise _cannot(model, str(error).strip().partition("\n")[0]) from error
-    if found := custom_calls(graph.bytecode):
-        raise _cannot(model, f"its graph has custom calls, which only XLA could run: {', '.join(found)}")
+    # other runtimes, such as IREE, could not compile a custom call
+    if custom := custom_calls(graph.bytecode):
+        raise _cannot(model, f"its graph has custom calls, which only XLA could run: {', '.join(custom)}")
     return graph
 
 
 def custom_calls(bytecode: bytes) -> list[str]:
-    """Return the targets of the custom calls in a graph's MLIR bytecode, such as `mhlo.erf`; empty when there is none."""
+    """Return the targets of a graph's custom calls, such as `mhlo.erf`."""
     if b"custom_call_v" not in bytecode:  # bytecode names only the operations that the graph has
         return []
     targets = {name.decode() for name in re.findall(rb"(?:mhlo|chlo|xla|stablehlo)\.[a-z]\w*", bytecode)}
@@ -103,8 +95,7 @@ def custom_calls(bytecode: bytes) -> list[str]:
 
 
 def logits_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Wrap a Hugging Face model with a head as a module that takes (input_ids, attention_mask) and returns only the
-    logits."""
+    """Wrap a model as a module from (input_ids, attention_mask) to its logits alone."""
     import torch
 
     class Logits(torch.nn.Module):
@@ -120,7 +111,7 @@ def logits_of(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def erf(value: torch.Tensor) -> torch.Tensor:
-    """Return erf of a floating-point tensor, made of additions, multiplications and a division; computed in float32."""
+    """Return erf of a tensor by basic operations, computed in float32."""
     import torch
 
     x = value.to(torch.float32).clamp(-ERF_LIMIT, ERF_LIMIT)
@@ -136,20 +127,21 @@ def _polynomial(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
 
 
 def _decompositions() -> Any:
-    """The table by which operators are taken apart before they are lowered: torch_xla's own, and GELU and erf."""
+    """Return torch_xla's table of decompositions with GELU and erf."""
     import torch
     from torch._decomp import get_decompositions
 
     aten = torch.ops.aten
     table: dict[Any, Any] = dict(torch.export.default_decompositions())
     table.update(get_decompositions([aten.gelu, aten.grid_sampler_2d]))
+    # torch_xla lowers erf to `custom_call @mhlo.erf`, which only XLA knows
     table[aten.erf.default] = erf
     table[aten._safe_softmax.default] = torch.softmax
     return table
 
 
 def _not_lowered(program: ExportedProgram) -> list[str]:
-    """The program's operators that torch_xla would run on the CPU instead: on a placeholder that ends the process."""
+    """Return the operators that torch_xla would run on the CPU: on a placeholder that ends the process."""
     import torch
     import torch_xla  # noqa: F401 - it registers its kernels
 
@@ -161,7 +153,7 @@ def _not_lowered(program: ExportedProgram) -> list[str]:
 
 
 def _lowered(program: ExportedProgram) -> Graph:
-    """Trace the program with XLA's lazy tensors and read the graph; nothing is compiled or run."""
+    """Trace the program with lazy tensors and read the graph; nothing runs."""
     import torch
     import torch_xla
     from torch_xla.core.xla_model import get_stablehlo_bytecode
@@ -180,8 +172,8 @@ def _lowered(program: ExportedProgram) -> Graph:
         ids, values = torch_xla._XLAC._get_tensors_xla_device_data_node(results)
         bytecode = bytes(get_stablehlo_bytecode(results))
         known = {torch_xla._XLAC._xla_get_tensor_id(tensor): name for tensor, name in zip(traced, names, strict=True)}
-        made = [value for identity, value in zip(ids, values, strict=True) if identity not in known]
-        constants = {f"constant.{index}": value.detach().cpu() for index, value in enumerate(made)}
+        unknown = [value for identity, value in zip(ids, values, strict=True) if identity not in known]
+        constants = {f"constant.{index}": value.detach().cpu() for index, value in enumerate(unknown)}
         unnamed = iter(constants)
         arguments = [
             _argument(known.get(identity) or next(unnamed), value) for identity, value in zip(ids, values, strict=True)
@@ -195,7 +187,7 @@ def _lowered(program: ExportedProgram) -> Graph:
 
 
 def _placeholders(program: ExportedProgram) -> tuple[list[str], list[torch.Tensor]]:
-    """The names of the program's arguments in order, and a tensor for each that has shape and dtype but no bytes."""
+    """Return the names of the program's arguments, and tensors of their shapes without bytes."""
     from torch_xla.core.xla_builder import create_placeholder_tensor
 
     names, tensors = [], []
@@ -203,6 +195,7 @@ def _placeholders(program: ExportedProgram) -> tuple[list[str], list[torch.Tenso
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, given in zip(nodes, program.graph_signature.input_specs, strict=True):
         names.append(next(inputs) if given.target is None else stored_name(given.target))
+        # torch_xla's own exported_program_to_stablehlo copies every weight to the XLA device first
         tensors.append(create_placeholder_tensor(node.meta["val"].shape, node.meta["val"].dtype))
     return names, tensors
 
@@ -216,8 +209,8 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def stored_name(name: str) -> str:
-    """Return a tensor's name in the weight files: `name` without the prefix "model.", which the module that `logits_of`
-    wraps around the model adds."""
+    """Return a tensor's name in the weight files."""
+    # the module of `logits_of` adds the prefix
     return name.removeprefix("model.")
 
 

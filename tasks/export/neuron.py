@@ -1,8 +1,7 @@
-"""Call AWS's Neuron compiler. This code follows AWS's documentation and optimum-neuron's sources; it has never been run.
+"""Call AWS's Neuron compiler. Written from AWS's documentation and optimum-neuron's sources; never run.
 
-The setting `export.neuron_python`, if given, names the Python whose optimum-neuron is used. Else the first compiler of
-these that is installed is used: optimum-neuron in this environment, `optimum-cli` on the PATH, torch_neuronx in this
-environment (for one core).
+Uses the optimum-neuron of `export.neuron_python`, else the first installed of optimum-neuron, `optimum-cli`,
+torch_neuronx.
 """
 
 from __future__ import annotations
@@ -25,20 +24,15 @@ from trnflow.tasks.system.compiler_flags import flags_around
 
 if TYPE_CHECKING:
     from trnflow.tasks.export.config import ExportConfig
+    from trnflow.tasks.metadata import ModelMeta
 
 COMPILER = ("libneuronxla", "neuronx-cc", "neuronx-distributed", "optimum-neuron", "torch-neuronx", "transformers")
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out: Workdir) -> None:
-    """Compile the model by AWS's Neuron compiler, once for each row length in tokens, into the folder
-    `out.path/<length>`. weights: the consolidated Hugging Face folder.
-
-    Raises:
-        MissingDependency: no compiler is installed.
-        CompileError: the compiler failed.
-    """
+def compile_neuron(config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir) -> None:
+    """Compile the model for each length into `out.path/<length>`. Raises MissingDependency or CompileError."""
     prefix = optimum_command(config)
     if prefix is None and find_spec("torch_neuronx") is None:
         raise MissingDependency(
@@ -47,8 +41,8 @@ def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out
             "from its own package repository) and name that environment's Python in export.neuron_python; "
             "export.target=stablehlo works without",
         )
-    for done, length in enumerate(lengths):
-        out.progress(done, len(lengths), "graphs")
+    for number, length in enumerate(lengths):
+        out.progress(number, len(lengths), "graphs")
         folder = out.path / str(length)
         if prefix is not None:
             source = half_precision(config, weights, out.scratch)
@@ -59,10 +53,7 @@ def compile_neuron(config: ExportConfig, weights: Input, lengths: list[int], out
 
 
 def compiler(config: ExportConfig) -> Meta:
-    """Return the facts about the Neuron compiler, which become a part of the stage's cache key (the hash under which
-    its result is cached): {"versions": {package: its version, or None if the package is not installed}, "flags":
-    {"NEURON_CC_FLAGS": the flags in this environment variable}, empty without flags}. The packages are looked up in the
-    environment of `export.neuron_python`, else in this one."""
+    """Return {"versions": {package: version or None}, "flags"} for the key, of the environment that compiles."""
     from importlib.metadata import distributions
 
     folders = sys.path
@@ -70,33 +61,25 @@ def compiler(config: ExportConfig) -> Meta:
         folders = [
             str(path) for path in Path(config.neuron_python).absolute().parents[1].glob("lib*/python*/site-packages")
         ]
-    found = {name: next(iter(distributions(name=name, path=folders)), None) for name in COMPILER}
-    versions = {name: item.version if item else None for name, item in found.items()}
+    installed = {name: next(iter(distributions(name=name, path=folders)), None) for name in COMPILER}
+    versions = {name: package.version if package else None for name, package in installed.items()}
     return {"versions": versions, "flags": flags_around(("NEURON_CC_FLAGS",))}
 
 
 def optimum_command(config: ExportConfig) -> list[str] | None:
-    """Return the first words of the command that runs optimum-neuron's exporter, or None when no exporter is installed.
-    The Python of `export.neuron_python`, if this setting is given, is used without a check.
-
-    `optimum-cli` is used only if nothing else is installed: it passes its arguments through a shell, where a space in a
-    path breaks them.
-    """
+    """Return the command of optimum-neuron's exporter without arguments, or None."""
     module = ["-m", "optimum.exporters.neuron"]
     if config.neuron_python:
         return [config.neuron_python, *module]
     if find_spec("optimum") is not None and find_spec("optimum.neuron") is not None:
         return [sys.executable, *module]
+    # last: it passes its arguments through a shell, where a space in a path breaks them
     command = shutil.which("optimum-cli")
     return [command, "export", "neuron"] if command else None
 
 
-def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder: Path) -> list[str]:
-    """Return the command-line arguments of optimum-neuron's exporter for one length. folder: where the exporter
-    writes.
-
-    For a language model the arguments give the dtype and the number of cores that the model is sharded over; for a
-    classifier, which operations the compiler casts to which type."""
+def optimum_arguments(config: ExportConfig, weights: Input[ModelMeta], length: int, folder: Path) -> list[str]:
+    """Return the exporter's arguments for one length."""
     task = weights.meta["task"]
     arguments = ["--model", str(weights.path), "--task", TASKS[task]]
     arguments += ["--batch_size", str(config.batch), "--sequence_length", str(length)]
@@ -109,13 +92,11 @@ def optimum_arguments(config: ExportConfig, weights: Input, length: int, folder:
     return [*arguments, str(folder)]
 
 
-def half_precision(config: ExportConfig, weights: Input, scratch: Path) -> Input:
-    """Return the model folder to give to optimum-neuron. For a language model this is a folder of links in
-    `scratch`, whose config.json names the half precision of `auto_cast_type`; for a classifier, `weights` itself.
-
-    optimum-neuron 0.4.5 takes the dtype of a language model from its config, and ignores `--torch_dtype`."""
+def half_precision(config: ExportConfig, weights: Input[ModelMeta], scratch: Path) -> Input[ModelMeta]:
+    """Return the folder to give to optimum-neuron: of a language model, links with a config in half precision."""
     if weights.meta["task"] != "causal_lm":
         return weights
+    # optimum-neuron 0.4.5 ignores `--torch_dtype` and takes the dtype of the config
     folder, dtype = scratch / "half", DTYPES[config.auto_cast_type]
     folder.mkdir(exist_ok=True)
     for file in weights.path.iterdir():
@@ -128,42 +109,40 @@ def half_precision(config: ExportConfig, weights: Input, scratch: Path) -> Input
 
 
 def _run(command: list[str], scratch: Path) -> None:
-    """Run the exporter in the folder `scratch`: the compiler writes logs and working files into its working directory."""
+    """Run the exporter in `scratch`."""
     try:
-        done = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # in scratch: the compiler writes logs and working files into its working directory
+        completed = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except FileNotFoundError as error:
         raise MissingDependency(
             f"export.neuron_python: there is no {command[0]}", "name the Python of an environment with optimum-neuron"
         ) from error
-    if done.returncode and (missing := re.search(r"No module named '([\w.]+)'", done.stdout)):
+    if completed.returncode and (missing := re.search(r"No module named '([\w.]+)'", completed.stdout)):
         raise MissingDependency(
             f"the Neuron export needs the package {missing[1]}, which {command[0]} does not find",
             "install it there as AWS's Neuron SDK documentation says, or name another environment in export.neuron_python",
         )
-    failed = logged_failure(done.stdout)
-    if done.returncode == 0 and failed:
+    failed = logged_failure(completed.stdout)
+    if completed.returncode == 0 and failed:
         raise CompileError(
             f"the Neuron export ended without an error code, but logged: {failed}", "look at the exporter's own output"
         )
-    if done.returncode:
-        last = "\n".join(done.stdout.strip().splitlines()[-20:])
+    if completed.returncode:
+        last = "\n".join(completed.stdout.strip().splitlines()[-20:])
         raise CompileError(
-            f"the Neuron export ended with exit code {done.returncode}:\n{last}\n(command: {' '.join(command)})",
+            f"the Neuron export ended with exit code {completed.returncode}:\n{last}\n(command: {' '.join(command)})",
             "run that command by hand to see all of its output",
         )
 
 
 def logged_failure(log: str) -> str | None:
-    """Return the line of an exporter's log that says that the exporter's check of the export failed, or None.
-
-    When optimum-neuron's check of the exported model finds an error other than a wrong shape, its exporter only logs
-    the error, and exits with 0.
-    """
+    """Return the line of an exporter's log that reports a failed check, or None."""
+    # of errors other than a wrong shape, the exporter only logs its check's failure and exits with 0
     words = ("an error occured", "an error occurred", "but not close enough")
     return next((line.strip() for line in log.splitlines() if any(word in line.lower() for word in words)), None)
 
 
-def _trace(config: ExportConfig, weights: Input, length: int, folder: Path) -> None:
+def _trace(config: ExportConfig, weights: Input[ModelMeta], length: int, folder: Path) -> None:
     """Compile with torch_neuronx, for one core, to a TorchScript file with the NEFF inside."""
     import torch
     import torch_neuronx

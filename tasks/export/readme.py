@@ -1,17 +1,16 @@
-"""Write the README.md of a StableHLO export, for those who use the export without trnflow.
-
-The README names the inputs and outputs of the graphs, shows how to run the graphs with the Python files (loaders)
-beside it, and states how far their logits differ from PyTorch's. It contains no date and no path of a machine, so that
-the same export has the same README.
-"""
+"""Write the README.md of a StableHLO export, for those who use it without trnflow. No date or path: it repeats."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.model_folder.model_card import table
 from trnflow.tasks.stage import read_json
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import ExportedMeta
 
 SCRIPT = """\
 import numpy as np
@@ -28,11 +27,8 @@ print(logits.shape)
 """
 
 
-def write_readme(folder: Path, meta: Meta) -> None:
-    """Write `README.md` into the folder of an export, from its `export.json` and `config.json`.
-
-    meta: the artifact's metadata, with `rows_compared`, the number of random rows that the exported model and
-    PyTorch both computed, and `max_difference`, the largest absolute difference of their logits."""
+def write_readme(folder: Path, meta: ExportedMeta) -> None:
+    """Write `README.md` from `export.json`, `config.json` and the artifact's metadata."""
     document, config = read_json(folder / "export.json"), read_json(folder / "config.json")
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     padding = config.get("pad_token_id")
@@ -54,16 +50,16 @@ def _graphs(document: Meta) -> str:
     rows = [
         (
             length,
-            one["bytecode"],
-            one["stablehlo"],
-            *(f"{item['dtype']} {item['shape']}" for item in one["outputs"][:1]),
+            function["bytecode"],
+            function["stablehlo"],
+            *(f"{output['dtype']} {output['shape']}" for output in function["outputs"][:1]),
         )
-        for length, one in document["functions"].items()
+        for length, function in document["functions"].items()
     ]
     return table(("length", "file", "version", "logits"), rows)
 
 
-def _inputs(document: Meta, meta: Meta) -> str:
+def _inputs(document: Meta, meta: ExportedMeta) -> str:
     inputs = " and ".join(f"`{name}`" for name in document["inputs"])
     return (
         f"Each graph takes {inputs}, int64 of shape [{document['batch']}, length], and gives `logits` of "

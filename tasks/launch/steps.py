@@ -28,7 +28,7 @@ def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, ou
     shared = Workdir(out.scratch / "shared", out.scratch / "split", out.emit)
     shared.path.mkdir(parents=True)
     parts = split(stage, config, inputs, shared)
-    given = Input(shared.path, "shared", {}, "")
+    given: Input = Input(shared.path, "shared", {}, "")
     todo = [(part.arguments, None) for part in parts]
     return gather(stage, config, inputs, given, todo, out.scratch / "parts", out, threads)
 

@@ -110,7 +110,7 @@ def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
     config = resolve(spec.config_type).model_validate_json(json.dumps(spec.config))
     inputs, step = spec.inputs, spec.step
     out = Workdir(spec.out, spec.scratch, emit, _partial(spec))
-    shared = Input(Path(step.shared), "shared", {}, "")
+    shared: Input = Input(Path(step.shared), "shared", {}, "")
     if step.name == "part":
         return steps.make_part(of(function), config, inputs, shared, step.arguments, out)
     spec.out.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,6 @@
 """Check a written model folder against the checkpoint, tensor by tensor, and compute one batch with it.
 
-The weights of the files are memory-mapped: they are in the system's page cache, which the system frees when it needs
-memory. Apart from the page cache the check takes memory for one copy of the largest tensor. Some model families make a
-parameter of several stored tensors (the experts of Mixtral); such a parameter is written to a temporary file and mapped
-from there.
+Takes memory for the largest tensor: files are memory-mapped.
 """
 
 from __future__ import annotations
@@ -23,24 +20,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS = 16
-"""The most tokens of the row that is computed."""
+"""Most tokens of the row that is computed."""
 PIECE = 1 << 22
-"""The most numbers of a tensor that are changed to another type at once."""
+"""Most numbers converted at once."""
 
 
 def pieces(value: Tensor, dtype: Any) -> Iterator[Tensor]:
-    """Yield the numbers of a tensor in order, converted to `dtype`, in one-dimensional tensors of at most 4 Mi numbers,
-    so that little is in memory at once."""
+    """Yield a tensor's numbers in order, converted, in pieces of at most PIECE."""
     flat = value.reshape(-1)
     for start in range(0, len(flat), PIECE):
         yield flat[start : start + PIECE].to(dtype)
 
 
 def check_shapes(weights: Weights, model: Any) -> None:
-    """Raise ModelError unless `weights` (of a trained model, by name) have exactly the names and shapes of the
-    parameters of `model`, a model without values (on the "meta" device). Also raise ModelError when transformers would
-    save values of the model that are no parameters (buffers), because no checkpoint holds buffers."""
+    """Raise ModelError unless `weights` have the names and shapes of the parameters of `model`, on "meta"."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    # no checkpoint holds buffers that transformers would save
     untrained = sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
     if untrained:
         raise ModelError(
@@ -64,8 +59,7 @@ def check_shapes(weights: Weights, model: Any) -> None:
 
 
 def check_finite(name: str, value: Tensor, dtype: str) -> None:
-    """Raise ModelError when a tensor to be published holds NaN or an infinite number. name, dtype: the tensor's name
-    and the published type, for the message; value: the tensor, or a piece of it, already of that type."""
+    """Raise ModelError when a piece of a published tensor holds NaN or an infinite number."""
     import torch
 
     if value.numel() and not all(torch.isfinite(end) for end in value.aminmax()):
@@ -76,12 +70,7 @@ def check_finite(name: str, value: Tensor, dtype: str) -> None:
 
 
 def check_folder(out: Workdir, model_class: Any, config: Any, weights: PublishedWeights, dtype: str) -> None:
-    """Raise ModelError unless the weight files in `out.path` hold exactly `weights`, converted to `dtype`, and the
-    model that is read from the files computes finite logits for one row.
-
-    weights: the trained weights by their names in published files; model_class: transformers' class that reads the
-    model, such as AutoModelForCausalLM; config: transformers' config of the model; dtype: the type in the files, such
-    as "float32"."""
+    """Raise ModelError unless the files hold exactly `weights`, and the model read from them computes finite logits."""
     import torch
 
     wanted, stored = getattr(torch, dtype), _mapped(sorted(out.path.glob("model*.safetensors")))
@@ -114,32 +103,31 @@ def _equal(stored: Tensor, weights: PublishedWeights, name: str) -> bool:
 
 
 def _mapped(files: list[Path]) -> dict[str, Tensor]:
-    """Return the tensors of safetensors files by name. They are read from disk when they are used."""
+    """Return the tensors of safetensors files by name, read from disk when used."""
     from safetensors.torch import load_file
 
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
 def _loaded(out: Workdir, model_class: Any, config: Any, dtype: Any, stored: dict[str, Tensor]) -> Any:
-    """Return the model with mapped tensors as its parameters, not copies of them.
-
-    The model is built without initial values, so that memory for them is reserved and not used. stored: the mapped tensors
-    of the folder's files, each of which is mapped once."""
+    """Return the model with mapped tensors as its parameters, not copies."""
     from transformers.initialization import no_init_weights
 
+    # memory for initial values would be used; without them it is only reserved
     with no_init_weights():
         model = model_class.from_config(config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
     model.tie_weights()  # of parameters that share their values only one has a name
     written = PretrainedWeights(out.path, model)
-    found: dict[str, Tensor] = {}
+    mapped: dict[str, Tensor] = {}
     for number, (name, _) in enumerate(model.named_parameters()):
         if (key := written.stored_name(name)) is not None:
-            found[name] = stored[key]
+            mapped[name] = stored[key]
         else:
+            # a parameter of several stored tensors, such as Mixtral's experts, is mapped from a file of its own
             file = out.scratch / f"joined-{number}.safetensors"
             save_tensors(file, {name: written.tensor(name).contiguous()})
-            found |= _mapped([file])
-    model.load_state_dict(found, strict=False, assign=True)
+            mapped |= _mapped([file])
+    model.load_state_dict(mapped, strict=False, assign=True)
     model.tie_weights()
     return model
 

@@ -1,39 +1,34 @@
-"""Write the model card: a `README.md` with the metadata that the Hugging Face hub reads.
-
-The card says what the stage `consolidate` knows: the base model, the digest of the training data, the settings of training
-and the figures that training computed. It contains no date, path or row of data, so that the same model has the same card.
-"""
+"""Write the model card, `README.md`. It has no date, path or row of data, so that the same model has the same card."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import CheckpointMeta
 
 PIPELINES = {"classification": "text-classification", "causal_lm": "text-generation"}
 
 
-class Origin(NamedTuple):
-    """The base model, with whose weights training began. Both attributes are None for a model trained from scratch.
+class CardSource(NamedTuple):
+    """The model with whose weights training began; both None from scratch.
 
     Attributes:
-        name: the base model's name on the Hugging Face hub, None if it has no such name.
-        weights: the digest of the base model's weights.
+        name: On the hub.
+        weights: Their digest.
     """
 
     name: str | None = None
     weights: str | None = None
 
 
-def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapter: bool = False) -> None:
-    """Write the model card, `README.md`, to `folder`.
-
-    shards: the metadata of the trained checkpoint (the artifact of the stage `train`): task, labels, steps, settings
-    and metrics; config: the content of the model's `config.json`; base: the base model with whose weights training
-    began; adapter: whether `folder` holds a LoRA adapter instead of a whole model."""
+def write_card(folder: Path, shards: CheckpointMeta, config: Meta, base: CardSource, *, adapter: bool = False) -> None:
+    """Write the card of a model, or of a LoRA adapter. shards: metadata of the checkpoint; config: `config.json`."""
     from huggingface_hub import ModelCardData
 
     known = ModelCardData(
@@ -46,13 +41,13 @@ def write_card(folder: Path, shards: Meta, config: Meta, base: Origin, *, adapte
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _paragraphs(shards: Meta, config: Meta, base: Origin, adapter: bool) -> Iterable[str]:
+def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter: bool) -> Iterable[str]:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {PIPELINES[shards['task']].replace('-', ' ')}, {_origin(base)} with trnflow."
     yield _how_to_open(shards["task"], base.name, adapter)
-    if shards.get("labels"):
-        yield "## Labels\n\n" + table(("id", "label"), enumerate(shards["labels"]))
+    if labels := shards.get("labels"):
+        yield "## Labels\n\n" + table(("id", "label"), enumerate(labels))
     facts = {"data": shards.get("data"), "steps": shards.get("steps"), "best_step": shards.get("best_step")}
     rows = [(name, value) for name, value in {**facts, **shards.get("settings", {})}.items() if value is not None]
     if rows:
@@ -62,7 +57,7 @@ def _paragraphs(shards: Meta, config: Meta, base: Origin, adapter: bool) -> Iter
         yield f"## Figures\n\n{what}\n\n" + table(("figure", "value"), shards["metrics"].items())
 
 
-def _origin(base: Origin) -> str:
+def _origin(base: CardSource) -> str:
     if base.name is not None:
         return f"fine-tuned from `{base.name}`"
     return f"fine-tuned from the weights `{base.weights}`" if base.weights else "trained from scratch"
@@ -80,17 +75,17 @@ def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a Markdown table. heads: the titles of the columns; rows: the values of each row's cells, whose texts
-    are escaped, so that they mean no Markdown or HTML."""
+    """Return a Markdown table."""
     lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a table's cell, in which labels and names mean no Markdown or HTML."""
+    """Return a value as a cell's text."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    # labels and names must mean no Markdown or HTML
     for sign in "\\`*_[]|~#":
         text = text.replace(sign, "\\" + sign)
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())

@@ -1,11 +1,6 @@
 """Add the keys that transformers 4.57 reads to a config that transformers 5 wrote.
 
-transformers 5 writes the settings of rotary position embeddings (RoPE) as `rope_parameters`. Version 4.57, and
-optimum-neuron, which is built on it, ignore that key without a warning, and compute with the default base and no scaling.
-They read keys whose names depend on the family of models.
-
-In transformers 5 a `rope_scaling` in the file replaces `rope_parameters`. For that reason `rope_scaling` is written only
-with scaling, and with all that version 5 needs beside `rope_theta`.
+4.57, and optimum-neuron, ignore `rope_parameters` without a warning, and would compute another model.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from trnflow.tasks.artifact import Meta
 
 THETA, SHARE = "rope_theta", "partial_rotary_factor"
 SEPARATE = (THETA, SHARE)
-"""The entries of `rope_parameters` that are keys of their own in version 4.57; the others are in `rope_scaling`."""
+"""Entries of `rope_parameters` that are keys of their own in 4.57; the others are in `rope_scaling`."""
 
 NAMES: dict[str, dict[str, str]] = {
     "gpt_neox": {THETA: "rotary_emb_base", SHARE: "rotary_pct"},
@@ -29,32 +24,24 @@ BY_LAYER_TYPE: dict[str, dict[str, str]] = {
     "gemma3n_text": {"full_attention": THETA, "sliding_attention": "rope_local_base_freq"},
     "olmo3": {"full_attention": THETA, "sliding_attention": THETA},
 }
-"""{model_type: {kind of layer: the key of its base in 4.57}}, of families whose layers differ. In 4.57 the scaling of the
-other families is that of layers with full attention, and ModernBERT has none."""
+"""{model_type: {kind of layer: key of its base in 4.57}}, of families whose layers differ."""
 
 UNSCALED = ("modernbert", "modernbert-decoder")
 
 NESTED = "text_config"
-"""The key under which a model that reads images too keeps the settings of its language model."""
+"""Where a model that reads images too keeps the settings of its language model."""
 
 
 def with_older_keys(config: Meta, settings: Meta) -> Meta:
-    """Return the content of `config.json` with the keys added that transformers 4.57 reads. For a model that reads
-    images too, add such keys also to its entry `text_config`, the settings of its language model.
-
-    config: the content of `config.json` as transformers 5 writes it; settings: all settings of the model, defaults
-    included."""
-    found = {**config, **older_keys(settings)}
+    """Return `config.json` with the keys of 4.57. settings: with defaults."""
+    extended = {**config, **older_keys(settings)}
     if isinstance(settings.get(NESTED), dict):
-        found[NESTED] = {**(config.get(NESTED) or {}), **older_keys(settings[NESTED])}
-    return found
+        extended[NESTED] = {**(config.get(NESTED) or {}), **older_keys(settings[NESTED])}
+    return extended
 
 
 def older_keys(config: Meta) -> Meta:
-    """Return {key: value} of the entries that transformers 4.57 needs in `config.json`; {} for a model without rotary
-    embeddings.
-
-    config: all settings of the model, defaults included, as transformers 5 names them."""
+    """Return the entries that 4.57 needs, of settings with defaults; {} without rotary embeddings."""
     rope, family = config.get("rope_parameters") or {}, str(config["model_type"])
     if family in BY_LAYER_TYPE:
         scaling = {} if family in UNSCALED else _scaling(rope["full_attention"])
@@ -66,12 +53,11 @@ def older_keys(config: Meta) -> Meta:
 
 
 def _bases(rope: Meta, family: str) -> Meta:
-    """Return {key of 4.57: base} of a family whose layers differ.
-
-    Version 4.57 scales no layers with a sliding window, and OLMo 3's two kinds of layers share one base. A base that it can't
-    have is null, for which that version stops with an error, in place of computing another model."""
+    """Return {key of 4.57: base} of a family whose layers differ."""
     keys: Meta = {}
     for kind, key in BY_LAYER_TYPE[family].items():
+        # 4.57 scales no sliding layers, and OLMo 3's kinds share a base: null stops it, in place of computing another
+        # model
         scaled = bool(_scaling(rope[kind])) and (kind == "sliding_attention" or family in UNSCALED)
         other = key in keys and keys[key] != rope[kind][THETA]
         keys[key] = None if scaled or other else rope[kind][THETA]
@@ -82,18 +68,17 @@ def _scaling(rope: Meta) -> Meta:
     """Return {"rope_scaling": ...} of one kind of layer; {} without scaling."""
     if rope.get("rope_type", "default") == "default":
         return {}
+    # in transformers 5 it replaces rope_parameters, so it is written only with scaling, and whole
     return {"rope_scaling": {name: value for name, value in rope.items() if name not in SEPARATE}}
 
 
 def _layer_pattern(config: Meta) -> Meta:
-    """Return ModernBERT's `global_attn_every_n_layers`, which version 5 writes as a list, `layer_types`.
-
-    Version 4.57 knows only layers with full attention at equal distances, and ignores the list. For other lists the number
-    is 0, for which that version stops with an error, in place of computing another model."""
+    """Return ModernBERT's `global_attn_every_n_layers`, of which version 5 writes a list."""
     kinds = config.get("layer_types") or []
     if config["model_type"] != "modernbert" or not kinds:
         return {}
     for every in range(1, len(kinds) + 1):
         if kinds == ["sliding_attention" if index % every else "full_attention" for index in range(len(kinds))]:
             return {"global_attn_every_n_layers": every}
+    # 4.57 ignores the list, and knows equal distances alone; 0 stops it
     return {"global_attn_every_n_layers": 0}

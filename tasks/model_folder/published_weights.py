@@ -1,9 +1,7 @@
-"""Give weights the names and shapes that transformers publishes, which other programs and versions read.
+"""Give weights the names and shapes that transformers publishes, one parameter at a time.
 
-transformers 5 renames some parameters when it loads a model (`embed_out` of GPT-NeoX becomes `lm_head`), and joins others
-(the experts of a mixture become one tensor). A file with the names of version 5 loads in version 5 alone: version 4.57
-warns, and computes with a random head. `save_pretrained` reverts these changes for a whole model; this module reverts
-them for one parameter at a time.
+transformers 5 renames parameters when it loads a model, and joins others. A file with its names loads in version 5
+alone.
 """
 
 from __future__ import annotations
@@ -17,12 +15,10 @@ if TYPE_CHECKING:
 
 
 class PublishedWeights:
-    """The weights of a whole model by the names and shapes that transformers publishes. Implements the interface
-    `Weights` (names, and the shape and value of each weight by its name).
+    """A model's `Weights` by published names and shapes. model: on "meta".
 
-    weights: the same weights by the parameter names of the model in memory; one parameter may become several published
-    tensors. model: the model without values (on the "meta" device). The published tensors of the parameter that was
-    read last stay in memory."""
+    The tensors of the parameter read last stay in memory.
+    """
 
     def __init__(self, weights: Weights, model: Any) -> None:
         import torch
@@ -55,29 +51,27 @@ class PublishedWeights:
 
 
 def renamed_parameters(model: Any) -> dict[str, str]:
-    """Return {name in the model: name in published files} of the parameters that transformers only renames when it
-    publishes the model. Parameters that keep their name, or that get another shape or become several tensors, are left
-    out."""
+    """Return {name in the model: published name} of the parameters that are only renamed."""
     import torch
 
-    found = {}
+    renamed = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         parts = _reverted(model, name, torch.empty(parameter.shape, device="meta"))
         if len(parts) == 1 and (published := next(iter(parts))) != name and parts[published].shape == parameter.shape:
-            found[name] = published
-    return found
+            renamed[name] = published
+    return renamed
 
 
 def _reverted(model: Any, name: str, value: Tensor) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
+    # version 4.57 would warn, and compute with a random head
     reverted: dict[str, Tensor] = revert_weight_conversion(model, {name: value})
     return reverted
 
 
 def model_without_values(task: str, config: Any) -> Any:
-    """Build the model that transformers' `config` describes on the "meta" device, where tensors have shapes and no
-    values. task: "classification" or "causal_lm"."""
+    """Build the model of a config on "meta"."""
     import torch
 
     from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class

@@ -11,37 +11,30 @@ from trnflow.tasks.stage import read_json, write_json
 
 
 def generation_settings(config: Json, base: Meta | None) -> Meta:
-    """Return the content of `generation_config.json`: the entries of the base model (stop tokens, sampling), with the
-    ids of special tokens from `config` added where they are missing. The end token takes the place of a missing
-    padding token.
-
-    config: the model's `config.json`; base: the base model's `generation_config.json`, None if there is none."""
+    """Return `generation_config.json`: the base model's, with the special tokens of `config` where it lacks them."""
     known: Meta = {name: value for name, value in (base or {}).items() if value is not None}
     ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     if ids["pad_token_id"] is None:
+        # the end token takes the place of a missing padding token
         eos = known.get("eos_token_id", ids["eos_token_id"])
         ids["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
     return {**{name: value for name, value in ids.items() if value is not None}, **known}
 
 
 def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
-    """Copy the tokenizer's files from the folder `folder` to the folder `to`. In the copy of `tokenizer_config.json`,
-    set `model_max_length` to `positions` if it is larger or missing.
-
-    positions: the most tokens of a row that the model takes, None for any number. With a larger `model_max_length`, or
-    none, a pipeline of transformers fails on a long text, because even `truncation=True` cuts nothing."""
+    """Copy the tokenizer's files, with `model_max_length` at most `positions`."""
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, to / file.name)
     settings = to / "tokenizer_config.json"
     document: Meta = read_json(settings) if settings.exists() else {}
     limit = document.get("model_max_length")
+    # with a larger one, or none, a pipeline fails on a long text: `truncation=True` cuts nothing
     if positions is not None and (not isinstance(limit, int | float) or limit > positions):
         write_json(settings, {**document, "model_max_length": positions})
 
 
 def positions_of(model: Any) -> int | None:
-    """Return the largest number of tokens in a row for which a transformers model has positions; None if the model's
-    config names no limit."""
+    """Return the most tokens of a row that a model has positions for, or None."""
     from trnflow.tasks.training.model.pretrained import first_position
 
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)

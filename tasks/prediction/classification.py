@@ -1,8 +1,6 @@
 """Predict classes with a consolidated model, or with its StableHLO export.
 
-Rows are cut to the model's greatest length as in training. An export has graphs for a few static shapes: rows are padded
-to them, and the last batch is filled up with copies of its last row. A graph is compiled again at each call (about a
-second for a small model), so an export is for checking what it predicts, not for speed.
+An export is for checking what it predicts, not for speed: a graph is compiled at each call, about a second.
 """
 
 from __future__ import annotations
@@ -29,10 +27,14 @@ BATCH = 32
 
 
 class Program(NamedTuple):
-    """A classifier's forward pass as a function, with the limits of the function's inputs. call: (input_ids,
-    attention_mask), int64 [rows, length] -> logits, float [rows, labels]; longest: the most tokens of a row, or None
-    for no limit; length: returns the length to which rows are padded, from the number of tokens of the longest row in
-    the batch; batch: the most rows of a call; fixed: whether each call must have `batch` rows, as that of an export."""
+    """A classifier's forward pass.
+
+    Attributes:
+        call: int64 [rows, length] twice -> float [rows, labels].
+        longest: Most tokens of a row, or None.
+        length: Tokens of a batch's longest row -> tokens to pad to.
+        batch: Most rows of a call; all calls have it if `fixed`.
+    """
 
     call: Callable[[Tensor, Tensor], Tensor]
     longest: int | None
@@ -42,11 +44,10 @@ class Program(NamedTuple):
 
 
 class Classifier:
-    """A classifier, loaded from a folder, that predicts the classes of texts.
+    """A classifier, loaded from a folder.
 
-    folder: the files of a consolidated model or, if `exported`, of its StableHLO export; max_length: the most tokens of
-    a row in training. Attributes: `labels`, the class names by index; `max_length`, the number of tokens to which texts
-    are cut, less than in training if the model has fewer positions."""
+    max_length: Tokens of a row in training; lowered to the model's positions.
+    """
 
     def __init__(self, folder: Path, max_length: int, *, exported: bool) -> None:
         tokenizer = read_tokenizer(folder)
@@ -58,35 +59,35 @@ class Classifier:
         self.labels = [str(named[str(index)]) for index in range(len(named))]
 
     def predict(self, texts: Sequence[str]) -> list[Meta]:
-        """Predict the class of each text. Return one dict for each text, in their order: text; label (the most
-        probable class); probabilities {class: probability}; and, only where the text was too long, cut (the number of
-        tokens left out). ModelError for logits that are not finite."""
+        """Return {text, label, probabilities, cut: tokens left out, if any} of each text. Raises ModelError for logits
+        that are not finite."""
         rows, cut = self._tokens(texts)
+        # rows of like length share a batch, which pads least
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-        found: list[Meta] = [{}] * len(rows)
+        predicted: list[Meta] = [{}] * len(rows)
         for start in range(0, len(order), self._program.batch):
             chosen = order[start : start + self._program.batch]
             for row, values in zip(chosen, self._probabilities([rows[row] for row in chosen]), strict=True):
                 best = max(range(len(values)), key=values.__getitem__)
-                found[row] = {
+                predicted[row] = {
                     "text": texts[row],
                     "label": self.labels[best],
                     "probabilities": dict(zip(self.labels, values, strict=True)),
                     **({"cut": cut[row]} if cut[row] else {}),
                 }
-        return found
+        return predicted
 
     def _tokens(self, texts: Sequence[str]) -> tuple[list[Ints], list[int]]:
-        """(token ids of each text, number of tokens left out of each)."""
+        """Return (token ids of each text, tokens left out of each)."""
         import numpy as np
         import pyarrow as pa
 
         labels = pa.array([0] * len(texts), pa.int64())
-        made = self._encoder.encode(pa.table({"text": pa.array(texts, pa.string()), "label": labels}))
-        return np.split(made.ids, np.cumsum(made.sizes)[:-1]), (made.lengths - made.sizes).tolist()
+        encoded = self._encoder.encode(pa.table({"text": pa.array(texts, pa.string()), "label": labels}))
+        return np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1]), (encoded.lengths - encoded.sizes).tolist()
 
     def _probabilities(self, rows: list[Ints]) -> list[list[float]]:
-        """[row][label], of at most a batch of rows."""
+        """Return [row][label] of at most a batch."""
         import torch
 
         length = self._program.length(max(len(row) for row in rows))
@@ -94,15 +95,16 @@ class Classifier:
         input_ids = torch.full((count, length), self._pad, dtype=torch.int64)
         attention_mask = torch.zeros_like(input_ids)
         for at in range(count):
+            # an export takes whole batches: copies of the last row fill it up
             row = rows[min(at, len(rows) - 1)]
             input_ids[at, : len(row)] = torch.from_numpy(row).long()
             attention_mask[at, : len(row)] = 1
         with torch.inference_mode():
             logits = self._program.call(input_ids, attention_mask)[: len(rows)].float()
-        found: list[list[float]] = logits.softmax(-1).tolist()
-        if not all(math.isfinite(value) for values in found for value in values):
+        probabilities: list[list[float]] = logits.softmax(-1).tolist()
+        if not all(math.isfinite(value) for values in probabilities for value in values):
             raise ModelError("the model's logits are not finite", "the weights are broken: train again")
-        return found
+        return probabilities
 
 
 def _eager(folder: Path) -> Program:

@@ -1,7 +1,6 @@
-"""Generate texts with a consolidated language model, as its `generation_config.json` says (without one: greedily).
+"""Generate texts with a consolidated language model, as its `generation_config.json` says, else greedily.
 
-One prompt at a time, so that a text does not depend on the others of its file. Sampling begins with the same seed for each
-prompt. Costs a forward pass a token, on the CPU.
+Costs a forward pass a token, on the CPU.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ SEED = 0
 
 
 class Generator:
-    """A language model, loaded from a folder, that generates texts.
+    """A language model, loaded from a folder.
 
-    folder: the files of a consolidated model; templates: the recipe's prompt templates, in which special tokens are
-    read as such; framed: whether a chat template writes the special tokens of a prompt; max_new_tokens: the most tokens
-    of a generated text, lowered to half of the model's positions if it is more."""
+    templates: The recipe's prompt templates. framed: Whether a chat template writes special tokens. max_new_tokens:
+    Lowered to half of the model's positions.
+    """
 
     def __init__(self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int) -> None:
         self._tokenizer = read_tokenizer(folder)
@@ -35,25 +34,19 @@ class Generator:
             self._new = min(max_new_tokens, max(self._positions // 2, 1))
 
     def predict(self, parts: list[Meta], where: str) -> Meta:
-        """Generate a text for a prompt.
+        """Generate a text for a prompt's parts {text, train}.
 
-        Args:
-            parts: the prompt as a list of pieces {text, train}, as format_prompts writes it; `train` is not used.
-            where: the name of the prompt's row in errors.
-
-        Returns: prompt (its text), generated (the text that the model added), tokens (how many tokens were generated)
-        and ended (whether the model ended the text itself, by an end token). If the prompt left no room for the
-        answer, also cut: how many tokens were left out at the prompt's beginning.
-
-        Raises DataError for an empty prompt.
+        Returns {prompt, generated, tokens, ended: by an end token, cut: tokens left out, if any}. Raises DataError for
+        an empty prompt.
         """
         import torch
 
         ids, kept = self._ids(parts, where)
         row, ends = torch.tensor([kept]), self._ends()
+        # one prompt at a time from one seed: a text does not depend on the others of its file
         torch.manual_seed(SEED)
         with torch.inference_mode():
-            made = self._model.generate(
+            generated = self._model.generate(
                 row,
                 attention_mask=torch.ones_like(row),
                 use_cache=True,
@@ -63,14 +56,14 @@ class Generator:
             )[0, len(kept) :].tolist()
         return {
             "prompt": "".join(part["text"] for part in parts),
-            "generated": self._tokenizer.tokenizer.decode(made, skip_special_tokens=True),
-            "tokens": len(made),
-            "ended": bool(made) and made[-1] in ends,
+            "generated": self._tokenizer.tokenizer.decode(generated, skip_special_tokens=True),
+            "tokens": len(generated),
+            "ended": bool(generated) and generated[-1] in ends,
             **({"cut": len(ids) - len(kept)} if len(ids) > len(kept) else {}),
         }
 
     def _ids(self, parts: list[Meta], where: str) -> tuple[list[int], list[int]]:
-        """The token ids of a prompt, and those that the model reads."""
+        """Return a prompt's token ids, and those that the model reads."""
         ids, prefix = prompt_ids(self._encoder, parts), self._tokenizer.prefix()
         if not ids:
             raise DataError(f"{where}: the prompt is empty", "give it a text")
@@ -78,7 +71,7 @@ class Generator:
         return ids, ids if self._positions is None else shortened(ids, self._positions - self._new, opening)
 
     def _ends(self) -> list[int]:
-        """Return the ids of the tokens at which the model stops generating; empty if the model names none."""
+        """Return the ids at which the model stops."""
         ends = self._model.generation_config.eos_token_id
         return [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
 

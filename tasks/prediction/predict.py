@@ -22,15 +22,16 @@ Named = tuple[str, Row]
 Predict = Callable[[Iterable[Named]], Iterator[Meta]]
 
 WINDOW = 256
-"""Rows that are classified together, the short ones apart from the long ones."""
+"""Rows that are classified together, like lengths first."""
 
 
 class Model(NamedTuple):
     """A trained model in a folder, whose weights are not loaded yet.
 
-    folder: the model's files; rows: the content of `trnflow.json`, the settings by which rows became the model's
-    inputs in training; shape: how a row to predict becomes the text that the model reads; exported: whether the folder
-    holds a StableHLO export instead of PyTorch weights."""
+    Attributes:
+        rows: The content of `trnflow.json`.
+        shape: How a row becomes the text that the model reads.
+    """
 
     folder: Path
     rows: RowFormat
@@ -39,10 +40,10 @@ class Model(NamedTuple):
 
 
 def open_model(folder: Path, kind: str, meta: Meta) -> Model:
-    """Open a model's folder without loading its weights. kind, meta: the kind ("exported" for an export) and the
-    metadata of the model's artifact, which `consolidate` or `export_neuron` made.
+    """Open a model's folder without loading its weights. kind, meta: of its artifact.
 
-    Raises ConfigError for an export that can't predict here, ModelError for a model without `trnflow.json`."""
+    Raises ConfigError for an export that can't predict here, ModelError without `trnflow.json`.
+    """
     exported = kind == "exported"
     if exported and meta["target"] != "stablehlo":
         raise ConfigError("a Neuron export runs on Neuron only", "leave --export out, or set export.target=stablehlo")
@@ -56,27 +57,16 @@ def open_model(folder: Path, kind: str, meta: Meta) -> Model:
 
 
 def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:
-    """Load the model's weights and yield the prediction of each row, in the order of the rows.
-
-    A classifier's prediction is {text: the text that the model read; label: the most probable class; probabilities:
-    {class: probability}}. A language model's is {prompt: the text given to the model; generated: the text that the
-    model added; tokens: how many tokens were generated; ended: whether the model ended the text itself, by an end
-    token}. Where a text had too many tokens for the model, `cut` is the number of tokens left out.
-
-    model: from `open_model`; rows: pairs (the row's name in errors, the row); max_new_tokens: the most tokens of a
-    generated text."""
+    """Load the weights and yield each row's prediction, in order: see `predictor`."""
     yield from predictor(model, max_new_tokens)(rows)
 
 
 def predictor(model: Model, max_new_tokens: int) -> Predict:
-    """Load the weights of a model, and return a function from rows to their predictions, in the order of the rows.
+    """Load the weights; return a function from rows to predictions, in order.
 
-    The function takes pairs (the row's name in errors, the row) and yields one prediction for each row, with the keys
-    that `predictions` describes: {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of a
-    language model; with `cut` where the text was too long. It raises DataError, with the row's name, for a row that
-    can't become a text, such as one that lacks a column.
-
-    model: from `open_model`; max_new_tokens: the most tokens of a generated text."""
+    A prediction is {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of a language
+    model; `cut` counts tokens left out. The function raises DataError for a row that can't become a text.
+    """
     if model.rows.task == "classification":
         from trnflow.tasks.prediction.classification import Classifier
 

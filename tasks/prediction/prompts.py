@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import prompted, sections
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
-from trnflow.tasks.data.format.conversation import ROLES, Columns, conversation_of
+from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, conversation_of
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import (
     ARGUMENTS,
@@ -22,20 +22,24 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowColumns
+
 Row = dict[str, Any]
 Parts = list[Meta]
-"""The parts of a text: dicts with `text`, `train` (false) and perhaps `plain` (special tokens in it are read as text)."""
+"""Dicts with `text`, `train` (false) and perhaps `plain`: special tokens in it are read as text."""
 
 
 class Shape(NamedTuple):
-    """How a row becomes the text that a model reads. The text is a list of pieces, {text, train}, as format_prompts
-    writes it.
+    """How a row becomes the text that a model reads.
 
-    columns: the columns that a row must have; optional: further columns that are read where a row has them; parts: a
-    function that makes the text of a row, given the row and its name in errors (DataError for a row that can't become
-    a text); templates: the recipe's own templates, in which a spelled special token counts as that token; framed:
-    whether a chat template writes the special tokens; is_chat: whether the only column of `columns` holds a
-    conversation."""
+    Attributes:
+        columns: That a row must have.
+        optional: Read where a row has them.
+        parts: (row, its name in errors) -> parts.
+        templates: The recipe's, in which a spelled special token counts.
+        is_chat: Whether the only column holds a conversation.
+    """
 
     columns: list[str]
     optional: list[str]
@@ -45,9 +49,7 @@ class Shape(NamedTuple):
     is_chat: bool = False
 
     def of_text(self, text: str) -> Row:
-        """Return the row that a bare text stands for: the value of the only column, or the user's turn of a conversation.
-
-        Raises ConfigError for a model that reads several columns."""
+        """Return the row of a bare text. Raises ConfigError for a model that reads several columns."""
         if len(self.columns) != 1:
             raise ConfigError(
                 f"the model reads the columns {', '.join(self.columns)}, and a bare text is only one",
@@ -57,8 +59,7 @@ class Shape(NamedTuple):
         return {**dict.fromkeys(self.optional, None if self.is_chat else ""), self.columns[0]: value}
 
     def of_row(self, row: Row, where: str) -> Parts:
-        """Return the text that the model reads for a row, as a list of parts {text, train}. where: names the row in
-        errors. DataError for a row that lacks a column."""
+        """Return the parts of a row. Raises DataError for one that lacks a column."""
         empty = [column for column in self.columns if row.get(column) is None]
         if empty:
             raise DataError(f"{where}: the column {empty[0]} is missing or null", "give every row a text")
@@ -66,9 +67,8 @@ class Shape(NamedTuple):
 
 
 def shape_of(rows: RowFormat, folder: Path) -> Shape:
-    """Return how rows become the text that a model reads. rows: the content of the model's `trnflow.json`, the settings
-    by which rows were formatted in training; folder: the model's folder, which holds the tokenizer and its chat
-    template. ConfigError for a chat model whose tokenizer has lost its template."""
+    """Return the shape of the rows that `trnflow.json` describes. Raises ConfigError without the tokenizer's chat
+    template."""
     config = FormatConfig.model_validate(rows.settings)
     if config.task == "chat":
         return _chat(config, folder)
@@ -83,10 +83,11 @@ def shape_of(rows: RowFormat, folder: Path) -> Shape:
 
 
 def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
-    """A prompt that `format.prompt_template` writes. The context is optional, all other columns that it names are not."""
+    """Return the shape of `format.prompt_template`."""
     assert config.prompt_template is not None
-    meta = {"columns": rows.columns, "nested": rows.nested}
+    meta: RowColumns = {"columns": rows.columns, "nested": rows.nested}
     write, named = row_template(config, "prompt_template", meta, no_limit)
+    # all columns but the context must be there
     optional = [name for name in named if name == config.context]
     columns = [name for name in named if name not in optional]
     templates = (config.prompt_template, *((config.response_template,) if config.response_template else ()))
@@ -94,7 +95,7 @@ def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
 
 
 def _chat(config: FormatConfig, folder: Path) -> Shape:
-    names = Columns(config.messages, config.tools, config.documents, ARGUMENTS)
+    names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     optional = [name for name in (config.tools, config.documents, ARGUMENTS) if name]
     framed = is_framed(config)
     chat = chat_document(config, folder) if framed else None
@@ -116,7 +117,7 @@ def _chat(config: FormatConfig, folder: Path) -> Shape:
 
 
 def _asked(messages: list[Row], where: str) -> list[Row]:
-    """The messages up to the last that is not the assistant's: an answer that the row has is left out."""
+    """Return the messages without the assistant's at the end."""
     while messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not messages:

@@ -1,8 +1,4 @@
-"""Read the rows to predict from a file, and write predictions as JSON lines.
-
-The file of predictions appears under its name when it is complete; until then its lines are in a hidden file beside it,
-which is removed if an error ends the work.
-"""
+"""Read the rows to predict from a file, and write predictions as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import Rows, open_file
+from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.errors import ConfigError, DataError, MachineError
 from trnflow.tasks.sources.data_files import FORMATS, format_of
 
@@ -21,12 +17,10 @@ Row = dict[str, Any]
 
 
 class RowFile:
-    """An opened data file with rows to predict. Iterate over the object to read the rows.
+    """A data file with rows to predict; iterate to read them. name: for errors; count: of rows.
 
-    path: the file, whose ending says its format; columns: the columns that the file must have; optional: further
-    columns that are read if the file has them. Attributes: name: the file's name, for errors; count: the number of
-    rows. Raises DataError for a file without rows or with a row that is no object (its line is named), ConfigError for
-    a file that is not there, is of no known format or lacks one of `columns`."""
+    Raises DataError without rows or for one that is no object, ConfigError for a file or column that is not there.
+    """
 
     def __init__(self, path: Path, columns: list[str], optional: list[str]) -> None:
         kind = format_of(path.name)
@@ -50,11 +44,11 @@ class RowFile:
             raise DataError(f"{self.name} holds no rows", "give it rows")
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """Yield (the row's name in errors, its columns that the model reads) for each row."""
+        """Yield (name in errors, row)."""
         yield from _numbered(self._rows, self._columns)
 
 
-def _numbered(rows: Rows, columns: list[str]) -> Iterator[tuple[str, Row]]:
+def _numbered(rows: RowReader, columns: list[str]) -> Iterator[tuple[str, Row]]:
     number = 0
     for batch in rows.batches(columns):
         for row in batch.to_pylist():
@@ -64,15 +58,15 @@ def _numbered(rows: Rows, columns: list[str]) -> Iterator[tuple[str, Row]]:
 
 @contextlib.contextmanager
 def new_lines(path: Path, source: Path | None) -> Iterator[Callable[[Meta], None]]:
-    """Context that gives a function which appends an object to the new file `path`, as a line of JSON.
+    """Yield a function that appends an object to the new file `path`, as a line of JSON.
 
-    The file is there, and replaces an older one, when the context ends without an error. source: the file that rows are
-    read from, which must be another one. Raises ConfigError for a path that can't be written, MachineError for a full
-    disk."""
+    source: Must be another file. Raises ConfigError for a path that can't be written, MachineError for a full disk.
+    """
     if source is not None and path.resolve() == source.resolve():
         raise ConfigError(f"--out and --file are both {path}", "write the predictions to another file")
     if path.is_dir():
         raise ConfigError(f"--out: {path} is a folder", "name a file, such as predictions.jsonl")
+    # the file appears under its name when it is complete; an error removes the hidden one
     aside = path.with_name(f".{path.name}.partial")
     try:
         file = aside.open("w", encoding="utf-8")

@@ -12,8 +12,8 @@ from trnflow.tasks.training.config import TrainConfig, ranks
 from trnflow.tasks.training.engine import Engine
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.partition_specs import check_heads
-from trnflow.tasks.training.ranks import ALONE, World
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import ALONE, World
 
 if TYPE_CHECKING:  # keeps the code that reads checkpoints out of precompile's key
     from trnflow.tasks.training.checkpoint.shards import Reader
@@ -24,12 +24,7 @@ def make_engine(
 ) -> Engine:
     """Return the engine that `config.engine` names, with the model on its devices.
 
-    Args:
-        built: On the CPU, or on "meta": then steps register their graphs and run nothing.
-        stored: The checkpoint to resume from, of any mesh; None: the values in `built`.
-
-    Raises:
-        ModelError: `tensor_parallel_size` does not divide the model's heads.
+    built: On "meta", steps are only traced. stored: A checkpoint of any mesh, or None.
     """
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     if config.engine == "native":
@@ -43,11 +38,9 @@ def make_engine(
 
 @contextmanager
 def join_ranks(config: TrainConfig) -> Iterator[World]:
-    """Join the ranks that train together and yield this one's `World`, without group for a single process.
+    """Join the ranks and yield this one's `World`.
 
-    Raises:
-        ModelError: Another number of processes was started than `config` asks for.
-        ProcessFailed: A rank does not answer within `train.collective_timeout_seconds`.
+    Raises ModelError for another number of processes, ProcessFailed for a rank that does not answer in time.
     """
     if ranks(config) == 1:
         yield ALONE

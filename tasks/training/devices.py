@@ -82,24 +82,24 @@ def device_name(config: TrainConfig) -> str:
 
 def _check_neuron(config: TrainConfig) -> None:
     versions = {name: _version(name) for name in NEURON_PACKAGES}
-    for name, found in versions.items():
-        if found is not None and (found == "1.0" or found.startswith("1.0.post")):
+    for name, number in versions.items():
+        if number is not None and (number == "1.0" or number.startswith("1.0.post")):
             raise MissingDependency(
-                f"train.device is neuron, and {name} {found} is PyPI's empty placeholder package, not AWS's",
+                f"train.device is neuron, and {name} {number} is PyPI's empty placeholder package, not AWS's",
                 f"pip uninstall {name}, and {INSTALL_NEURON}",
             )
-    lacking = [name for name, found in versions.items() if found is None]
+    lacking = [name for name, number in versions.items() if number is None]
     if lacking:
         raise MissingDependency(
             "train.device is neuron, and the Neuron compiler and runtime are incomplete: "
             f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed",
             f"on a trn1 or trn2 instance {INSTALL_NEURON}, or set train.device=cpu",
         )
-    there = _neuron_cores()
-    if there is not None and there < config.devices:
+    cores = _neuron_cores()
+    if cores is not None and cores < config.devices:
         raise ModelError(
-            f"train.devices is {config.devices}, and there are {there} NeuronCores here ({NEURON_DEVICES})",
-            "lower train.devices, or check Neuron's driver" if there else "set train.device=cpu",
+            f"train.devices is {config.devices}, and there are {cores} NeuronCores here ({NEURON_DEVICES})",
+            "lower train.devices, or check Neuron's driver" if cores else "set train.device=cpu",
         )
 
 
@@ -111,13 +111,13 @@ def _version(package: str) -> str | None:
 
 
 def _neuron_cores() -> int | None:
-    """Return the number of logical NeuronCores (on Trn2, Trn3 two physical ones unless NEURON_LOGICAL_NC_CONFIG says
-    else), or None."""
+    """Return the number of logical NeuronCores, or None."""
     cores = 0
     for device in NEURON_DEVICES.glob("neuron[0-9]*"):
         count = _line(device / "core_count")
         if not count.isdecimal():
             return None
+        # on Trn2 and Trn3 a logical core is two physical ones, unless the variable says else
         paired = _line(device / "info" / "architecture" / "instance_type").lower().startswith(("trn2", "trn3"))
         cores += int(count) // int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", 2 if paired else 1))
     return cores
@@ -133,8 +133,8 @@ def _line(file: Path) -> str:
 def _group_limits() -> list[int]:
     """Return the cgroup's memory limits in bytes (cgroup v1 or v2); [] where there is none."""
     files = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-    found = [file.read_text().strip() for file in files if file.is_file()]
-    return [int(text) for text in found if text.isdecimal()]
+    limits = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(text) for text in limits if text.isdecimal()]
 
 
 def _product() -> str:

@@ -27,12 +27,7 @@ def accelerator(config: TrainConfig) -> Meta:
 
 
 def environ(config: TrainConfig) -> dict[str, str]:
-    """Return the variables that torch, XLA and malloc read at their start.
-
-    On neuron stochastic rounding is `NEURON_RT_STOCHASTIC_ROUNDING_EN=1`: the device rounds every fp32 cast at random
-    and does not report the random bits used, so a resumed run differs in last bits. Never run. Source: AWS Neuron,
-    PyTorch environment variables.
-    """
+    """Return the variables that torch, XLA and malloc read at their start."""
     threads = str(config.resolved_threads)
     variables = {
         **dict.fromkeys(THREAD_VARIABLES, threads),
@@ -51,6 +46,8 @@ def environ(config: TrainConfig) -> dict[str, str]:
     if config.device == "neuron":
         variables |= {"PJRT_DEVICE": "NEURON", "MALLOC_ARENA_MAX": "64"}
         if config.stochastic_rounding:
+            # the device rounds every fp32 cast at random and does not report its bits: a resumed run differs in last
+            # bits (AWS Neuron, PyTorch environment variables; never run)
             variables["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
             variables["NEURON_RT_STOCHASTIC_ROUNDING_SEED"] = str(config.seed % 2**32)
         # with several processes, torch_xla assigns cores by LOCAL_RANK

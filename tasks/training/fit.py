@@ -5,30 +5,33 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.stage import Workdir, write_json
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.saving import Saver
-from trnflow.tasks.training.checkpoint.warm_start import load_start
+from trnflow.tasks.training.checkpoint.starting_weights import load_start
 from trnflow.tasks.training.choose_engine import join_ranks, make_engine
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import cautions, check_device
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
-from trnflow.tasks.training.loop import Progress, Run, stop_signals
+from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
 from trnflow.tasks.training.model.adapters import adapter_document, prepared
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.selection import check_selection
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.world import World
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import CheckpointMeta, GraphsMeta, PackedMeta
 
 PUBLISHED = frozenset({
     "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",
@@ -37,11 +40,12 @@ PUBLISHED = frozenset({
 """Settings in the metadata, for the model card: what was trained, not on which devices."""
 
 
-def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
-    """Train from the newest checkpoint or the start; write weights, config and tokenizer to `out.path`, and return the
-    metadata.
+def fit(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir
+) -> CheckpointMeta:
+    """Train from the newest checkpoint or the start, write the result to `out.path`, and return the metadata.
 
-    model: of a warm start as `starting_from` returned it. Raises Interrupted when a signal stops the training.
+    model: of a warm start as `starting_from` returned it. Raises Interrupted.
     """
     check_device(config)
     for text in cautions(config):
@@ -55,7 +59,9 @@ def fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: W
         return _fit(config, model, packed, graphs, out, world)
 
 
-def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Meta:
+def _fit(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir, world: World
+) -> CheckpointMeta:
     run = _prepare(config, model, packed, graphs, out, world)
     document = adapter_document(run.built) if config.method == "lora" else None
     with stop_signals() as stopped, run.saver:
@@ -66,7 +72,7 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         if document:
             write_json(out.path / CONFIG, document)
         _copy_tokenizer(packed, out)
-    return {
+    meta: CheckpointMeta = {
         "task": run.built.task,
         "labels": packed.meta["labels"],
         "lengths": packed.meta["lengths"],
@@ -75,11 +81,15 @@ def _fit(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: 
         "metrics": run.summary(),
         "data": packed.digest,
         "settings": {name: value for name, value in keyed_params(config).items() if name in PUBLISHED},
-        **({"best_step": run.progress.best.step} if config.keeps_best else {}),
     }
+    if config.keeps_best:
+        meta["best_step"] = run.progress.best.step
+    return meta
 
 
-def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir, world: World) -> Run:
+def _prepare(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir, world: World
+) -> Run:
     """Build the model, read the newest checkpoint, and place both on the engine's devices."""
     check_selection(config, packed.meta)
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
@@ -92,7 +102,7 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
     if stored:
         stored.check_model(PARAMETER, {name: tuple(p.shape) for name, p in built.trained().items()})
     engine = make_engine(config, built, registry, stored, world)
-    progress = Progress.of(stored.state) if stored else Progress()
+    progress = TrainingState.of(stored.state) if stored else TrainingState()
     if stored:
         out.info(f"resumes at step {progress.step}")
     if built.frozen:
@@ -107,7 +117,7 @@ def _prepare(config: TrainConfig, model: Source, packed: Input, graphs: Input, o
     return Run(config, built, engine, registry, schedule, train, validation, progress, out, world, saver)
 
 
-def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
+def make_schedule(config: TrainConfig, packed: PackedMeta, train: Split) -> Schedule:
     """Return on which rows each update trains: the seed's order, for every engine and mesh. With
     `train.group_by_length` batches have rows of like length, unless documents were packed."""
     sizes = train.sizes() if config.group_by_length and packed.get("strategy") not in ("bfd", "concat") else None
@@ -115,25 +125,22 @@ def make_schedule(config: TrainConfig, packed: Meta, train: Split) -> Schedule:
 
 
 def newest_state(out: Workdir) -> tuple[int, Path] | None:
-    """Return (step, folder) of the checkpoint to resume from, or None.
-
-    The best evaluation's checkpoint must exist, since its weights may become the result; if not, the newest one before
-    it is returned, with a warning, and later ones are removed.
-    """
+    """Return (step, folder) of the checkpoint to resume from, or None."""
     if out.partial is None:
         return None
-    found = out.partial.newest(out.warn)
-    while found is not None:
-        best = shards.Reader(found[1]).state["best"]["step"]
-        if best in (0, found[0]) or out.partial.sound(best, out.warn) is not None:
-            return found
-        found = out.partial.newest(out.warn, upto=best)
-        on = f"goes on from step {found[0]}" if found else "begins anew"
+    newest = out.partial.newest(out.warn)
+    while newest is not None:
+        best = shards.Reader(newest[1]).state["best"]["step"]
+        # the best evaluation's weights may become the result: without them training goes back to before it
+        if best in (0, newest[0]) or out.partial.sound(best, out.warn) is not None:
+            return newest
+        newest = out.partial.newest(out.warn, upto=best)
+        on = f"goes on from step {newest[0]}" if newest else "begins anew"
         out.warn(f"the state of step {best}, whose evaluation was the best, is gone: training {on}")
     return None
 
 
-def _built(config: TrainConfig, model: Source, packed: Input, train: Split) -> Built:
+def _built(config: TrainConfig, model: Source, packed: Input[PackedMeta], train: Split) -> Built:
     built = build(model, packed, seed=config.seed, weights=True)
     load_start(model, built.model)
     return prepared(config, built, packed.meta, train)
@@ -145,13 +152,13 @@ def _write_weights(run: Run) -> None:
     if not run.config.keeps_best or best in (0, run.progress.step) or states is None:
         shards.write(out.path, run.engine.slices(state=False), {}, run.world.gather)
     elif run.world.rank == 0:
-        found = states.sound(best, out.warn)
-        if found is None:
+        folder = states.sound(best, out.warn)
+        if folder is None:
             raise StoreError(
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
                 "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
-        shards.write(out.path, _parameters(shards.Reader(found)), {})
+        shards.write(out.path, _parameters(shards.Reader(folder)), {})
 
 
 def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:
@@ -165,7 +172,7 @@ def _count(parameters: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in parameters.values())
 
 
-def _copy_tokenizer(packed: Input, out: Workdir) -> None:
+def _copy_tokenizer(packed: Input[PackedMeta], out: Workdir) -> None:
     for file in sorted((packed.path / "tokenizer").rglob("*")):
         if file.is_file():
             target = out.path / file.relative_to(packed.path)

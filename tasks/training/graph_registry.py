@@ -1,7 +1,6 @@
 """Check each graph against precompile's list, and count what is compiled.
 
-A graph's name is "eval", "train", or, where a batch takes several passes, "accumulate" and "update". Its length is a
-row's tokens, 0 for any. Its hash is torch_xla's, for engine native one of shapes and settings.
+A graph is "eval", "train", or of several passes "accumulate" and "update". Its length is a row's tokens, 0 for any.
 """
 
 from __future__ import annotations
@@ -21,27 +20,25 @@ Key = tuple[str, int]
 
 @dataclass
 class GraphRegistry:
-    """The graphs that this process traced and compiled, and precompile's list; no other may run unless
-    `allow_unlisted`."""
+    """The graphs that this process traced and compiled; no other than precompile's may run unless `allow_unlisted`."""
 
     expected: dict[Key, str] | None = None
-    """{(name, length): hash} of precompile's list; None while precompile makes it."""
+    """{(name, length): hash}; None while precompile makes the list."""
 
     allow_unlisted: bool = False
     """Whether an unlisted graph is a warning, not an error."""
 
     graphs: dict[Key, Meta] = field(default_factory=dict)
-    """{(name, length): {"name", "length", "hash", "inputs": [{"shape", "dtype"} of each input]}} of each registered
-    graph."""
+    """{(name, length): {"name", "length", "hash", "inputs": [{"shape", "dtype"}]}}."""
 
     compiled: int = 0
-    """The number of graphs that were compiled during training steps and evaluations."""
+    """Graphs compiled during steps and evaluations."""
 
     counted: int | None = None
-    """Graphs compiled when a graph last ran; None before. A later change shows a compilation outside the steps."""
+    """Graphs compiled when a graph last ran; a later change shows a compilation outside the steps."""
 
     compile_seconds: float = 0.0
-    """Seconds of all graphs' first executions: compilation and first run."""
+    """Seconds of all first executions."""
 
     unlisted: list[str] = field(default_factory=list)
     """A warning for each graph that precompile did not list."""
@@ -53,11 +50,7 @@ class GraphRegistry:
         return cls({(graph["name"], graph["length"]): graph["hash"] for graph in document["graphs"]}, allow_unlisted)
 
     def register(self, name: str, length: int, digest: str, inputs: list[Meta]) -> None:
-        """Record a traced graph before it runs. Raises CompileError unless precompile listed its hash (a warning in
-        `unlisted` with `allow_unlisted`).
-
-        inputs: {"shape", "dtype"} of each.
-        """
+        """Record a traced graph before it runs. Raises CompileError unless listed; a warning with `allow_unlisted`."""
         self.graphs[name, length] = {"name": name, "length": length, "hash": digest, "inputs": inputs}
         if self.expected is None or self.expected.get((name, length)) == digest:
             return
@@ -74,8 +67,7 @@ class GraphRegistry:
 
     @contextmanager
     def executing(self, name: str, length: int, *, first: bool, compiles: Callable[[], int]) -> Iterator[None]:
-        """Count what is compiled within the context of one graph's execution. Raises CompileError for a compilation at
-        another time than its first execution.
+        """Count what is compiled while a graph executes. Raises CompileError except at its first time.
 
         compiles: returns how many graphs this process has compiled.
         """

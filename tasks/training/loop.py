@@ -1,8 +1,6 @@
 """The training loop: step, log, evaluate, save; the same for every engine and mesh.
 
-The host waits for the device only to log, evaluate or save; meanwhile a thread reads the next batch. The mean loss does
-not depend on `log_every`: all losses are summed in order. The device skips a non-finite update; the host finds out when
-it next reads losses, before anything is written.
+The host waits for the device only to log, evaluate or save; meanwhile a thread reads the next batch.
 """
 
 from __future__ import annotations
@@ -31,24 +29,22 @@ from trnflow.tasks.training.meter import Meter, Meters, host_memory
 from trnflow.tasks.training.model.adapters import forward_passes
 from trnflow.tasks.training.objective import target_weight
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.selection import Best
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import World
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
 
 @dataclass
-class Progress:
+class TrainingState:
     """What a checkpoint holds besides tensors.
 
     Attributes:
-        step: Updates done, which also gives the position in the data.
+        step: Updates, which also give the position in the data.
         loss: Sum of all updates' losses.
-        before: Metrics of the evaluation before the first step.
-        after: Metrics of the newest evaluation after a step.
+        before, after: Metrics before the first step, and of the newest evaluation.
         evaluated: Step of the newest evaluation (0: before the first), -1 if none.
-        best: The best evaluation since the first step.
     """
 
     step: int = 0
@@ -59,7 +55,7 @@ class Progress:
     best: Best = field(default_factory=Best)
 
     @classmethod
-    def of(cls, state: Meta) -> Progress:
+    def of(cls, state: Meta) -> TrainingState:
         """Return the progress in a checkpoint's index (`Reader.state`)."""
         return cls(**{**state, "best": Best(**state["best"])})
 
@@ -75,7 +71,7 @@ class Run:
     schedule: Schedule
     train: Split
     validation: Split
-    progress: Progress
+    progress: TrainingState
     out: Workdir
     world: World
     saver: Saver
@@ -90,9 +86,9 @@ class Run:
         self.passes = forward_passes(self.built)
 
     def loop(self, stopped: list[int]) -> None:
-        """Train to the last step or early stopping, and report the figures. Raises Interrupted.
+        """Train to the last step or early stopping. Raises Interrupted.
 
-        stopped: signals caught so far (`stop_signals`); training stops after the step in which the first arrives.
+        stopped: signals caught so far (`stop_signals`).
         """
         at = self.progress
         if at.evaluated < 0:
@@ -121,6 +117,7 @@ class Run:
             if at.step % config.log_every == 0 or last:
                 self.log()
             best = self.must_evaluate() and self.is_new_best()
+            # all ranks must stop after the same step
             stopping = not last and self.world.broadcast_flag(bool(stopped))
             if not last and (best or stopping or at.step % config.checkpoint_every == 0):
                 self.save()
@@ -176,14 +173,15 @@ class Run:
         pending, self.pending = self.pending, []
         numbers = self.engine.fetch([handle for _, handle in pending])
         for (step, _), (loss, norm, good) in zip(pending, numbers, strict=True):
+            # the device skipped this update; the host finds out here, before anything is written
             if not good:
                 raise self.non_finite_error(step, loss, norm)
+            # all losses are summed in order, so that the mean does not depend on `log_every`
             self.progress.loss += loss
             self.shown = {"loss": loss, "grad_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Return and report {"eval_loss": mean cross entropy a target, for classification "eval_accuracy"}; {} without
-        validation targets."""
+        """Return and report {"eval_loss", for classification "eval_accuracy"}; {} without validation targets."""
         self.read_losses()
         handles, targets = [], 0
         with self.meters.pause():
@@ -194,11 +192,11 @@ class Run:
         self.progress.evaluated = self.progress.step
         if not targets:
             return {}
-        found = {"eval_loss": math.fsum(loss for loss, _ in numbers) / targets}
+        metrics = {"eval_loss": math.fsum(loss for loss, _ in numbers) / targets}
         if self.built.task == "classification":
-            found["eval_accuracy"] = sum(hits for _, hits in numbers) / targets
-        self.out.metrics(self.progress.step, **found)
-        return found
+            metrics["eval_accuracy"] = sum(hits for _, hits in numbers) / targets
+        self.out.metrics(self.progress.step, **metrics)
+        return metrics
 
     def save(self) -> None:
         """Copy the state to the host; a thread writes it while training goes on."""
@@ -234,8 +232,7 @@ class Run:
         )
 
     def measured(self, meter: Meter) -> dict[str, float]:
-        """Return the speed of the steps that `meter` counted, their wait for data, and of the process peak memory,
-        compiled graphs and their seconds. Unknown figures (`mfu`, `device_memory_bytes`) are left out."""
+        """Return the figures of the steps that `meter` counted; unknown ones are left out."""
         device = self.engine.peak_memory()
         flops = (meter.flops / meter.seconds, device_name(self.config), self.config.devices)
         return {
@@ -248,13 +245,12 @@ class Run:
         }
 
     def summary(self) -> Meta:
-        """Return the artifact's metrics, without times and independent of `log_every`: `train_loss` is the mean over
-        all updates; `..._before` of the evaluation before step 1; `eval_...` of the last one, or the best if its
-        weights are the result."""
+        """Return the artifact's metrics: `train_loss` of all updates, `..._before` and `eval_...` of the weights that
+        are the result."""
         at = self.progress
         before = {f"{name}_before": value for name, value in at.before.items()}
-        found = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after
-        return {"train_loss": at.loss / max(at.step, 1), **before, **found}
+        newest = at.best.metrics if self.config.keeps_best and at.best.metrics else at.after
+        return {"train_loss": at.loss / max(at.step, 1), **before, **newest}
 
     def report(self) -> None:
         """Report the figures of the whole training, and warn of unlisted graphs."""
@@ -262,8 +258,8 @@ class Run:
             self.out.warn(text)
         meter = self.meters.whole
         seconds = meter.seconds
-        said = {**self.measured(meter), **self.saver.figures}
-        self.out.figures(seconds=seconds, seconds_per_step=seconds / max(meter.steps, 1), **said)
+        figures = {**self.measured(meter), **self.saver.figures}
+        self.out.figures(seconds=seconds, seconds_per_step=seconds / max(meter.steps, 1), **figures)
 
 
 @contextmanager

@@ -1,15 +1,10 @@
-"""The loss: cross entropy, optionally with smoothed labels and weighted classes.
-
-The training loss is a mean over a global batch's targets, each weighted by its class; evaluation takes the plain one,
-so that settings compare.
-"""
+"""The loss: cross entropy, optionally with smoothed labels and weighted classes."""
 
 from __future__ import annotations
 
 import difflib
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.config import TrainConfig
@@ -17,16 +12,17 @@ from trnflow.tasks.training.config import TrainConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trnflow.tasks.metadata import PackedMeta
+
 
 def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-    """Return the cross entropy summed over all targets, as `torch.nn.functional.cross_entropy` computes it.
+    """Return the cross entropy summed over all targets, as `torch.nn.functional.cross_entropy`.
 
     Args:
         logits: [..., classes].
         targets: [...], -100 for none.
         weights: fp32 [classes], or None.
-        smoothing: Share of the probability spread over all classes; ours, because PyTorch's brings float64 into the
-        graph.
+        smoothing: Share of the probability spread over all classes.
     """
     import torch
 
@@ -34,6 +30,7 @@ def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smo
     plain = torch.nn.functional.cross_entropy(scores, wanted, weight=weights, ignore_index=IGNORED, reduction="sum")
     if not smoothing:
         return plain
+    # PyTorch's own smoothing brings float64 into the graph
     surprise = -torch.log_softmax(scores, -1)
     each = (surprise if weights is None else surprise * weights).mean(-1)
     uniform = torch.where(wanted != IGNORED, each, torch.zeros_like(each)).sum()
@@ -41,17 +38,16 @@ def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smo
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """Count the targets whose logit is the largest, as a float32 scalar. logits: [..., classes]; targets: [...], -100
-    for none."""
+    """Count the targets whose logit is the largest, as a float32 scalar."""
     return ((logits.argmax(-1) == targets) & (targets != IGNORED)).float().sum()
 
 
-def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tuple[float, ...] | None:
-    """Return each class's weight, or None. "balanced" is rows / (classes x rows of the class); 1 without rows.
+def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) -> tuple[float, ...] | None:
+    """Return each class's weight, or None. Raises ConfigError for causal_lm or an unknown label.
 
-    train: None when only graphs are traced. Raises ConfigError for the task causal_lm or an unknown label.
+    train: None when only graphs are traced.
     """
-    wanted, labels = config.class_weights, packed["labels"]
+    wanted, labels = config.class_weights, packed["labels"] or []
     if wanted is None:
         return None
     if packed["task"] != "classification":
@@ -59,6 +55,7 @@ def class_weights(config: TrainConfig, packed: Meta, train: Split | None) -> tup
             "train.class_weights is set, and the task causal_lm has no classes", "leave train.class_weights out"
         )
     if wanted == "balanced":
+        # graphs depend on whether there are weights, not on their values
         counts = train.class_counts(len(labels)) if train else [1] * len(labels)
         return tuple(sum(counts) / (len(labels) * count) if count else 1.0 for count in counts)
     for name in wanted:

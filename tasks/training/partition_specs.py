@@ -1,8 +1,7 @@
-"""Compute partition specs: which mesh axis splits which dimension of a tensor. Pure functions without torch.
+"""Compute partition specs. Pure functions without torch.
 
-A *spec* has the mesh axis ("data", "model") or None for each dimension. A tensor parallel plan maps module patterns to
-styles such as "colwise"; what it does not name is replicated, as is an embedding or output layer whose vocabulary the
-devices do not divide. An unknown style is an error.
+A tensor parallel plan maps module patterns to styles such as "colwise"; what it does not name is replicated. An unknown
+style is an error.
 """
 
 from __future__ import annotations

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
 
 HIGHER_IS_BETTER = ("eval_accuracy",)
 
@@ -26,8 +29,7 @@ class Best:
     stale: int = 0
 
     def after(self, config: TrainConfig, step: int, metrics: dict[str, float]) -> Best:
-        """Return the new `Best` after an evaluation: the new one if `best_metric` is finite and better by more than
-        `early_stopping_threshold`."""
+        """Return the new `Best`: this evaluation, if finite and better by more than `early_stopping_threshold`."""
         name = config.best_metric
         sign = 1 if name in HIGHER_IS_BETTER else -1
         gain = sign * (metrics[name] - self.metrics[name]) if self.metrics else math.inf
@@ -40,7 +42,7 @@ class Best:
         return config.early_stopping_patience is not None and self.stale >= config.early_stopping_patience
 
 
-def check_selection(config: TrainConfig, packed: Meta) -> None:
+def check_selection(config: TrainConfig, packed: PackedMeta) -> None:
     """Raise ConfigError when `keep_best` or early stopping needs a `best_metric` that no evaluation will have."""
     if not config.keeps_best:
         return

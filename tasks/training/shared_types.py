@@ -1,5 +1,4 @@
-"""Types that model, engines and checkpoints share, and prefixes of tensor names in a checkpoint. Imports nothing of
-`training`."""
+"""Types that model, engines and checkpoints share, and prefixes of tensor names. Imports nothing of `training`."""
 
 from __future__ import annotations
 
@@ -12,19 +11,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PARAMETER, FIRST, SECOND = "parameter/", "first/", "second/"
-"""Prefixes of tensor names in a checkpoint: parameters, their first moments, their second moments."""
+    from trnflow.tasks.metadata import Task
+
+PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "first/", "second/"
+"""Prefixes of tensor names in a checkpoint: parameters and their moments."""
 
 ROW, COLUMN = "row/", "column/"
-"""Prefixes of Adafactor's second moments in a checkpoint. "row/": averaged over the parameter's last dimension;
-"column/": averaged over the dimension before the last."""
+"""Prefixes of Adafactor's second moments: averages over the last dimension, over the one before it."""
 
 
 class TensorSlice(NamedTuple):
     """A part of a checkpoint's tensor, as one device writes it.
 
     Attributes:
-        name: With prefix: "parameter/", "first/", "second/" (moments), "row/", "column/" (Adafactor).
+        name: With its prefix.
         start: First index in each dimension.
         whole: Shape of the whole tensor.
         value: On the CPU.
@@ -42,9 +42,9 @@ class Built:
     """A model that is ready to train."""
 
     model: Any
-    """A transformers model, on the CPU, or on "meta" when it is only traced."""
+    """On the CPU, or on "meta" when it is only traced."""
 
-    task: str
+    task: Task
     """"classification" or "causal_lm"."""
 
     causal: bool
@@ -54,13 +54,13 @@ class Built:
     """Position id of a row's first token: 0, or the pad id + 1 (RoBERTa)."""
 
     config: Meta
-    """The content of the `config.json` that is written beside the trained weights."""
+    """The `config.json` that is written beside the trained weights."""
 
     lacking: tuple[str, ...] = ()
-    """Parameters that the pretrained weights lack, initialised from the seed."""
+    """Parameters that the pretrained weights lack."""
 
     frozen: frozenset[str] = frozenset()
-    """The parameters that are not trained."""
+    """Parameters that are not trained."""
 
     class_weights: tuple[float, ...] | None = None
     """Each class's weight in the loss, or None."""

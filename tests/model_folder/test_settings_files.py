@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.model_folder.model_card import Origin, write_card
+from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.settings_files import generation_settings, write_tokenizer
 from trnflow.tasks.stage import read_json, write_json
 
@@ -43,7 +43,7 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
         "settings": {"learning_rate": 5e-5, "epochs": 3, "lora": None},
         "metrics": {"eval_loss": 0.25, "train_loss": 1.5},
     }
-    write_card(tmp_path, shards, {"architectures": ["BertForSequenceClassification"]}, Origin("org/base"))
+    write_card(tmp_path, shards, {"architectures": ["BertForSequenceClassification"]}, CardSource("org/base"))
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.base_model, card.data.library_name) == ("org/base", "transformers")
     assert card.data.pipeline_tag == "text-classification"
@@ -52,10 +52,10 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
     assert "<script" not in card.text and "a\\|b" in card.text
 
     language = {**shards, "labels": None, "task": "causal_lm"}
-    write_card(tmp_path, language, {"model_type": "llama"}, Origin(weights="sha256:ab"), adapter=True)
+    write_card(tmp_path, language, {"model_type": "llama"}, CardSource(weights="sha256:ab"), adapter=True)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.library_name == "peft" and card.data.base_model is None and "no name on the hub" in card.text
     assert "fine-tuned from the weights `sha256:ab`" in card.text
 
-    write_card(tmp_path, language, {"model_type": "llama"}, Origin())
+    write_card(tmp_path, language, {"model_type": "llama"}, CardSource())
     assert "trained from scratch with trnflow" in ModelCard.load(tmp_path / "README.md").text

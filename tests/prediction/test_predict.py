@@ -14,7 +14,7 @@ import transformers
 from tests.helpers.data_stages import Bench, new_bench
 from tests.helpers.small_disk import small_disk
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.data.format.row_format import FILE, row_format
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
 from trnflow.tasks.errors import ConfigError, DataError, MachineError, ModelError
 from trnflow.tasks.prediction.predict import open_model, predictions
 from trnflow.tasks.prediction.row_files import RowFile, new_lines
@@ -45,7 +45,7 @@ def finished(bench: Bench, texts: Input, model: Any, train: dict[str, Any], **fi
         shutil.copyfile(file, folder / file.name)
     for name, text in files.items():
         (folder / f"{name}.jinja").write_text(text)
-    write_json(folder / FILE, row_format(texts.meta, tokens.meta))
+    write_json(folder / ROW_FORMAT_FILE, row_format(texts.meta, tokens.meta))
     return folder
 
 
@@ -193,7 +193,7 @@ def test_a_bare_text_needs_one_column(classes: Path) -> None:
 
 def test_a_folder_without_its_format_is_refused(classes: Path, tmp_path: Path) -> None:
     shutil.copytree(classes, tmp_path / "model")
-    (tmp_path / "model" / FILE).unlink()
+    (tmp_path / "model" / ROW_FORMAT_FILE).unlink()
     with pytest.raises(ModelError, match=r"no trnflow\.json"):
         predict(tmp_path / "model", "text")
 

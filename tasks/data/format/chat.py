@@ -1,9 +1,7 @@
 """Turn conversations into training texts through a chat template, as parts with a flag whether they are trained on.
 
-Only the assistant's messages are trained on: exactly the text in `{% generation %}` blocks if the template has them,
-else what the template adds when a message is appended, end-of-turn token included. If a template rewrites earlier turns
-(Qwen3 leaves out their thinking), each turn becomes an example. A special token spelled in a message becomes a part
-marked `plain`.
+Only the assistant's messages are trained on: the text in `{% generation %}` blocks if the template has them, else what
+the template adds when a message is appended.
 """
 
 from __future__ import annotations
@@ -21,15 +19,16 @@ Example = list[Row]
 """Parts of a text: dicts with `text`, `train`, and optionally `plain`."""
 
 REWRITTEN = "rewritten"
+"""Notes about a row: earlier turns rewritten; more assistant turns than `{% generation %}` blocks; a prompt at
+inference that ends in words that the training text lacks."""
 OUTSIDE = "outside"
 UNLIKE_PROMPT = "unlike_prompt"
 """Notes about a row: earlier turns rewritten; more assistant turns than `{% generation %}` blocks; the prompt at
 inference ends in words that the training text lacks."""
 
 
-class Made(NamedTuple):
-    """The examples made from a row (of `templated` parts, of `row_makers` dicts with `text` and `label` or `parts`),
-    and notes: "rewritten", "outside", "unlike_prompt"."""
+class RowExamples(NamedTuple):
+    """Examples made from a row (parts, or dicts with `text` and `label` or `parts`), and notes."""
 
     examples: list[Any]
     notes: tuple[str, ...] = ()
@@ -39,9 +38,9 @@ class Turn(NamedTuple):
     """An assistant's answer in a rendered text.
 
     Attributes:
-        through: The text from the start to this turn's end.
+        through: The text to this turn's end.
         start: The turn's first index in `through`.
-        unlike_prompt: Whether the prompt at inference differs from the text before the turn.
+        unlike_prompt: Whether the prompt at inference is another.
     """
 
     through: str
@@ -51,33 +50,28 @@ class Turn(NamedTuple):
 
 def templated(
     given: Conversation, template: ChatTemplate, where: str, *, last: bool, special: re.Pattern[str] | None = None
-) -> Made:
-    """Render a conversation into examples; none if the assistant says nothing.
+) -> RowExamples:
+    """Render a conversation into examples; none if the assistant says nothing. Raises DataError, naming the row, or
+    ConfigError.
 
-    Args:
-        last: Train on the last turn only.
-        special: `special_pattern`, whose matches become parts marked `plain`; None marks nothing.
-
-    Raises:
-        DataError: The template refuses the conversation or leaves words out; names the row.
-        ConfigError: The template's turns can't be told apart.
+    last: train on the last turn alone. special: `special_pattern`, whose matches become parts marked `plain`.
     """
     if not _trained(given.messages, last):
-        return Made([])
+        return RowExamples([])
     fix = "repair the row, or set format.chat_template to a template that takes it (`sections` takes any)"
     with rendering(where, "the chat template refuses the messages", fix):
         spelled = stand_ins_for(given, special)
         writing = _Writing(replace_spelled(given, spelled), template, where)
-        made = writing.by_blocks(last) if template.generation else writing.by_turns(last)
+        examples_of_row = writing.by_blocks(last) if template.generation else writing.by_turns(last)
     names = {letter: name for name, letter in spelled.items()}
-    return made._replace(examples=[list(split_spelled(example, names)) for example in made.examples])
+    return examples_of_row._replace(
+        examples=[list(split_spelled(example, names)) for example in examples_of_row.examples]
+    )
 
 
 def sections(messages: list[Row], where: str, *, last: bool) -> Example:
-    """Write a conversation under plain headings, such as `### User`, as one example. last: train on the last turn only.
-
-    Raises DataError for content that is no text, or thinking or tool calls outside the content, which would be lost.
-    """
+    """Write a conversation under headings such as `### User`. Raises DataError for content that is no text or would be
+    lost."""
     trained, parts = _trained(messages, last), []
     for number, message in enumerate(messages):
         before, content = "\n\n" if number else "", message.get("content") or ""
@@ -93,8 +87,7 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
 def prompted(
     given: Conversation, template: ChatTemplate, where: str, special: re.Pattern[str] | None = None
 ) -> Example:
-    """Render a conversation up to where the assistant's next answer begins, nothing trained on. Raises DataError for
-    one that the template refuses."""
+    """Render a conversation up to the assistant's next answer. Raises DataError for one that the template refuses."""
     with rendering(where, "the chat template refuses the messages", "repair the row"):
         spelled = stand_ins_for(given, special)
         writing = _Writing(replace_spelled(given, spelled), template, where)
@@ -110,19 +103,19 @@ class _Writing(NamedTuple):
     template: ChatTemplate
     where: str
 
-    def by_turns(self, last: bool) -> Made:
-        """Make the examples without `{% generation %}` blocks: one, or one a turn if the template rewrites earlier
-        turns."""
+    def by_turns(self, last: bool) -> RowExamples:
+        """Make the examples without `{% generation %}` blocks."""
         whole = self._text()
         turns = [self._turn(index, whole) for index in _trained(self.given.messages, last)]
         notes = [UNLIKE_PROMPT] * any(turn.unlike_prompt for turn in turns)
         if all(whole.startswith(turn.through) for turn in turns):
-            return Made([list(_cut(whole, [(turn.start, len(turn.through)) for turn in turns]))], tuple(notes))
+            return RowExamples([list(_cut(whole, [(turn.start, len(turn.through)) for turn in turns]))], tuple(notes))
+        # the template rewrites earlier turns (Qwen3 leaves out their thinking), so each turn is an example
         examples = [list(_cut(turn.through, [(turn.start, len(turn.through))])) for turn in turns]
-        return Made(examples, tuple(notes if last else [*notes, REWRITTEN]))
+        return RowExamples(examples, tuple(notes if last else [*notes, REWRITTEN]))
 
-    def by_blocks(self, last: bool) -> Made:
-        """Make the example with `{% generation %}` blocks, trained on their text; with `last` only in the last turn."""
+    def by_blocks(self, last: bool) -> RowExamples:
+        """Make the example with `{% generation %}` blocks; with `last` trained on those of the last turn."""
         marked, plain = _Marked.of(self._text(marked=True)), self._text()
         if marked.text != plain:
             raise ConfigError(
@@ -137,7 +130,7 @@ class _Writing(NamedTuple):
             spans = spans[len(_Marked.of(before).spans) :]
         for index in turns:  # templates may leave out the thinking of earlier turns
             _check_written(self.given.messages[index], plain, self._names(index), thinking=index == turns[-1])
-        return Made([list(_cut(plain, spans))], (OUTSIDE,) if len(turns) > len(marked.spans) else ())
+        return RowExamples([list(_cut(plain, spans))], (OUTSIDE,) if len(turns) > len(marked.spans) else ())
 
     def _turn(self, index: int, whole: str) -> Turn:
         """Return message number `index`, rendered as the end of a conversation."""
@@ -151,8 +144,7 @@ class _Writing(NamedTuple):
         return Turn(through, start, unlike)
 
     def _start(self, index: int, prompt: str, through: str) -> int:
-        """Return where a turn begins in `through`, if the prompt at inference differs (DeepSeek-R1's ends in
-        `<think>`): at the first difference, or at the message's content if that is earlier."""
+        """Return where a turn begins in `through`."""
         before = self._text(index)
         if not (prompt.startswith(before) and through.startswith(before)):
             raise ConfigError(
@@ -160,12 +152,13 @@ class _Writing(NamedTuple):
                 "so the assistant's turns can't be told apart",
                 "set format.chat_template to a template that renders turn by turn",
             )
+        # DeepSeek-R1's prompt ends in `<think>`, so it differs from the text before the turn
         start = next(
-            (at for at, (one, other) in enumerate(zip(prompt, through, strict=False)) if one != other), len(through)
+            (at for at, (left, right) in enumerate(zip(prompt, through, strict=False)) if left != right), len(through)
         )
         content = self.given.messages[index].get("content")
-        found = through.find(content.strip(), len(before)) if isinstance(content, str) and content.strip() else -1
-        return start if found < 0 else min(start, found)
+        place = through.find(content.strip(), len(before)) if isinstance(content, str) and content.strip() else -1
+        return start if place < 0 else min(start, place)
 
     def _text(self, until: int | None = None, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         messages, tools, documents, arguments = self.given
@@ -218,12 +211,12 @@ def _check_written(message: Row, text: str, where: str, *, thinking: bool = True
 
 
 def _thinking(message: Row) -> str:
-    """Return a message's thinking, from THINKING's fields or `<think>` in its content, or ""."""
+    """Return a message's thinking, from THINKING's fields or `<think>`, or ""."""
     content = message.get("content")
-    found = next((message[name] for name in THINKING if isinstance(message.get(name), str)), "")
-    if not found and isinstance(content, str) and "</think>" in content:
-        found = content.split("</think>")[0].split("<think>")[-1]
-    return str(found).strip()
+    thinking = next((message[name] for name in THINKING if isinstance(message.get(name), str)), "")
+    if not thinking and isinstance(content, str) and "</think>" in content:
+        thinking = content.split("</think>")[0].split("<think>")[-1]
+    return str(thinking).strip()
 
 
 def _called(message: Row) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Conversation(NamedTuple):
     arguments: Row = {}
 
 
-class Columns(NamedTuple):
+class ChatColumns(NamedTuple):
     """The columns of a conversation, its tools, documents and template variables; None if not used."""
 
     messages: str
@@ -39,14 +39,15 @@ class Columns(NamedTuple):
     arguments: str | None = None
 
 
-def conversation_of(row: Row, columns: Columns, where: str) -> Conversation:
-    """Read the conversation in a row, from objects or JSON text. Raises DataError for broken JSON, or wrong shapes or
-    types."""
+def conversation_of(row: Row, columns: ChatColumns, where: str) -> Conversation:
+    """Read the conversation in a row, from objects or JSON text. Raises DataError for broken JSON or wrong types."""
     given = {name: parsed(row, column, where) for name, column in columns._asdict().items()}
     arguments = given["arguments"] or {}
     for name in ("tools", "documents"):
-        items = given[name]
-        if items is not None and not (isinstance(items, list) and all(isinstance(item, dict) for item in items)):
+        entries = given[name]
+        if entries is not None and not (
+            isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+        ):
             raise DataError(f"{where}: the column {getattr(columns, name)} is no list of objects", REPAIR)
     if not isinstance(arguments, dict) or {*arguments} & {*RESERVED}:
         raise DataError(
@@ -72,13 +73,13 @@ def messages_of(value: Any, where: str) -> list[Row]:
     DataError for another shape or an unknown role."""
     if value is not None and not isinstance(value, list):
         raise DataError(f"{where}: the messages are {str(value)[:60]!r}", "give a list of messages")
-    return [_message(item, f"{where}: message {number}") for number, item in enumerate(value or [], 1)]
+    return [_message(entry, f"{where}: message {number}") for number, entry in enumerate(value or [], 1)]
 
 
-def _message(item: Any, where: str) -> Row:
-    if not isinstance(item, dict):
-        raise DataError(f"{where} is {str(item)[:60]!r}", "give role and content")
-    given = {name: value for name, value in item.items() if value is not None}  # as transformers does
+def _message(entry: Any, where: str) -> Row:
+    if not isinstance(entry, dict):
+        raise DataError(f"{where} is {str(entry)[:60]!r}", "give role and content")
+    given = {name: value for name, value in entry.items() if value is not None}  # as transformers does
     ours = {theirs: name for theirs, name in (("from", "role"), ("value", "content")) if name not in given}
     given = {ours.get(name, name): value for name, value in given.items()}
     role = SHAREGPT.get(str(given.get("role")), given.get("role"))

@@ -1,5 +1,4 @@
-"""Decode tokenised rows for people to check. Texts come from the token ids: a wrong loss mask or an extra token is
-visible."""
+"""Decode tokenised rows for people to check, from token ids, so that a wrong mask is visible."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ from trnflow.tasks.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from trnflow.tasks.metadata import TokensMeta
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,7 +38,7 @@ class Row(NamedTuple):
     label: str | None
 
 
-def preview(tokens: Input, split: str, count: int) -> list[Row]:
+def preview(tokens: Input[TokensMeta], split: str, count: int) -> list[Row]:
     """Decode the first `count` rows of a split. Raises ConfigError for a split that the artifact does not have."""
     import numpy as np
     from tokenizers import Tokenizer
@@ -51,26 +52,24 @@ def preview(tokens: Input, split: str, count: int) -> list[Row]:
     names, rows = tokens.meta["labels"], range(min(count, tokens.meta["splits"][split]))
     labels = np.load(folder / "labels.npy", mmap_mode="r") if names else None
     mask = None if names else np.load(folder / "loss_mask.npy", mmap_mode="r")
-    found = []
+    decoded = []
     for row in rows:
         here = slice(int(offsets[row]), int(offsets[row + 1]))
         trained = np.zeros(here.stop - here.start, np.uint8) if mask is None else np.array(mask[here])
-        label = None if labels is None else str(names[int(labels[row])])
+        label = None if labels is None or names is None else str(names[int(labels[row])])
         spans = tuple(spans_of(tokenizer, np.array(ids[here]), trained))
-        found.append(Row(row + 1, len(trained), int(trained.sum()), spans, label))
-    return found
+        decoded.append(Row(row + 1, len(trained), int(trained.sum()), spans, label))
+    return decoded
 
 
 def spans_of(tokenizer: Any, ids: Array, mask: Array) -> list[Span]:
-    """Decode a row and cut the text where the loss mask changes. ids: int32 [tokens]; mask: uint8 [tokens].
-
-    A span's text is what its tokens add to all before: decoders may drop a first token's leading space.
-    """
+    """Decode a row and cut the text where the loss mask changes. ids: int32 [tokens]; mask: uint8 [tokens]."""
     import numpy as np
 
     ends = [*(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
     spans, before, start = [], "", 0
     for end in ends:
+        # decoders may drop a first token's leading space, so a span is what its tokens add to all before
         text = tokenizer.decode(ids[:end].tolist(), skip_special_tokens=False)
         spans.append(Span(text[len(before) :], bool(mask[start])))
         before, start = text, end

@@ -1,16 +1,18 @@
-"""`trnflow.json` in a model's folder: how rows become the model's inputs, so that predictions format them alike. It
-holds settings and column names, no data."""
+"""`trnflow.json` in a model's folder: how rows become the model's inputs. It holds settings and column names, no data."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import read_json
 
-FILE = "trnflow.json"
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import TextsMeta, TokensMeta
+
+ROW_FORMAT_FILE = "trnflow.json"
 FORMAT = "trnflow-model"
 VERSION = 1
 
@@ -34,7 +36,7 @@ class RowFormat(NamedTuple):
     max_length: int
 
 
-def row_format(texts: Meta, tokens: Meta) -> Meta:
+def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:
     """Return the content of `trnflow.json` from the metadata of format_prompts and tokenize_text."""
     return {
         "format": FORMAT,
@@ -47,11 +49,11 @@ def row_format(texts: Meta, tokens: Meta) -> Meta:
 
 def read_row_format(folder: Path) -> RowFormat:
     """Read `trnflow.json`. Raises ModelError if it is missing or of another version."""
-    file = folder / FILE
+    file = folder / ROW_FORMAT_FILE
     document = read_json(file) if file.is_file() else {}
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
         raise ModelError(
-            f"the model has no {FILE} that this version reads, so how its inputs are shaped is not known",
+            f"the model has no {ROW_FORMAT_FILE} that this version reads, so how its inputs are shaped is not known",
             "`trnflow run` makes the model anew; training itself is cached",
         )
     return RowFormat(document["task"], **document["rows"], max_length=int(document["max_length"]))

@@ -6,40 +6,41 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.format.chat import Made, sections, templated
+from trnflow.tasks.data.format.chat import RowExamples, sections, templated
 from trnflow.tasks.data.format.config import FormatConfig
-from trnflow.tasks.data.format.conversation import Columns, Row, conversation_of, parsed
+from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of, parsed
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
 from trnflow.tasks.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowColumns, RowsMeta
+
 ARGUMENTS = "chat_template_kwargs"
 """The column with a row's own variables for the chat template."""
 
 Text = Callable[[Row, str], str]
 RowMaker = Callable[[Row, str], Row | None]
-Maker = Callable[[Row, str], Made]
+Maker = Callable[[Row, str], RowExamples]
 """Makes examples, dicts with `text` and `label` or `parts`, from a row and its name for errors. A `RowMaker` makes at
 most one, a `Text` a text."""
 
 
-def maker_of(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
-    """Return the function that makes examples from a row.
-
-    meta: of load_data; chat: from `chat_document`, or None. Raises ConfigError for a setting that does not fit,
-    DataError for classification with one class.
-    """
+def maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
+    """Return the function that makes examples from a row. Raises ConfigError, DataError for classification with one
+    class."""
     if config.task == "chat":
         return _chat(config, meta, chat, limit)
     make = MAKERS[config.task](config, meta, limit)
-    return lambda row, where: Made([made] if (made := make(row, where)) else [])
+    return lambda row, where: RowExamples([example] if (example := make(row, where)) else [])
 
 
-def _classification(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
+def _classification(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
     if meta["labels"] is None:
         raise ConfigError("format.task: classification needs labels, and the data has none", "set data.label")
     present = [name for name, count in meta.get("label_counts", {}).get("train", {}).items() if count]
@@ -62,7 +63,7 @@ def _classification(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -
     return make
 
 
-def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
+def _instruction(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
     if config.prompt_template:
         prompt, _ = row_template(config, "prompt_template", meta, limit)
     else:
@@ -82,12 +83,8 @@ def _instruction(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> R
     return make
 
 
-def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -> tuple[Text, list[str]]:
-    """Return (row, row's name) -> text for a template of the recipe, and the columns that it uses. Nested columns are
-    parsed from JSON first.
-
-    meta: {"columns", perhaps "nested"}.
-    """
+def row_template(config: FormatConfig, setting: str, meta: RowColumns, limit: Limit) -> tuple[Text, list[str]]:
+    """Return ((row, name) -> text of a template, the columns that it uses); nested columns are parsed from JSON first."""
     template = RowTemplate(f"format.{setting}", getattr(config, setting), meta["columns"], limit)
     nested = meta.get("nested", ())
 
@@ -98,7 +95,7 @@ def row_template(config: FormatConfig, setting: str, meta: Meta, limit: Limit) -
     return text, template.reads
 
 
-def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
+def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Text:
     """Return the function that writes a row's prompt in `format.style`. Raises ConfigError without the column
     `format.instruction`."""
     _present("format.instruction", config.instruction, meta)
@@ -107,22 +104,24 @@ def instruction_prompt(config: FormatConfig, meta: Meta) -> Text:
     return lambda row, where: words(instruction(row, where), context(row, where))
 
 
-def _chat(config: FormatConfig, meta: Meta, chat: Meta | None, limit: Limit) -> Maker:
+def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
     _present("format.messages", config.messages, meta)
-    columns = Columns(config.messages, config.tools, config.documents, ARGUMENTS)
+    columns = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     special = special_pattern(tuple(chat["texts"])) if chat else None
     templates = chat_templates_of(config, chat, limit) if chat else {}
     last = config.turns == "last"
 
-    def make(row: Row, where: str) -> Made:
+    def make(row: Row, where: str) -> RowExamples:
         given = conversation_of(row, columns, where)
         template = templates.get("tools" if given.tools is not None else "template", templates.get("template"))
         if template:
-            made = templated(given, template, where, last=last, special=special)
+            examples_of_row = templated(given, template, where, last=last, special=special)
         else:
-            made = Made([sections(given.messages, where, last=last)])
-        taught = [parts for parts in made.examples if any(part["train"] and part["text"].strip() for part in parts)]
-        return Made([{"parts": parts} for parts in taught], made.notes)
+            examples_of_row = RowExamples([sections(given.messages, where, last=last)])
+        taught = [
+            parts for parts in examples_of_row.examples if any(part["train"] and part["text"].strip() for part in parts)
+        ]
+        return RowExamples([{"parts": parts} for parts in taught], examples_of_row.notes)
 
     return make
 
@@ -147,9 +146,9 @@ def chat_document(config: FormatConfig, folder: Path | None) -> Meta:
     """Return the recipe's chat template, else the tokenizer's, as JSON: template, tools (or null), name (for errors),
     special {role: token}, texts (all special tokens). Raises ConfigError if the tokenizer has none."""
     special = (special_tokens(folder) if folder else None) or {}
-    found = {"special": special, "texts": list(special_texts(folder)) if folder else []}
+    tokens = {"special": special, "texts": list(special_texts(folder)) if folder else []}
     if config.chat_template != "tokenizer":
-        return {"template": config.chat_template, "name": "format.chat_template", **found}
+        return {"template": config.chat_template, "name": "format.chat_template", **tokens}
     templates = chat_templates(folder) if folder else {}
     if "default" not in templates:
         raise ConfigError(
@@ -157,10 +156,10 @@ def chat_document(config: FormatConfig, folder: Path | None) -> Meta:
             "set it to `sections` (plain headings), or to a Jinja template; or use a chat model's tokenizer",
         )
     name = "the tokenizer's chat template"
-    return {"template": templates["default"], "tools": templates.get("tool_use"), "name": name, **found}
+    return {"template": templates["default"], "tools": templates.get("tool_use"), "name": name, **tokens}
 
 
-def _text(config: FormatConfig, meta: Meta, limit: Limit = no_limit) -> RowMaker:
+def _text(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
     columns = meta["text"] or [config.text]
     _present("format.text", columns[0], meta)
 
@@ -188,7 +187,7 @@ def _column(name: str | None) -> Text:
     return read
 
 
-def _present(setting: str, name: str, meta: Meta) -> None:
+def _present(setting: str, name: str, meta: RowColumns) -> None:
     if name not in meta["columns"]:
         close = difflib.get_close_matches(name, meta["columns"], 1, 0.5)
         there = ", ".join(meta["columns"])

@@ -1,7 +1,6 @@
-"""Jinja environments that render templates safely. Import this module inside functions: it imports jinja2.
+"""Jinja environments that render templates safely: no internals of Python, no changes, no random numbers.
 
-A template can't reach Python's internals, change its variables or draw random numbers. A rendering makes at most STEPS
-calls and loop passes and writes at most OUTPUT characters: fixed, so that a row fails on every machine or none.
+Imported inside functions: it imports jinja2.
 """
 
 from __future__ import annotations
@@ -30,21 +29,22 @@ _STEPS, _MARKED = "steps left", "with marks"
 
 
 class Limited(ImmutableSandboxedEnvironment):
-    """A sandboxed environment that counts each rendering's calls and loop passes, and raises beyond STEPS."""
+    """A sandboxed environment that raises beyond STEPS calls and loop passes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.globals.pop("lipsum")  # draws random numbers, as the filter `random` does
         self.filters.pop("random")
+        # fixed numbers, so that a row fails on every machine or none
         self.filters[_STEPS] = _take_step
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # keywords are the template's
-        """Count and make a call; Jinja calls this for each one in a template."""
+        """Count and make a call of a template."""
         _take_step(__context)
         return super().call(__context, __obj, *args, **kwargs)
 
     def counted(self, tree: nodes.Template) -> nodes.Template:
-        """Insert a filter that counts each loop pass into a parsed template's tree, in place."""
+        """Insert a filter that counts each loop pass into a parsed template, in place."""
         for loop in tree.find_all(nodes.For):
             step = nodes.Filter(nodes.Const(None), _STEPS, [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(step).set_lineno(loop.lineno))
@@ -60,8 +60,7 @@ def _take_step(context: Context, _: None = None) -> None:
 
 
 class Generation(Extension):
-    """The tag `{% generation %}`, which encloses the text to train on. As in transformers, names set inside stay
-    inside."""
+    """The tag `{% generation %}` around the text to train on."""
 
     tags = {"generation"}
 
@@ -72,24 +71,24 @@ class Generation(Extension):
         return nodes.CallBlock(self.call_method("mark", [nodes.ContextReference()]), [], [], body).set_lineno(line)
 
     def mark(self, context: Context, caller: Callable[[], str]) -> str:
-        """Return the text inside the tag, with `marked` between MARKS, which survive macros and variables."""
+        """Return the text inside the tag, with `marked` between MARKS."""
         text = caller()
         return f"{BEGIN}{text}{END}" if context.parent[_MARKED] else text
 
 
 def chat_environment(date: str) -> Limited:
-    """Create transformers' environment for chat templates, but `strftime_now` formats `date` (YYYY-MM-DD): prompts do
-    not change from day to day."""
+    """Create transformers' environment for chat templates."""
     environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
+    # a fixed date: prompts do not change from day to day
     environment.globals["strftime_now"] = datetime.datetime.fromisoformat(date).strftime
     return environment
 
 
 def render(template: Any, variables: dict[str, Any], *, marked: bool = False) -> str:
-    """Render a template of a `Limited` environment. marked: put MARKS around `{% generation %}` blocks. Raises
-    TemplateRuntimeError beyond STEPS or OUTPUT."""
+    """Render a template; `marked` puts MARKS around `{% generation %}` blocks. Raises TemplateRuntimeError beyond STEPS
+    or OUTPUT."""
     pieces, size = [], 0
     for piece in template.generate({**variables, _STEPS: [STEPS], _MARKED: marked}):
         size += len(piece)

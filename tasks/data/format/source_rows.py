@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int32]
 
 
-def write_source_rows(texts: Path, split: str, found: list[Ints], rows: int) -> None:
-    """Write each example's row, or nothing if every row gave one. found: rows from 0, as arrays one after another;
-    rows: of the split."""
+def write_source_rows(texts: Path, split: str, sources: list[Ints], rows: int) -> None:
+    """Write each example's row, int32 from 0, in arrays one after another."""
     import numpy as np
 
-    ends = np.cumsum([len(piece) for piece in found])
-    spans = (np.arange(end - len(piece), end) for piece, end in zip(found, ends, strict=True))
-    if sum(map(len, found)) != rows or not all(map(np.array_equal, found, spans)):
-        np.save(_file(texts, split), np.concatenate(found))
+    ends = np.cumsum([len(piece) for piece in sources])
+    spans = (np.arange(end - len(piece), end) for piece, end in zip(sources, ends, strict=True))
+    # where every row gave one example, the file would say nothing
+    if sum(map(len, sources)) != rows or not all(map(np.array_equal, sources, spans)):
+        np.save(_file(texts, split), np.concatenate(sources))
 
 
 def read_source_rows(texts: Path, split: str, examples: int) -> Ints:

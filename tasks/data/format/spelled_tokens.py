@@ -1,8 +1,4 @@
-"""Find special tokens spelled in messages (such as `</s>`), which the tokenizer must read as ordinary text.
-
-While a template is rendered a private-use character stands for each; then it becomes the token again, as a part marked
-`plain`.
-"""
+"""Find special tokens spelled in messages (such as `</s>`), which the tokenizer must read as ordinary text."""
 
 from __future__ import annotations
 
@@ -28,6 +24,7 @@ def stand_ins_for(given: Conversation, special: re.Pattern[str] | None) -> dict[
     `special`."""
     texts: list[str] = []
     _add_strings(given, texts)
+    # while a template is rendered, a private-use character stands for each token
     written = "\0".join(texts)
     spelled = sorted({*special.findall(written)}) if special else []
     if not spelled:
@@ -44,22 +41,22 @@ def _add_strings(value: Any, to: list[str]) -> None:
         to.extend(value)
         _add_strings([*value.values()], to)
     elif isinstance(value, list | tuple):
-        for item in value:
-            _add_strings(item, to)
+        for entry in value:
+            _add_strings(entry, to)
 
 
 def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversation:
     """Return the conversation with each spelled token replaced by its stand-in, in all texts but roles."""
     if not stand_ins:
         return given
-    found = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
+    spelled = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
 
     def replaced(value: Any) -> Any:
         if isinstance(value, str):
-            return found.sub(lambda match: stand_ins[match[0]], value)
+            return spelled.sub(lambda match: stand_ins[match[0]], value)
         if isinstance(value, dict):
-            return {replaced(name): replaced(item) for name, item in value.items()}
-        return [replaced(item) for item in value] if isinstance(value, list | tuple) else value
+            return {replaced(name): replaced(entry) for name, entry in value.items()}
+        return [replaced(entry) for entry in value] if isinstance(value, list | tuple) else value
 
     messages = [{**replaced(message), "role": message["role"]} for message in given.messages]
     return Conversation(messages, *map(replaced, given[1:]))

@@ -42,8 +42,7 @@ class RowTemplate:
         return [column for column in self._columns if column in self._names]
 
     def render(self, row: Row, where: str) -> str:
-        """Return a row's text. Raises ConfigError for an unknown column or use of Python's internals, DataError for a
-        row that can't be rendered."""
+        """Return a row's text. Raises ConfigError for an unknown column or Python's internals, DataError for a bad row."""
         from jinja2.exceptions import SecurityError, UndefinedError
 
         from trnflow.tasks.data.format.sandbox import render
@@ -64,15 +63,12 @@ class RowTemplate:
 
 
 class ChatTemplate:
-    """A chat template with the variables of transformers' `apply_chat_template`. Raises ConfigError for a syntax error.
+    """A chat template with transformers' variables. Raises ConfigError for a syntax error.
 
     Args:
         special: {role such as `eos_token`: text}.
         date: YYYY-MM-DD.
-
-    Attributes:
-        generation: Whether it has `{% generation %}` blocks.
-        names: The variables that it uses.
+    Attributes: `generation`, whether it has such blocks; `names`, the variables that it uses.
     """
 
     def __init__(
@@ -92,10 +88,7 @@ class ChatTemplate:
     def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Return a conversation's text; the template's own exceptions pass through (see `rendering`).
 
-        Args:
-            given: Its variables, such as `messages`, `tools` and `documents`.
-            add_generation_prompt: End with the beginning of an assistant's answer.
-            marked: Put `sandbox.MARKS` around `{% generation %}` blocks.
+        given: Its variables, such as `messages`. marked: Put `sandbox.MARKS` around `{% generation %}` blocks.
         """
         from trnflow.tasks.data.format.sandbox import render
 
@@ -110,8 +103,7 @@ class ChatTemplate:
 
 @contextmanager
 def rendering(where: str, what: str, fix: str) -> Iterator[None]:
-    """Turn a rendering's exception into a DataError that names the row; a MemoryError into a ConfigError. what, fix: of
-    the error."""
+    """Turn a rendering's exception into a DataError that names the row, a MemoryError into a ConfigError."""
     try:
         yield
     except TrnflowError:
@@ -123,10 +115,11 @@ def rendering(where: str, what: str, fix: str) -> Iterator[None]:
 
 
 def _parsed(setting: str, source: str, environment: Any) -> Any:
-    """Return the parsed template. It is compiled later, under the time limit: compiling evaluates constant expressions."""
+    """Return the parsed template."""
     from jinja2 import TemplateError
 
     try:
+        # compiled later, under the time limit: compiling evaluates constant expressions
         return environment.counted(environment.parse(source))
     except (TemplateError, RecursionError) as error:
         raise ConfigError(f"{setting}: {error}", "repair the template") from error

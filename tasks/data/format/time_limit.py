@@ -1,8 +1,5 @@
-"""Render templates in a separate process, which the kernel ends when one row takes too long.
-
-Python can't be interrupted in `10 ** 10 ** 10`, so a timer of processor time runs around each rendering. A slow row
-ends the run and is never dropped: speed must not decide which rows are kept. Starting takes half a second.
-"""
+"""Render templates in a separate process, which the kernel ends when one row takes too long. Starting takes half a
+second."""
 
 from __future__ import annotations
 
@@ -38,12 +35,10 @@ Function = Callable[[Meta, Limit], Meta]
 
 
 def call_limited(function: str, arguments: Meta) -> Meta:
-    """Call "module:name"(arguments, limit) in a new process and return its JSON object; `limit(row's name)` gives a
-    rendering SECONDS.
+    """Call "module:name"(arguments, limit) in a new process and return its JSON object; `limit(row's name)` gives
+    SECONDS.
 
-    Raises:
-        TrnflowError: The function's own, ConfigError after the limit, Interrupted on Ctrl-C, ProcessFailed after
-        another end.
+    Raises the function's own TrnflowError, ConfigError after the limit, Interrupted, ProcessFailed.
     """
     with TemporaryFile() as place, _started(function, place.fileno()) as process:
         place.truncate(PLACE)
@@ -72,8 +67,7 @@ def _started(function: str, place: int) -> subprocess.Popen[str]:
 
 
 def serve(function: str, place: str) -> None:
-    """Main function of the process: arguments as JSON from stdin; {"meta" or "error", "modules": our imported files} to
-    stdout. place: a descriptor."""
+    """Main function of the process: arguments as JSON from stdin, {"meta" or "error", "modules"} to stdout."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     module, _, name = function.partition(":")
@@ -110,6 +104,8 @@ class Timer:
         return self
 
     def __enter__(self) -> None:
+        # Python can't be interrupted in `10 ** 10 ** 10`; a slow row ends the run, since speed must not decide which
+        # rows stay
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
 
     def __exit__(self, *error: object) -> None:

@@ -1,8 +1,4 @@
-"""Find one type for a column that files store differently, and convert its values.
-
-A nested column gets Arrow's type `json`: JSON text with the source's keys, order and number types. Arrow's structs
-would give every row the keys of all rows. A null field is left out: Parquet does not tell it from a missing one.
-"""
+"""Find one type for a column that files store differently, and convert its values. A nested column becomes JSON text."""
 
 from __future__ import annotations
 
@@ -33,6 +29,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return plain_type(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
+    # Arrow's structs would give every row the keys of all rows
     return pa.json_() if is_nested(kind) else kind
 
 
@@ -89,21 +86,23 @@ def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _unpacker(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function that turns a value (not None) into one that JSON can represent; it raises TypeError or
-    ValueError."""
+    """Return a function that turns a value into one that JSON can represent; it raises TypeError or ValueError."""
     import pyarrow as pa
 
     if isinstance(kind, pa.JsonType):
         return json.loads
     if pa.types.is_struct(kind):
         fields = [(field.name, _unpacker(field.type)) for field in kind]
+        # Parquet does not tell a null field from a missing one
         return lambda value: {name: unpack(value[name]) for name, unpack in fields if value[name] is not None}
     if pa.types.is_map(kind):
-        item = _unpacker(kind.item_type)
-        return lambda pairs: json_object([(key, None if value is None else item(value)) for key, value in pairs])
+        unpack_entry = _unpacker(kind.item_type)
+        return lambda pairs: json_object(
+            [(key, None if value is None else unpack_entry(value)) for key, value in pairs]
+        )
     if pa.types.is_nested(kind):
-        item = _unpacker(kind.value_type)
-        return lambda values: [None if value is None else item(value) for value in values]
+        unpack_entry = _unpacker(kind.value_type)
+        return lambda values: [None if value is None else unpack_entry(value) for value in values]
     return _dated if pa.types.is_temporal(kind) else _scalar
 
 
@@ -119,9 +118,10 @@ def _scalar(value: Any) -> Any:
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict of pairs. Raises ValueError for a key that occurs twice: one value would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return a dict of pairs. Raises ValueError for a key that occurs twice."""
+    entries = dict(pairs)
+    # one of the values would be lost
+    if len(entries) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
-    return found
+    return entries

@@ -1,8 +1,4 @@
-"""Choose which columns of a source are read, and check names, types, missing texts and labels.
-
-Each file must have the columns that settings name; another one that it lacks is null. The files of a split must agree
-on types. A row without text or label is an error that names it, or dropped and counted (`data.nulls`).
-"""
+"""Choose which columns of a source are read, and check names, types, missing texts and labels."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trnflow.tasks.data.load.column_types import common_type, is_nested, plain_type, to_type
 from trnflow.tasks.data.load.labels import Rule, SeenLabels, declared_classes, is_blank, label_texts, parse_rule
-from trnflow.tasks.data.load.readers import Rows
+from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -23,16 +19,15 @@ Nulls = Literal["error", "drop"]
 
 
 class Columns(NamedTuple):
-    """Which columns to read from a source. A column is named `ours` in what `load_data` writes, `theirs` in the source.
+    """Which columns to read: `ours` in what `load_data` writes, `theirs` in the source.
 
     Attributes:
-        kept: (ours, theirs) of each column to write, in order.
-        text: Ours, of the text columns.
+        kept: (ours, theirs) of each, in order.
         label: Theirs, or None.
-        rule: Makes labels of that column, such as `rating >= 4`, or None.
-        sibling: Theirs, of a column with the labels' names, or None.
-        classes: Class names that the first file declares, or None.
-        named: Theirs, that settings name and every file must have.
+        rule: Makes labels of it, such as `rating >= 4`, or None.
+        sibling: Theirs, with the labels' names, or None.
+        classes: That the first file declares, or None.
+        named: Theirs, that every file must have.
         labels: The setting `data.labels`.
     """
 
@@ -53,10 +48,13 @@ class Columns(NamedTuple):
 
 
 def choose_columns(
-    files: list[Rows], text: tuple[str, ...], label: str | None, columns: Mapping[str, str], labels: tuple[str, ...]
+    files: list[RowReader],
+    text: tuple[str, ...],
+    label: str | None,
+    columns: Mapping[str, str],
+    labels: tuple[str, ...],
 ) -> Columns:
-    """Find the columns of `data.text`, `data.label` and `data.columns` in a source's files; all are kept if text and
-    columns name none. Raises ConfigError for a column that no file has, or that would get two names."""
+    """Find the columns of `data.text`, `data.label` and `data.columns`; all if they name none. Raises ConfigError."""
     names = list(dict.fromkeys(name for rows in files for name in rows.schema.names))
     theirs = dict(columns)
     rule = parse_rule(label) if label and label not in names else None
@@ -75,16 +73,15 @@ def choose_columns(
     return Columns(tuple(kept.items()), text, source_label, rule, sibling, classes, named, labels)
 
 
-def united(files: list[Rows], columns: Columns) -> pa.Schema:
-    """Return one schema for a split's files: the columns to write, and `label` as text. Raises DataError, with file and
-    row, for conflicting types."""
+def united(files: list[RowReader], columns: Columns) -> pa.Schema:
+    """Return one schema for a split's files, `label` as text. Raises DataError for conflicting types."""
     import pyarrow as pa
 
     fields = {ours: pa.string() if ours in columns.text else _common(files, theirs) for ours, theirs in columns.kept}
     return pa.schema([*fields.items(), *([("label", pa.string())] if columns.label else [])])
 
 
-def _common(files: list[Rows], name: str) -> pa.DataType:
+def _common(files: list[RowReader], name: str) -> pa.DataType:
     import pyarrow as pa
 
     common, first = pa.null(), files[0]
@@ -103,20 +100,19 @@ def _common(files: list[Rows], name: str) -> pa.DataType:
     return common
 
 
-def _first_row(rows: Rows, name: str, wanted: Callable[[pa.Array], pa.Array]) -> int:
+def _first_row(rows: RowReader, name: str, wanted: Callable[[pa.Array], pa.Array]) -> int:
     """Return the number, from 1, of the first row for whose value `wanted` returns True; 1 if there is none."""
-    done = 0
+    before = 0
     for batch in rows.batches([name]):
         at = wanted(batch.column(0)).index(True).as_py()
         if at >= 0:
-            return int(done + at + 1)
-        done += batch.num_rows
+            return int(before + at + 1)
+        before += batch.num_rows
     return 1
 
 
 def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return our names of the text columns: `data.text`, else `text` if there is a label and `data.columns` allows it,
-    else none."""
+    """Return our names of the text columns; `text` if there is a label and no other name."""
     if text is None:
         return ("text",) if label and (not columns or "text" in columns) else ()
     return (text,) if isinstance(text, str) else tuple(text)
@@ -147,20 +143,19 @@ def _check_present(setting: str, wanted: Iterable[str], there: list[str], where:
 
 
 def clean_batches(
-    rows: Rows, columns: Columns, schema: pa.Schema, split: str, seen: SeenLabels, nulls: Nulls, dropped: Counter[str]
+    rows: RowReader,
+    columns: Columns,
+    schema: pa.Schema,
+    split: str,
+    seen: SeenLabels,
+    nulls: Nulls,
+    dropped: Counter[str],
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Read a file's rows in batches, without those that lack text or label.
+    """Yield (rows read, the rows with text and label) of a file's batches. Raises DataError with file and row.
 
     Args:
         schema: The split's, from `united`.
-        seen: Gets the labels that are found.
-        dropped: Gets the numbers of dropped rows under "null" and "empty" (a blank text).
-
-    Yields:
-        (rows read, a batch of the rows that remain, with `label` as text where there is one).
-
-    Raises:
-        DataError: With file and row.
+        seen, dropped: Get labels, and dropped rows under "null" and "empty".
     """
     import numpy as np
     import pyarrow as pa
@@ -174,33 +169,32 @@ def clean_batches(
         )
     if columns.label:
         _check_not_nested(rows, columns.label, "the label", "choose a column of names, numbers or booleans")
-    done = 0
+    before = 0
     for batch in rows.batches(there):
         arrays = {
-            ours: _typed(batch.column(theirs), schema.field(ours).type, ours, where, done)
+            ours: _typed(batch.column(theirs), schema.field(ours).type, ours, where, before)
             if theirs in there
             else pa.nulls(batch.num_rows, schema.field(ours).type)
             for ours, theirs in columns.kept
         }
         if columns.label:
             values = batch.column(columns.label)
-            values = _typed(values, plain_type(values.type), "the label", where, done)
-            arrays["label"] = label_texts(values, columns.rule, columns.labels, where, done)
-        made = pa.record_batch(list(arrays.values()), schema=schema)
-        complete = _complete_rows(made, columns, where, done, nulls, dropped)
+            values = _typed(values, plain_type(values.type), "the label", where, before)
+            arrays["label"] = label_texts(values, columns.rule, columns.labels, where, before)
+        cleaned = pa.record_batch(list(arrays.values()), schema=schema)
+        complete = _complete_rows(cleaned, columns, where, before, nulls, dropped)
         if columns.label:
             siblings = batch.column(columns.sibling).filter(complete) if columns.sibling in there else None
-            numbers = np.flatnonzero(complete) + done + 1
-            seen.add(made.column("label").filter(complete), siblings, where, numbers)
-        done += batch.num_rows
-        yield batch.num_rows, made.filter(complete) if made.num_columns else made
+            numbers = np.flatnonzero(complete) + before + 1
+            seen.add(cleaned.column("label").filter(complete), siblings, where, numbers)
+        before += batch.num_rows
+        yield batch.num_rows, cleaned.filter(complete) if cleaned.num_columns else cleaned
 
 
 def _complete_rows(
     batch: pa.RecordBatch, columns: Columns, where: str, before: int, nulls: Nulls, dropped: Counter[str]
 ) -> pa.Array:
-    """Return bool [rows]: whether a row has text and label. Raises DataError for the first that lacks one if `nulls` is
-    "error"."""
+    """Return bool [rows]: text and label are there. Raises DataError for the first that lacks one."""
     import numpy as np
     import pyarrow as pa
 
@@ -235,7 +229,7 @@ def _bools(values: pa.Array) -> Any:
     return values.fill_null(False).to_numpy(zero_copy_only=False)
 
 
-def _check_not_nested(rows: Rows, name: str, what: str, fix: str) -> None:
+def _check_not_nested(rows: RowReader, name: str, what: str, fix: str) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 

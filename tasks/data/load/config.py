@@ -59,8 +59,7 @@ class SourceConfig(StageConfig):
 
 
 class MixedSource(SourceConfig):
-    """One source (data set) of a mixture, an entry of the setting `data.mix`. Its settings replace those of `data` for
-    this source."""
+    """A source of a mixture; its settings replace those of `data`."""
 
     weight: Positive | None = None
     """The share of this source in the rows of train, relative to the other weights. Default: all rows of each
@@ -98,7 +97,7 @@ class DataConfig(SourceConfig):
     def _fits_together(self) -> DataConfig:
         if sum(self.split.values()) >= 1:
             raise ValueError("the fractions of `split` leave nothing to train on: their sum must be below 1")
-        labelled = self.label is not None or any(one.label for one in (self.mix or {}).values())
+        labelled = self.label is not None or any(source.label for source in (self.mix or {}).values())
         if self.labels is not None and not labelled:
             raise ValueError("`labels` is set without `label`: set `label` to the column of the labels")
         if self.stratify and not labelled:
@@ -121,46 +120,47 @@ class DataConfig(SourceConfig):
         strange = [name for name in self.mix if not _NAME.fullmatch(name)]
         if strange:
             raise ValueError(f"mix.{strange[0]}: names of sources are made of letters, digits, `_` and `-`")
-        lacking = [name for name, one in self.mix.items() if one.source is None]
+        lacking = [name for name, source in self.mix.items() if source.source is None]
         if lacking:
             raise ValueError(f"mix.{lacking[0]} has no `source`")
-        unweighted = [name for name, one in self.mix.items() if one.weight is None]
+        unweighted = [name for name, source in self.mix.items() if source.weight is None]
         if 0 < len(unweighted) < len(self.mix):
             raise ValueError(f"mix.{unweighted[0]} has no `weight`: give all sources one, or none")
         return self
 
     @property
     def weights(self) -> dict[str, float] | None:
-        """{source: its share of train's rows} of a mixture; None if no source has a weight."""
-        found = {name: one.weight for name, one in sorted((self.mix or {}).items()) if one.weight is not None}
-        return found or None
+        """{source: share of train's rows}, or None."""
+        weights = {
+            name: source.weight for name, source in sorted((self.mix or {}).items()) if source.weight is not None
+        }
+        return weights or None
 
     def sources(self) -> dict[str, SourceConfig]:
-        """{name: settings} of each source, sorted; without a mixture one with the name "".
+        """{name: settings} of each source, sorted; without a mixture one named "". Raises ConfigError for other text
+        columns."""
+        return (
+            {name: self._filled(name, source) for name, source in sorted(self.mix.items())} if self.mix else {"": self}
+        )
 
-        In a mixture a source takes `label` and `labels` of `data` if it has none, `text` gets our names, and `columns`
-        maps them to the source's. Raises ConfigError for another number of text columns than `data` has.
-        """
-        return {name: self._filled(name, one) for name, one in sorted(self.mix.items())} if self.mix else {"": self}
-
-    def _filled(self, name: str, one: MixedSource) -> SourceConfig:
-        label = one.label or self.label
+    def _filled(self, name: str, source: MixedSource) -> SourceConfig:
+        label = source.label or self.label
         texts = self.texts
-        theirs = (one.text,) if isinstance(one.text, str) else (one.text or texts)
+        theirs = (source.text,) if isinstance(source.text, str) else (source.text or texts)
         if len(theirs) != len(texts):
             raise ConfigError(
                 f"data.mix.{name}.text names {len(theirs)} columns, data.text {len(texts)}",
                 "name one column of this source for each column of data.text, in the same order",
             )
         renamed = {ours: column for ours, column in zip(texts, theirs, strict=True) if ours != column}
-        filled = {"columns": {**self.columns, **one.columns, **renamed}, "text": texts, "label": label}
-        return one.model_copy(update={**filled, "labels": one.labels or self.labels})
+        filled = {"columns": {**self.columns, **source.columns, **renamed}, "text": texts, "label": label}
+        return source.model_copy(update={**filled, "labels": source.labels or self.labels})
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Our names of the text columns; () if no setting names one."""
         mixed = (self.mix or {}).values()
-        label = self.label or next((one.label for one in mixed if one.label), None)
-        if self.text is None and any(one.text for one in mixed):
+        label = self.label or next((source.label for source in mixed if source.label), None)
+        if self.text is None and any(source.text for source in mixed):
             return ("text",)
         return text_columns(self.text, label, self.columns)

@@ -1,10 +1,6 @@
-"""The built-in corpus `builtin:stdlib`: docstrings of Python's standard library, real text on every machine.
+"""The built-in corpus `builtin:stdlib`: docstrings of Python's standard library, parsed, never imported; about 3 s.
 
-Its views (`data.name`): `packages`, from which of ten packages a docstring comes, with the names removed (text,
-package, name); `questions`, "What does `x.y` do?" with the docstring as response (instruction, response, name).
-
-Files are parsed, never imported; the key has a digest of their content. Splits are 80/10/10 by a hash of the text.
-Reading takes about 3 s.
+Views: `packages` (from which of ten packages a docstring comes, names removed) and `questions` ("What does `x.y` do?").
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trnflow.tasks.artifact import Source
-from trnflow.tasks.data.load.readers import Rows, open_table
+from trnflow.tasks.data.load.readers import RowReader, open_table
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import sha256_file, stamp
 from trnflow.tasks.sources.resolver import Resolver
@@ -46,8 +42,8 @@ class Docstring(NamedTuple):
 
 
 def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
-    """Return the Source of `builtin:stdlib`, with identity {builtin, view, digest of all files}; the digest is
-    remembered. view: `packages` (also for None) or `questions`. Raises ConfigError for an unknown corpus or view."""
+    """Return the Source of `builtin:stdlib`; its digest is remembered. Raises ConfigError for an unknown corpus or
+    view."""
     if source != SOURCE:
         raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
     view = view or VIEWS[0]
@@ -68,7 +64,7 @@ def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
 def stdlib_files(root: Path) -> list[tuple[str, str]]:
     """List (relative path, stamp) of the standard library's files below `root`, sorted, without tests, tools and
     installed packages."""
-    found: list[tuple[str, str]] = []
+    files: list[tuple[str, str]] = []
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -76,13 +72,13 @@ def stdlib_files(root: Path) -> list[tuple[str, str]]:
             for entry in entries:
                 name = f"{folder}{entry.name}"
                 if entry.name.endswith(".py"):
-                    found.append((name, stamp(entry.path)))
+                    files.append((name, stamp(entry.path)))
                 elif entry.name not in _SKIPPED and "." not in entry.name and "-" not in entry.name and entry.is_dir():
                     pending.append(f"{name}/")
-    return sorted(found)
+    return sorted(files)
 
 
-def corpus_splits(view: str) -> dict[str, Rows]:
+def corpus_splits(view: str) -> dict[str, RowReader]:
     """Return {split: rows in memory} of a view. Raises DataError when this Python has no source files."""
     import pyarrow as pa
 
@@ -126,17 +122,19 @@ def _is_public(name: str) -> bool:
 
 
 def anonymous(docstring: Docstring) -> str:
-    """Return a docstring as one line without the names of its package, module and object: the label can't be read from
-    it."""
+    """Return a docstring as one line without its object's names."""
     names = {part.lower() for part in docstring.name.split(".") if len(part) > 1}
+    # the label must not be read from the text
     hidden = re.sub(r"\w+", lambda word: " " if word[0].lower() in names else word[0], docstring.doc)
     return " ".join(hidden.split())
 
 
 def _packages(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
-    splits = _split([(anonymous(item), item.name) for item in docstrings])
+    splits = _split([(anonymous(docstring), docstring.name) for docstring in docstrings])
     counts = Counter(_package(name) for _, name in splits["train"])
-    classes = {package for package, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:CLASSES]}
+    classes = {
+        package for package, _ in sorted(counts.items(), key=lambda docstring: (-docstring[1], docstring[0]))[:CLASSES]
+    }
     return {
         split: [
             {"text": text, "package": _package(name), "name": name} for text, name in rows if _package(name) in classes
@@ -146,7 +144,7 @@ def _packages(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
 
 
 def _questions(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
-    splits = _split([(item.doc, item.name) for item in docstrings])
+    splits = _split([(docstring.doc, docstring.name) for docstring in docstrings])
     return {
         split: [{"instruction": f"What does `{name}` do?", "response": text, "name": name} for text, name in rows]
         for split, rows in splits.items()
@@ -165,6 +163,7 @@ def _split(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
         if text in seen or len(text.split()) < FEWEST_WORDS:
             continue
         seen.add(text)
+        # 80/10/10 by a hash of the text: equal texts stay in one split
         tenth = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 10
         splits[_SPLIT_OF_TENTH.get(tenth, "train")].append((text, name))
     return splits

@@ -1,8 +1,4 @@
-"""Read a hub dataset at a fixed commit; no code of a repository is run.
-
-JSON and csv files are read by our readers, because `datasets` turns texts into dates and numbers (007 becomes 7) and
-drops digits of nested numbers; other datasets by `datasets`.
-"""
+"""Read a hub dataset at a fixed commit; no code of a repository is run."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import BATCH, Rows, open_file
+from trnflow.tasks.data.load.readers import BATCH, RowReader, open_file
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import ALIASES, format_of
 from trnflow.tasks.sources.hub_errors import hub_errors
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def hub_splits(location: Meta) -> dict[str, list[Rows]]:
+def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
     """Download a dataset, unless it is cached, and return {split: its files, opened}.
 
     location: {hub, name, commit, splits}; `splits` {} takes the names usual for train, validation and test. Raises
@@ -35,6 +31,8 @@ def hub_splits(location: Meta) -> dict[str, list[Rows]]:
     with _dataset_errors(repo, commit):
         builder = load_dataset_builder(repo, location["name"], revision=commit)
         files = _text_files(builder, commit)
+        # `datasets` turns texts of json and csv into dates and numbers (007 becomes 7), and drops digits of nested
+        # numbers
         if files is not None:
             features = builder.info.features
             wanted = _chosen_splits(location, files)
@@ -64,19 +62,19 @@ def _chosen_splits(location: Meta, there: Iterable[str]) -> dict[str, str]:
 
 
 def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
-    """Return {split: paths} if all files are json, csv or tsv and the repository has no settings for them, else None."""
+    """Return {split: paths} if all files are json, csv or tsv without settings of the repository, else None."""
     config = builder.config
     apart = ("name", "version", "data_dir", "data_files", "description", "features")
     settings = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
     changed = {name: now for name, (now, default) in settings.items() if name not in apart and now != default}
     urls = config.data_files or {}
-    found = {str(split): [url.partition(f"@{commit}/")[2] for url in some] for split, some in urls.items()}
-    formats = {format_of(path) for paths in found.values() for path in paths}
+    paths_of = {str(split): [url.partition(f"@{commit}/")[2] for url in some] for split, some in urls.items()}
+    formats = {format_of(path) for paths in paths_of.values() for path in paths}
     wanted: Meta = {"sep": "\t"} if formats == {"tsv"} else {}
-    return found if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
+    return paths_of if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
 
 
-def _text_rows(repo: str, commit: str, path: str, features: Any) -> Rows:
+def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:
     """Download a file and open it. features: what the repository declares of its columns, or None."""
     from huggingface_hub import hf_hub_download
 
@@ -101,9 +99,9 @@ def _dataset_errors(repo: str, commit: str | None) -> Iterator[None]:
             ) from error
 
 
-def _rows(dataset: Any, name: str) -> Rows:
+def _rows(dataset: Any, name: str) -> RowReader:
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
             yield from table.combine_chunks().to_batches()
 
-    return Rows(name, dataset.features.arrow_schema, batches)
+    return RowReader(name, dataset.features.arrow_schema, batches)

@@ -1,8 +1,4 @@
-"""Read JSON files, one object a line or one array of objects; a missing key is null.
-
-A file is read twice, because a column's type depends on all rows. Lists and objects become JSON text. Takes one batch
-of memory, but the whole of a single array.
-"""
+"""Read JSON files, one object a line or one array of objects; a missing key is null."""
 
 from __future__ import annotations
 
@@ -28,31 +24,32 @@ def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[li
     import pyarrow as pa
 
     kinds: dict[str, dict[type, None]] = {}
+    # read twice: a column's type depends on all rows
     for row in _objects(path, name):
         for key, value in row.items():
             if type(value) not in kinds.setdefault(key, {}):
                 kinds[key][type(value)] = None
-    schema = pa.schema([(key, _column_type([*found])) for key, found in kinds.items()])
+    schema = pa.schema([(key, _column_type([*values])) for key, values in kinds.items()])
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        objects, done = _objects(path, name), 0
+        objects, before = _objects(path, name), 0
         while rows := list(islice(objects, size)):
-            arrays = [_column(rows, key, schema.field(key).type, name, done) for key in columns]
+            arrays = [_column(rows, key, schema.field(key).type, name, before) for key in columns]
             yield pa.record_batch(arrays, names=columns)
-            done += len(rows)
+            before += len(rows)
 
     return schema, batches
 
 
 def _column_type(kinds: list[type]) -> pa.DataType:
-    """Return the Arrow type for values of these Python types; on a conflict that of the first, so that the array fails
-    at the row that the error names."""
+    """Return the Arrow type for values of these Python types."""
     import pyarrow as pa
 
     types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), type(None): pa.null()}
     if list in kinds or dict in kinds:
         return pa.json_()
     kinds = [kind for kind in kinds if kind is not type(None)] or kinds
+    # on a conflict the first type, so that the array fails at the row that the error names
     if bool in kinds:
         return types[bool]
     return types[float] if set(kinds) == {int, float} else types[kinds[0]]
@@ -97,8 +94,8 @@ def _objects(path: Path, name: str) -> Iterator[dict[str, Any]]:
         is_array = raw.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     if is_array:
         with open_text(path, name) as text:
-            items = _parsed(text.read(), name)
-        yield from (_object(item, f"{name} item {number}") for number, item in enumerate(items, 1))
+            entries = _parsed(text.read(), name)
+        yield from (_object(entry, f"{name} item {number}") for number, entry in enumerate(entries, 1))
         return
     for number, line in lines(path, name):
         if line:
@@ -117,7 +114,7 @@ def _parsed(text: str, where: str) -> Any:
         ) from error
 
 
-def _object(item: Any, where: str) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise DataError(f"{where} is not an object: {json.dumps(item)[:80]}", "give objects: {...}")
-    return item
+def _object(entry: Any, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise DataError(f"{where} is not an object: {json.dumps(entry)[:80]}", "give objects: {...}")
+    return entry

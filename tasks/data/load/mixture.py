@@ -1,8 +1,6 @@
 """How many rows of train each source of a mixture gives, and in which order.
 
-A weight is a share of train's rows, exact to the row. `first_exhausted`: the largest mixture without repetition;
-`all_exhausted`: the smallest that has every row. Without weights each source gives all its rows once. The names are
-those of `datasets.interleave_datasets`, which draws at random.
+A weight is a share, exact to the row. Names are those of `datasets.interleave_datasets`, which draws at random.
 """
 
 from __future__ import annotations
@@ -21,16 +19,11 @@ Strategy = Literal["first_exhausted", "all_exhausted"]
 def amounts(
     available: Mapping[str, int], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None = None
 ) -> dict[str, int]:
-    """Return {source: rows of train that it gives}, more than it has if rows are repeated.
-
-    Args:
-        available: {source: rows, above 0}.
-        weights: {source: relative share}, or None for all rows once.
-        limit: The largest total; a lower one reduces all sources alike.
-    """
+    """Return {source: rows of train}, more than it has if rows are repeated. weights: None for all once."""
     parts = {name: Fraction(repr(weights[name])) if weights else Fraction(count) for name, count in available.items()}
     shares = {name: part / sum(parts.values()) for name, part in parts.items()}
     totals = [available[name] / share for name, share in shares.items()]
+    # the largest mixture without repetition, or the smallest that has every row
     total = int(min(totals)) if strategy == "first_exhausted" else -int(-max(totals) // 1)
     return apportioned(min(total, limit or total), shares)
 
@@ -38,29 +31,25 @@ def amounts(
 def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
     """Divide `total` by shares that sum to 1: total x share rounded down, the rest to the largest fractions."""
     exact = {name: total * share for name, share in shares.items()}
-    found = {name: int(part) for name, part in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: found[name] - exact[name])
-    for name in by_remainder[: total - sum(found.values())]:
-        found[name] += 1
-    return found
+    rows = {name: int(part) for name, part in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: rows[name] - exact[name])
+    for name in by_remainder[: total - sum(rows.values())]:
+        rows[name] += 1
+    return rows
 
 
 def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[str, int], NDArray[np.int64]]]:
-    """Mix sources in blocks of about `block` rows: row k of n has position (k + 1/2) / n, so every stretch has them in
-    proportion.
-
-    Yields:
-        {source: how many next rows to read}, and int64 [rows], the order of the block as indices into those rows.
-    """
+    """Mix sources in blocks of about `block` rows; yield {source: next rows to read} and their order, int64 [rows]."""
     import numpy as np
 
     blocks = -(-sum(counts.values()) // block)
-    done = dict.fromkeys(counts, 0)
+    before = dict.fromkeys(counts, 0)
     for number in range(1, blocks + 1):
         until = {name: _before(number, blocks, count) for name, count in counts.items()}
-        places = [(np.arange(done[name], until[name]) + 0.5) / count for name, count in counts.items()]
-        yield {name: until[name] - done[name] for name in counts}, np.argsort(np.concatenate(places), kind="stable")
-        done = until
+        # row k of n is at (k + 1/2) / n, so every stretch has the sources in proportion
+        places = [(np.arange(before[name], until[name]) + 0.5) / count for name, count in counts.items()]
+        yield {name: until[name] - before[name] for name in counts}, np.argsort(np.concatenate(places), kind="stable")
+        before = until
 
 
 def _before(number: int, blocks: int, count: int) -> int:

@@ -26,7 +26,7 @@ BATCH = 4096
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowReader:
     """An opened file whose rows are not read yet. batches: column names -> batches of rows with these columns."""
 
     name: str
@@ -34,7 +34,7 @@ class Rows:
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
 
 
-def open_file(path: Path, kind: str, name: str) -> Rows:
+def open_file(path: Path, kind: str, name: str) -> RowReader:
     """Open a data file of format `kind` without reading rows. Raises DataError for one that can't be read, or has two
     columns of one name."""
     opener = {"parquet": _parquet, "csv": _csv, "tsv": _tsv, "jsonl": _json, "arrow": _arrow, "txt": _text}[kind]
@@ -46,12 +46,12 @@ def open_file(path: Path, kind: str, name: str) -> Rows:
     return rows
 
 
-def open_table(table: pa.Table, name: str) -> Rows:
-    """Return a table in memory as `Rows`."""
-    return Rows(name, table.schema, lambda columns: iter(table.select(columns).to_batches(max_chunksize=BATCH)))
+def open_table(table: pa.Table, name: str) -> RowReader:
+    """Return a table in memory as `RowReader`."""
+    return RowReader(name, table.schema, lambda columns: iter(table.select(columns).to_batches(max_chunksize=BATCH)))
 
 
-def _parquet(path: Path, name: str) -> Rows:
+def _parquet(path: Path, name: str) -> RowReader:
     import pyarrow.parquet as pq
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -60,10 +60,10 @@ def _parquet(path: Path, name: str) -> Rows:
             yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
 
     with pq.ParquetFile(path) as file:
-        return Rows(name, file.schema_arrow, batches)
+        return RowReader(name, file.schema_arrow, batches)
 
 
-def _arrow(path: Path, name: str) -> Rows:
+def _arrow(path: Path, name: str) -> RowReader:
     """Open an Arrow IPC file, or a stream as `datasets` writes under the same extension."""
     import pyarrow as pa
 
@@ -73,11 +73,11 @@ def _arrow(path: Path, name: str) -> Rows:
     return open_table((pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped).read_all(), name)
 
 
-def _json(path: Path, name: str) -> Rows:
-    return Rows(name, *open_json(path, name, BATCH))
+def _json(path: Path, name: str) -> RowReader:
+    return RowReader(name, *open_json(path, name, BATCH))
 
 
-def _text(path: Path, name: str) -> Rows:
+def _text(path: Path, name: str) -> RowReader:
     """One row for each line that is not blank, in the column `text`."""
     import pyarrow as pa
 
@@ -86,14 +86,14 @@ def _text(path: Path, name: str) -> Rows:
         while batch := list(islice(texts, BATCH)):
             yield pa.record_batch([pa.array(batch, pa.string())] * len(columns), names=columns)
 
-    return Rows(name, pa.schema([("text", pa.string())]), batches)
+    return RowReader(name, pa.schema([("text", pa.string())]), batches)
 
 
-def _tsv(path: Path, name: str) -> Rows:
+def _tsv(path: Path, name: str) -> RowReader:
     return _csv(path, name, "\t")
 
 
-def _csv(path: Path, name: str, delimiter: str = ",") -> Rows:
+def _csv(path: Path, name: str, delimiter: str = ",") -> RowReader:
     import pyarrow as pa
 
     with contextlib.closing(_records(path, name, delimiter)) as records:
@@ -106,12 +106,11 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> Rows:
             cells = list(zip(*batch, strict=True))
             yield pa.record_batch([pa.array(cells[place], pa.string()) for place in places], names=columns)
 
-    return Rows(name, pa.schema([(column, pa.string()) for column in header]), batches)
+    return RowReader(name, pa.schema([(column, pa.string()) for column in header]), batches)
 
 
 def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
-    """Yield the header's cells, then each row's, without blank lines. Raises DataError with the line of a record of
-    another length or with wrong quotes: it may contain the records after it."""
+    """Yield the header's cells, then each row's. Raises DataError with the line."""
     csv.field_size_limit(sys.maxsize)  # for the whole process; without it a cell holds 128 KB at most
     width, line = 0, 1
     with open_text(path, name) as text:
@@ -119,6 +118,7 @@ def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
         try:
             for cells in reader:
                 blank = len(cells) < 2 and not "".join(cells).strip()
+                # such a record may contain the records after it
                 if len(cells) != width and not blank:
                     if width:
                         raise DataError(

@@ -1,8 +1,4 @@
-"""Copy a split into an uncompressed Arrow file, the *scratch file*, and read chosen rows of it later.
-
-Rows are read twice: duplicates and samples are chosen after all were read. Takes a batch and 8 bytes a row of memory,
-and the chosen columns on disk until the stage ends.
-"""
+"""Copy a split into an uncompressed Arrow file, the *scratch file*, and read chosen rows of it later."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
 from trnflow.tasks.data.load.columns import Columns, Nulls, clean_batches, united
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
-from trnflow.tasks.data.load.readers import Rows
+from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.data.load.selection import row_hashes
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.stage import Workdir
@@ -48,22 +44,24 @@ def hashed_columns(columns: Columns) -> tuple[str, ...]:
     return columns.text or tuple(ours for ours, _ in columns.kept)
 
 
-def read_split(split: str, files: list[Rows], columns: Columns, nulls: Nulls, path: Path, out: Workdir) -> ReadSplit:
-    """Read and check the files of a split, and write the rows to the scratch file `path`. Raises DataError for an
-    unusable row, differing types, or an empty split."""
+def read_split(
+    split: str, files: list[RowReader], columns: Columns, nulls: Nulls, path: Path, out: Workdir
+) -> ReadSplit:
+    """Read, check and write a split's files to `path`. Raises DataError for an unusable row or an empty split."""
     import numpy as np
     import pyarrow as pa
 
     seen, hashes, dropped = SeenLabels(), np.empty(0, dtype=np.uint64), Counter[str]()
     hashed = hashed_columns(columns)
-    schema, done, kept = united(files, columns), 0, 0
+    schema, count_read, kept = united(files, columns), 0, 0
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for rows in files:
             for count, batch in clean_batches(rows, columns, schema, split, seen, nulls, dropped):
+                # rows are read twice: duplicates and samples are chosen after all were read
                 writer.write_batch(batch)
                 hashes = _appended(hashes, kept, row_hashes(batch.column(name) for name in hashed))
-                done, kept = done + count, kept + batch.num_rows
-                out.progress(done, done, f"{split} rows")
+                count_read, kept = count_read + count, kept + batch.num_rows
+                out.progress(count_read, count_read, f"{split} rows")
     if kept == 0:
         lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
         raise DataError(
@@ -85,10 +83,10 @@ def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield a scratch file's batches, one in memory at a time. Not memory-mapped: mapped pages count as this process's
-    memory."""
+    """Yield a scratch file's batches, one in memory at a time."""
     import pyarrow as pa
 
+    # not memory-mapped: mapped pages count as this process's memory
     with pa.OSFile(str(path)) as opened:
         file = pa.ipc.open_file(opened)
         for index in range(file.num_record_batches):
@@ -100,10 +98,10 @@ def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.
     import numpy as np
 
     ids = np.empty(len(read.hashes), dtype=np.int32)
-    done = 0
+    before = 0
     for batch in read_batches(read.path):
-        ids[done : done + batch.num_rows] = labels.encode(batch.column("label")).to_numpy()
-        done += batch.num_rows
+        ids[before : before + batch.num_rows] = labels.encode(batch.column("label")).to_numpy()
+        before += batch.num_rows
     return ids
 
 
@@ -112,10 +110,10 @@ def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.S
     where there is no label."""
     import pyarrow as pa
 
-    done = 0
+    before = 0
     for batch in read_batches(read.path):
-        rows = batch.filter(pa.array(keep[done : done + batch.num_rows]))
-        done += batch.num_rows
+        rows = batch.filter(pa.array(keep[before : before + batch.num_rows]))
+        before += batch.num_rows
         yield pa.Table.from_arrays([_column(rows, field, labels) for field in schema], schema=schema)
 
 
@@ -131,11 +129,8 @@ def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> p
 
 
 def common_schema(schemas: dict[str, pa.Schema], nested: Collection[str], labelled: bool, split: str) -> pa.Schema:
-    """Return one schema for a split of several sources: their columns in order, each of a type that holds all values;
-    one that is always null is text.
-
-    nested: columns of lists or objects in any split. Raises DataError for conflicting types.
-    """
+    """Return one schema for a split of several sources, all-null columns as text. Raises DataError for conflicting
+    types."""
     import pyarrow as pa
 
     types: dict[str, tuple[pa.DataType, str]] = {}

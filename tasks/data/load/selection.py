@@ -1,7 +1,6 @@
 """Choose rows by the hashes of their texts: splits, duplicates, shared texts, samples. Pure functions.
 
-A hash is 64 bits of blake2b (a false duplicate among a million rows: 3 in 10^8). Rows with equal text stay in one
-split, and appended rows move no others.
+Rows with equal text stay in one split, and appended rows move no others.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ def row_hashes(columns: Iterable[pa.Array]) -> Hashes:
     import numpy as np
 
     values = [column.to_pylist() for column in columns]
+    # 64 bits: a false duplicate among a million rows has a chance of 3 in 10^8
     digests = (hashlib.blake2b(_bytes(row), digest_size=8).digest() for row in zip(*values, strict=True))
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
@@ -38,12 +38,8 @@ def _bytes(row: tuple[Any, ...]) -> bytes:
 
 
 def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits by text and seed alone. fractions: {split: fraction}, without train.
-
-    Returns:
-        {split: bool [rows]}, the rest under "train". Sizes follow the fractions up to chance, standard deviation
-        sqrt(rows x fraction x (1 - fraction)). A split that would be empty takes a text from train.
-    """
+    """Divide rows into {split: bool [rows]} by text and seed alone, the rest under "train". fractions: {split:
+    fraction}."""
     import numpy as np
 
     ranks = _seeded(hashes, seed)
@@ -54,6 +50,7 @@ def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> di
         train &= ~masks[name]
         low = high
     for mask in masks.values():
+        # a split that would be empty takes a text from train
         if not mask.any() and train.any():
             mask |= ranks == ranks[train].min()
             train &= ~mask
@@ -61,12 +58,10 @@ def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> di
 
 
 def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into splits with the same fraction of each label's rows. fractions: at most two splits, without
-    train.
+    """Divide rows into splits with the same fraction of each label's rows; at most two besides train. Takes 60 bytes a
+    row.
 
-    A label's texts (a text counts under its first row's label) are ordered by seeded hash; the first split takes from
-    the front, the second from the back, train keeps at least one. Repeated texts may leave a split a row or two short.
-    Appended rows move about sqrt(fraction x appended) rows of a label. Takes 60 bytes a row.
+    Repeated texts may leave a split a row or two short.
     """
     import numpy as np
 
@@ -76,6 +71,7 @@ def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float
     side = np.zeros(len(texts), dtype=np.int8)
     for label in np.unique(owner):
         mine = np.flatnonzero(owner == label)
+        # by seeded hash: appended rows move about sqrt(fraction x appended) rows of a label
         mine = mine[np.argsort(ranks[mine])]
         for number, fraction in enumerate(fractions.values(), 1):
             free = mine[side[mine] == 0][:-1] if number == 1 else mine[side[mine] == 0][:0:-1]
@@ -114,8 +110,7 @@ def repetitions(hashes: Hashes) -> int:
 
 
 def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
-    """Return {(first, second): bool [rows of the first], whether the text is in the second} for each pair of splits or
-    sources."""
+    """Return {(first, second): bool [rows of the first], text is in the second} for each pair."""
     names = list(hashes)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     return {(a, b): _contained(hashes[a], hashes[b]) for a, b in pairs}
@@ -125,17 +120,16 @@ def _contained(values: Hashes, others: Hashes) -> Mask:
     """Return bool [values]: whether a value is in `others`. Takes 8 bytes for each; numpy's isin 30."""
     import numpy as np
 
-    ordered, found = np.sort(others), np.zeros(len(values), dtype=bool)
+    ordered, contained = np.sort(others), np.zeros(len(values), dtype=bool)
     for start in range(0, len(values), _BLOCK) if len(others) else ():
         some = values[start : start + _BLOCK]
         places = np.searchsorted(ordered, some)
-        found[start : start + _BLOCK] = ordered[np.minimum(places, len(ordered) - 1)] == some
-    return found
+        contained[start : start + _BLOCK] = ordered[np.minimum(places, len(ordered) - 1)] == some
+    return contained
 
 
 def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
-    """Return `keep` (bool [rows]) reduced to a random sample of at most `limit`. With one seed, a smaller sample is
-    part of a larger."""
+    """Return `keep` reduced to a random sample of at most `limit`; with one seed smaller samples are parts of larger."""
     import numpy as np
 
     rows = np.flatnonzero(keep)

@@ -1,7 +1,6 @@
 """Choose which rows of the sources go into each split, and write the splits.
 
-A split has its sources' rows in the order of their names, of which `dedupe` keeps the first of equal texts. Rows are
-chosen as masks over scratch files. `dedupe`, weights and `limit` drop rows of train; only `limit` drops others.
+`dedupe`, weights and `limit` drop rows of train; only `limit` drops others.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.labels import LabelSet
 from trnflow.tasks.data.load.mixture import Strategy, amounts, interleaved
 from trnflow.tasks.data.load.scratch_file import ReadSplit, common_schema, kept_rows, label_ids
@@ -35,16 +33,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from trnflow.tasks.data.load.selection import Hashes, Mask
+    from trnflow.tasks.metadata import Counts
 
 
 class SourceRows(NamedTuple):
     """The rows that a source gives to a split.
 
     Attributes:
-        labels: None without labels.
-        mask: bool [rows of `read`], which are used.
+        mask: bool [rows of `read`].
         times: How often each is written.
-        more: bool [rows of `read`], written once more than `times`, or None.
+        more: bool [rows of `read`], written once more, or None.
     """
 
     source: str
@@ -88,49 +86,43 @@ def source_splits(
     *,
     stratify: bool,
 ) -> dict[str, SourceRows]:
-    """Assign a source's rows to splits. One that `split` ({name: fraction of train}) names and the source lacks is
-    taken from train.
-
-    stratify: the same fraction of each label's rows for a new split.
-    """
+    """Assign a source's rows to splits; those of `split` that the source lacks are taken from train."""
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
     if stratify and fractions and labels:
         masks = stratified_splits(train.hashes, label_ids(train, labels), fractions, seed)
     else:
         masks = made_splits(train.hashes, fractions, seed)
-    made = {name: SourceRows(source, train, labels, mask) for name, mask in masks.items()}
-    return made | {
+    splits = {name: SourceRows(source, train, labels, mask) for name, mask in masks.items()}
+    return splits | {
         name: SourceRows(source, rows, labels, all_rows(rows.hashes)) for name, rows in read.items() if name != "train"
     }
 
 
 def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
     """Regroup {split: rows} of several sources by split, in the order train, validation, test."""
-    found = {name: [shares[name] for shares in sources if name in shares] for name in SPLITS}
-    return {name: shares for name, shares in found.items() if shares}
+    grouped = {name: [shares[name] for shares in sources if name in shares] for name in SPLITS}
+    return {name: shares for name, shares in grouped.items() if shares}
 
 
 class Dropped(NamedTuple):
     """Counts of rows.
 
     Attributes:
-        rows: {reason: rows removed}, of `deduplicated` "duplicate" and "leaked" (train rows whose text is in
-        another split).
+        rows: {reason: rows removed}.
         leakage: {"train/test": rows of the first whose text is in the second}.
         overlap: {"a/b": train rows of source a whose text is in train of b}.
-        duplicates: Train rows whose text is in an earlier one, dropped or not.
+        duplicates: Train rows whose text is in an earlier one.
     """
 
-    rows: Meta
-    leakage: Meta
-    overlap: Meta
+    rows: Counts
+    leakage: Counts
+    overlap: Counts
     duplicates: int
 
 
 def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
-    """Count the train rows whose text repeats or leaks, and with `drop` leave them out. Returns new rows, and counts
-    from before."""
+    """Count the train rows whose text repeats or leaks; with `drop` leave them out."""
     hashes = {name: joined([share.hashes for share in some]) for name, some in shares.items()}
     shared = shared_rows(hashes)
     leakage = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared.items()}
@@ -148,8 +140,7 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
 
 
 def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
-    """Remove from train the rows with one of these texts' hashes, such as frozen rows; return the rest and the number
-    removed."""
+    """Remove the rows of train with these texts' hashes; return the rest and the number removed."""
     import numpy as np
 
     among = np.isin(joined([share.hashes for share in shares["train"]]), texts)
@@ -167,14 +158,8 @@ def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) 
 def weighted_train(
     shares: list[SourceRows], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
 ) -> tuple[list[SourceRows], int]:
-    """Choose the rows of train by the sources' weights, at most `limit` in all.
-
-    Returns:
-        Each source's rows, and the number of rows that the weights, not `limit`, left out.
-
-    Raises:
-        DataError: A source has no rows.
-    """
+    """Choose train's rows by weights; return them and the rows that the weights left out. Raises DataError for an empty
+    source."""
     there = {share.source: share.distinct for share in shares}
     for source, count in there.items():
         if count == 0:
@@ -194,21 +179,20 @@ def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
 def write_split(
     split: str, shares: list[SourceRows], nested: Collection[str], to: Path, out: Workdir
 ) -> tuple[int, dict[str, int]]:
-    """Write a split to a new parquet file: train interleaved in proportion, else one source after another.
-
-    nested: columns written as JSON text. Returns the rows written, and {label name: rows} ({} without labels).
-    """
+    """Write a split to a parquet file; return its rows and {label name: rows}. nested: columns of JSON text."""
     import pyarrow as pa
 
     labels = shares[0].labels
     schema = common_schema({share.source: share.read.schema for share in shares}, nested, labels is not None, split)
     total, counts = sum(share.rows for share in shares), Counter[int]()
     if split == "train" and len(shares) > 1:
+        # train in proportion, else one source after another
         tables = _interleaved({share.source: share for share in shares}, schema)
     else:
         tables = (table for share in shares for table in share.tables(schema))
     if labels:
         tables = _counted(tables, counts)
+    # nested values travel as JSON text
     plain = pa.schema([(field.name, pa.string() if field.name in nested else field.type) for field in schema])
     done = write_rows(
         (table.cast(plain) for table in tables),
@@ -256,12 +240,12 @@ class _Reader:
 
 def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
     """Return the sources with the rows that `keep` picks, of the distinct rows of all, one after another."""
-    found, start = [], 0
+    shares_kept, start = [], 0
     for share in shares:
         end = start + share.distinct
-        found.append(share._replace(mask=narrowed(share.mask, keep[start:end])))
+        shares_kept.append(share._replace(mask=narrowed(share.mask, keep[start:end])))
         start = end
-    return found
+    return shares_kept
 
 
 def joined(hashes: list[Hashes]) -> Hashes:

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
-    """Create a chunk file of zeros and return {column: int32 array}, memory-mapped for writing. Takes no memory or disk
-    until then.
+    """Create a chunk file of zeros and return {column: int32 array}, memory-mapped for writing.
 
-    wanted: {column: shape} in order. Raises DataError when this pyarrow lays files out in an unknown way.
+    Raises DataError when this pyarrow lays files out in an unknown way.
     """
     import numpy as np
     import pyarrow as pa
@@ -58,6 +57,7 @@ class _Holes:
 
         if not isinstance(data, pa.Buffer):
             return self._file.write(data)
+        # skipped, so the file is sparse: it takes no disk until values are written
         self.at.append(self._file.tell())
         self._file.seek(data.size, 1)
         return int(data.size)
@@ -69,7 +69,7 @@ class _Holes:
         return self._file.tell()
 
     def close(self) -> None:
-        """Do nothing: pyarrow calls this at an unknown time; the context closes the file."""
+        """Do nothing."""
 
     def __enter__(self) -> _Holes:
         return self

@@ -1,11 +1,4 @@
-"""Compute where token rows go in chunks: pure functions of lengths (`trained_on` reads the loss mask, too).
-
-bfd: best fit decreasing over the split: the longest row first, in the fullest chunk with room. Bit r of an integer is
-set if a chunk has room for exactly r tokens, so the lowest set bit from a row's length on names that chunk; equal
-lengths are placed together, so the work grows with the chunk length.
-concat: one after another, cut at each chunk's end. pad: a chunk each. bucket: a chunk each, of the few lengths with the
-least padding, by dynamic programming.
-"""
+"""Compute where token rows go in chunks. Pure functions of lengths, but `trained_on` reads the loss mask."""
 
 from __future__ import annotations
 
@@ -17,13 +10,13 @@ if TYPE_CHECKING:
 
     Counts = np.ndarray[Any, np.dtype[np.int64]]
 
+# accelerators pad to it anyway
 ALIGN = 8
-"""Bucket lengths are multiples: accelerators pad to them anyway."""
+"""Bucket lengths are multiples of it."""
 
 
 class Pieces(NamedTuple):
-    """Pieces of token rows that are not cut again, int64 [pieces] each: row, first token in the split, number of
-    tokens."""
+    """Pieces of token rows, int64 [pieces] each: row, first token in the split, tokens."""
 
     row: Counts
     start: Counts
@@ -34,13 +27,12 @@ class Pieces(NamedTuple):
         return Pieces(self.row[mask], self.start[mask], self.size[mask])
 
 
-class Layout(NamedTuple):
+class ChunkLayout(NamedTuple):
     """The place of each piece, sorted by chunk, then position.
 
     Attributes:
         chunk: int64 [pieces].
-        offset: int64 [pieces], the first token's position in the chunk.
-        chunks: Their number.
+        offset: int64 [pieces], in the chunk.
     """
 
     pieces: Pieces
@@ -48,13 +40,13 @@ class Layout(NamedTuple):
     offset: Counts
     chunks: int
 
-    def only(self, wanted: Any) -> Layout:
+    def only(self, wanted: Any) -> ChunkLayout:
         """Return the chunks that `wanted` (bool [chunks]) picks, numbered from 0 again."""
         import numpy as np
 
         kept = wanted[self.chunk]
         number = (np.cumsum(wanted) - 1)[self.chunk[kept]]
-        return Layout(self.pieces.where(kept), number, self.offset[kept], int(wanted.sum()))
+        return ChunkLayout(self.pieces.where(kept), number, self.offset[kept], int(wanted.sum()))
 
 
 def whole_rows(offsets: Counts) -> Pieces:
@@ -75,30 +67,29 @@ def cut_rows(pieces: Pieces, most: int) -> Pieces:
 
 
 def trained_on(pieces: Pieces, mask: Any) -> Any:
-    """Return bool [pieces]: whether a token after the first, which nothing predicts, is trained on.
-
-    pieces: sorted by `start`, not overlapping; mask: uint8 [tokens].
-    """
+    """Return bool [pieces]: a token after the first is trained on. pieces: sorted by `start`; mask: uint8 [tokens]."""
     import numpy as np
 
-    found = np.zeros(len(pieces.size), dtype=bool)
+    trained = np.zeros(len(pieces.size), dtype=bool)
     longer = np.flatnonzero(pieces.size > 1)
     if len(longer):
         first, size = pieces.start[longer], pieces.size[longer]
         edges = np.stack([first + 1, first + size], axis=1).ravel()
         inside = edges[:-1] if edges[-1] == len(mask) else edges
-        found[longer] = np.maximum.reduceat(mask, inside)[::2] > 0
-    return found
+        trained[longer] = np.maximum.reduceat(mask, inside)[::2] > 0
+    return trained
 
 
-def one_each(pieces: Pieces) -> Layout:
+def one_each(pieces: Pieces) -> ChunkLayout:
     """Place each piece in a chunk of its own (pad, bucket)."""
     import numpy as np
 
-    return Layout(pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size))
+    return ChunkLayout(
+        pieces, np.arange(len(pieces.size)), np.zeros(len(pieces.size), dtype=np.int64), len(pieces.size)
+    )
 
 
-def concatenated(pieces: Pieces, length: int) -> Layout:
+def concatenated(pieces: Pieces, length: int) -> ChunkLayout:
     """Place all tokens one after another, cut every `length` (concat); the last chunk is padded."""
     import numpy as np
 
@@ -109,12 +100,11 @@ def concatenated(pieces: Pieces, length: int) -> Layout:
     # where several rows begin at one place, all but the last are empty; searchsorted finds the last
     stops = np.append(cuts[1:], ends[-1])
     parts = Pieces(pieces.row[index], pieces.start[index] + cuts - begins[index], stops - cuts)
-    return Layout(parts, cuts // length, cuts % length, int(-(-ends[-1] // length)))
+    return ChunkLayout(parts, cuts // length, cuts % length, int(-(-ends[-1] // length)))
 
 
-def best_fit(pieces: Pieces, length: int) -> Layout:
-    """Place pieces by best fit decreasing; none may be empty or longer than `length`. Chunks are numbered by their
-    earliest row; rows keep their order within."""
+def best_fit(pieces: Pieces, length: int) -> ChunkLayout:
+    """Place pieces by best fit decreasing; none may be longer than `length`. Chunks are numbered by their earliest row."""
     import numpy as np
 
     order = np.argsort(-pieces.size, kind="stable")
@@ -129,17 +119,20 @@ def best_fit(pieces: Pieces, length: int) -> Layout:
 
 
 def _fill(sizes: Counts, length: int) -> Counts:
-    """Return each size's bin, int64 [sizes]. sizes: descending, from 1. As many of one size as fit go into a bin at
-    once: it stays the fullest."""
+    """Return each size's bin, int64 [sizes]. sizes: descending, from 1."""
     import numpy as np
 
     open_at: list[list[int]] = [[] for _ in range(length + 1)]
-    rooms, used, found = 0, 0, []
+    rooms, used, filled = 0, 0, []
     values, counts = np.unique(sizes, return_counts=True)
     for size, left in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while left:
+            # bit r is set if a chunk has room for exactly r: the lowest bit from the size on is the fullest chunk
+            # with room
             fitting = rooms >> size
             room = size + (fitting & -fitting).bit_length() - 1 if fitting else length
+            # as many of one size as fit at once: the chunk stays the fullest, and the work grows with its length, not
+            # with rows
             each = min(room // size, left)
             if fitting:
                 bins = open_at[room][-(left // each) :]
@@ -151,11 +144,11 @@ def _fill(sizes: Counts, length: int) -> Counts:
             open_at[room - each * size] += bins
             rooms |= 1 << (room - each * size)
             left -= each * len(bins)
-            found.append(np.repeat(np.array(bins, dtype=np.int64), each))
-    return np.concatenate(found)
+            filled.append(np.repeat(np.array(bins, dtype=np.int64), each))
+    return np.concatenate(filled)
 
 
-def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
+def _ordered(pieces: Pieces, chunk: Counts, count: int) -> ChunkLayout:
     """Return the layout that puts pieces one after another in their chunks (int64 [pieces])."""
     import numpy as np
 
@@ -163,12 +156,11 @@ def _ordered(pieces: Pieces, chunk: Counts, count: int) -> Layout:
     pieces, chunk = pieces.where(order), chunk[order]
     before = np.cumsum(pieces.size) - pieces.size
     first = np.searchsorted(chunk, np.arange(count))
-    return Layout(pieces, chunk, before - before[first][chunk], count)
+    return ChunkLayout(pieces, chunk, before - before[first][chunk], count)
 
 
 def bucket_lengths(sizes: Counts, most: int, buckets: int) -> list[int]:
-    """Choose at most `buckets` lengths with the least padding, ascending: multiples of ALIGN, or `most`. O(buckets x
-    (most / 8)^2), however many rows."""
+    """Choose at most `buckets` lengths with the least padding, ascending, by dynamic programming."""
     import numpy as np
 
     steps = -(-np.maximum(sizes, 1) // ALIGN)

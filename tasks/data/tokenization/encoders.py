@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
-from trnflow.tasks.data.tokenization.word_encoder import ADDED, Pieces, WordEncoder, find_all, gather
+from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class Forged(NamedTuple):
-    """A source row, from 0, whose text spells a special token, which was encoded as ordinary text."""
+    """A source row, from 0, whose text spells a special token."""
 
     row: int
     what: str
 
 
 class Encoded(NamedTuple):
-    """Token rows, one after another; a source row may give several or none.
+    """Token rows, one after another.
 
     Attributes:
         ids: int32 [tokens].
-        sizes: int64 [rows], tokens a row.
+        sizes: int64 [rows].
         extra: Loss mask uint8 [tokens], or labels int32 [rows].
-        row: int64 [rows], each row's source row, from 0.
+        row: int64 [rows], source row from 0.
         lengths: int64 [source rows], tokens before any cut.
-        forged: Source rows that spell a special token; none is dropped for it.
+        forged: Source rows that spell a special token.
         unsupervised: Rows that `without_unsupervised` removed.
     """
 
@@ -52,11 +52,7 @@ class Encoded(NamedTuple):
 
 
 class ClassEncoder:
-    """Encodes texts for classification, with the tokenizer's special tokens ([CLS] text [SEP]), which truncation keeps.
-
-    overlong: "truncate", "drop", or "error" (returned whole). Attributes `extra`, `extra_type`: name and dtype of the
-    labels' file.
-    """
+    """Encodes texts for classification, in the tokenizer's special tokens ([CLS] text [SEP]), which truncation keeps."""
 
     extra, extra_type = "labels", "<i4"
 
@@ -88,15 +84,11 @@ class ClassEncoder:
 
 
 class CausalEncoder:
-    """Encodes texts for a language model: bos if the tokenizer adds it, the row's parts as one text, eos; not twice.
+    """Encodes texts for a language model: bos if the tokenizer adds it, the parts as one text, eos; not twice.
 
     Args:
-        overlong: "truncate", "split", "drop", or "error" (returned whole).
-        framed: A chat template wrote all special tokens; neither bos nor eos is added.
-        templates: A special token's text counts as the token only if it occurs in one, or with `framed`, and never
-        in `plain` parts.
-
-    Attributes `extra`, `extra_type`: name and dtype of the mask's file.
+        framed: A chat template wrote all special tokens.
+        templates: A special token's text counts only if it occurs in one, or with `framed`, never in `plain` parts.
     """
 
     extra, extra_type = "loss_mask", "|u1"
@@ -138,8 +130,8 @@ class CausalEncoder:
         given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
         return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added))
 
-    def _mask(self, texts: Texts, pieces: Pieces, per_piece: Longs) -> Extra:
-        """Compute the loss mask, uint8 [tokens]. A piece within one part gets its flag; others go token by token."""
+    def _mask(self, texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Extra:
+        """Compute the loss mask, uint8 [tokens]."""
         import numpy as np
 
         train = texts.train.astype(np.uint8)
@@ -148,6 +140,7 @@ class CausalEncoder:
         mask = np.repeat(train[first], per_piece)
         changes = np.cumsum(np.concatenate([[0], train[1:] != train[:-1]]))
         ends = np.cumsum(per_piece)
+        # a piece within parts of one flag has that flag; the others go token by token
         shared = np.flatnonzero(changes[first] != changes[last])
         for kind in np.unique(pieces.kind[shared]).tolist():
             here = shared[pieces.kind[shared] == kind]
@@ -193,19 +186,20 @@ class CausalEncoder:
         return row, starts, sizes
 
 
-def without_unsupervised(made: Encoded) -> Encoded:
-    """Return the rows in which a token after the first is trained on: nothing predicts the first."""
+def without_unsupervised(encoded: Encoded) -> Encoded:
+    """Return the rows in which a token after the first is trained on."""
     import numpy as np
 
-    trained = np.concatenate([[0], np.cumsum(made.extra, dtype=np.int64)])
-    starts = np.cumsum(made.sizes) - made.sizes
-    teaches = trained[starts + made.sizes] > trained[np.minimum(starts + 1, starts + made.sizes)]
+    trained = np.concatenate([[0], np.cumsum(encoded.extra, dtype=np.int64)])
+    starts = np.cumsum(encoded.sizes) - encoded.sizes
+    # nothing predicts a row's first token
+    teaches = trained[starts + encoded.sizes] > trained[np.minimum(starts + 1, starts + encoded.sizes)]
     if teaches.all():
-        return made
-    kept, sizes = starts[teaches], made.sizes[teaches]
-    ids, mask = (gather(values, kept, sizes) for values in (made.ids, made.extra))
+        return encoded
+    kept, sizes = starts[teaches], encoded.sizes[teaches]
+    ids, mask = (gather(values, kept, sizes) for values in (encoded.ids, encoded.extra))
     left_out = int((~teaches).sum())
-    return Encoded(ids, sizes, mask, made.row[teaches], made.lengths, made.forged, left_out)
+    return Encoded(ids, sizes, mask, encoded.row[teaches], encoded.lengths, encoded.forged, left_out)
 
 
 Encoder = ClassEncoder | CausalEncoder
@@ -219,15 +213,11 @@ def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
     """Compute a text's loss mask, uint8 [count]: 1 for a token with a character to train on.
 
-    Args:
-        parts: {"text", "train"} in order.
-        span_of: Token -> (first character, end) in the joined text; called by bisection at edges alone, since all
-        spans take as long as tokenising.
-
-    A token without characters (trimmed whitespace) gets the flag of the character before it, else after it.
+    span_of: token -> (first character, end) in the joined text.
     """
     import numpy as np
 
+    # a token without characters (trimmed whitespace) has the flag of the character before it
     def start_of(token: int) -> int:
         start, end = span_of(token)
         return start if start < end else max(end - 1, 0)
@@ -240,23 +230,24 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
     for part in parts:
         end = start + len(part["text"])
         if part["train"] and start < end:
+            # spans are asked for by bisection, at edges alone: all of them take as long as tokenising
             first = bisect_right(range(count), start, key=end_of)
             mask[first : bisect_left(range(count), end, key=start_of)] = 1
         start = end
     return mask
 
 
-def _parts_of(texts: Texts, pieces: Pieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
+def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
     """Return the parts that overlap a piece, each cut to the piece."""
     start, end = int(pieces.starts[piece]), int(pieces.starts[piece + 1])
-    found = []
+    parts = []
     for part in range(first, last + 1):
         here = slice(max(start, int(texts.parts[part])), min(end, int(texts.parts[part + 1])))
-        found.append({"text": texts.data[here].decode(), "train": bool(texts.train[part])})
-    return found
+        parts.append({"text": texts.data[here].decode(), "train": bool(texts.train[part])})
+    return parts
 
 
-def _row_tokens(texts: Texts, pieces: Pieces, per_piece: Longs) -> Longs:
+def _row_tokens(texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Longs:
     """Return the index of each row's first token, int64 [rows + 1]."""
     import numpy as np
 
@@ -267,42 +258,41 @@ def _row_tokens(texts: Texts, pieces: Pieces, per_piece: Longs) -> Longs:
 def _framed(
     values: Any, sizes: Longs, frame: tuple[list[int], list[int]], opens: Any = True, closes: Any = True
 ) -> tuple[Any, Longs]:
-    """Put frame[0] before and frame[1] after the rows that `opens`, `closes` (bool [rows]) name; return values and
-    sizes."""
+    """Put frame[0] before and frame[1] after the rows that the flags name; return values and sizes."""
     import numpy as np
 
     before, after = (np.broadcast_to(flag, sizes.shape) for flag in (opens, closes))
     total = sizes + before * len(frame[0]) + after * len(frame[1])
     ends = np.cumsum(total)
-    made = np.empty(int(total.sum()), dtype=values.dtype)
-    inside = np.ones(len(made), dtype=bool)
+    framed = np.empty(int(total.sum()), dtype=values.dtype)
+    inside = np.ones(len(framed), dtype=bool)
     for number, value in enumerate(frame[0]):
         at = (ends - total)[before] + number
-        made[at], inside[at] = value, False
+        framed[at], inside[at] = value, False
     for number, value in enumerate(reversed(frame[1]), 1):
         at = ends[after] - number
-        made[at], inside[at] = value, False
-    made[inside] = values
-    return made, total
+        framed[at], inside[at] = value, False
+    framed[inside] = values
+    return framed, total
 
 
 def _begins_with(ids: Ints, bounds: Longs, prefix: list[int]) -> Any:
     """Return bool [rows]: True where a row's ids begin with `prefix`."""
     import numpy as np
 
-    found = np.diff(bounds) >= len(prefix)
+    begins = np.diff(bounds) >= len(prefix)
     for number, value in enumerate(prefix):
-        found[found] = ids[bounds[:-1][found] + number] == value
-    return found
+        begins[begins] = ids[bounds[:-1][begins] + number] == value
+    return begins
 
 
 def _ends_with(ids: Ints, bounds: Longs, suffix: list[int]) -> Any:
     import numpy as np
 
-    found = np.diff(bounds) >= len(suffix)
+    ends = np.diff(bounds) >= len(suffix)
     for number, value in enumerate(reversed(suffix), 1):
-        found[found] = ids[bounds[1:][found] - number] == value
-    return found
+        ends[ends] = ids[bounds[1:][ends] - number] == value
+    return ends
 
 
 def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -321,9 +311,9 @@ def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int
 def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[Forged]:
     """Return the rows that spell a special token, each with its first."""
     recognised = set(added or ())
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for start, end in find_all(texts.data, texts.rows, words.blanks):
         if (start, end) not in recognised:
             row = bisect_right(texts.rows, start) - 1
-            found.setdefault(row, texts.data[start:end].decode().strip())
-    return [Forged(row, name) for row, name in found.items()]
+            names.setdefault(row, texts.data[start:end].decode().strip())
+    return [Forged(row, name) for row, name in names.items()]

@@ -1,5 +1,4 @@
-"""Count what tokenising did to rows: cut, dropped, encoded otherwise than they look, with examples, and their lengths.
-A split's shards are added up."""
+"""Count what tokenising did to rows, with examples, and their lengths. A split's shards are added up."""
 
 from __future__ import annotations
 
@@ -15,8 +14,10 @@ from trnflow.tasks.stage import Workdir
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from trnflow.tasks.metadata import Counts
+
 BLOCK = 1 << 18
-"""Rows whose lengths are counted at once, which limits memory."""
+"""Rows whose lengths are counted at once."""
 
 WORDS = 60
 """Number of characters of the text that an example shows."""
@@ -47,12 +48,10 @@ class Count:
 
     Attributes:
         read: Source rows.
-        rows, tokens: Written.
-        longest: Tokens of the longest written row.
-        overlong: Source rows longer than `max_length`, whatever was done.
+        overlong: Source rows longer than `max_length`.
         forged: Source rows that spell a special token; none is dropped for it.
-        unsupervised: Source rows dropped whole, with no token to train on.
-        dropped: {"overlong", "unsupervised": token rows}; each piece of a split row counts.
+        unsupervised: Source rows dropped whole.
+        dropped: {"overlong", "unsupervised": token rows}, pieces counted apart.
         first: {"overlong", "forged": the first such row}.
     """
 
@@ -67,8 +66,8 @@ class Count:
     first: dict[str, Example] = field(default_factory=dict)
 
     def add(self, other: Meta) -> None:
-        """Add the counts (`meta()`) of the split's next shard; in order, because rows are numbered by the rows read
-        before."""
+        """Add the counts (`meta()`) of the split's next shard."""
+        # in order: rows are numbered by the rows read before
         for what, (row, *rest) in other["first"].items():
             self.first.setdefault(what, Example(row + self.read, *rest))
         self.read += other["read"]
@@ -81,7 +80,7 @@ class Count:
         self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
 
     def meta(self) -> Meta:
-        """Return the counts of rows and tokens as a JSON object, the form in which `add` reads them."""
+        """Return the counts as JSON, which `add` reads."""
         return {**asdict(self), "first": {what: list(example) for what, example in self.first.items()}}
 
 
@@ -93,12 +92,8 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
     raise KeyError(what)
 
 
-def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Meta, out: Workdir) -> Meta:
-    """Print how many rows were cut, dropped, or encoded otherwise than they look, each with an example.
-
-    Returns:
-        {"overlong", "forged": {split, row (from 1), what, text (its beginning)}}.
-    """
+def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Counts, out: Workdir) -> Meta:
+    """Print how many rows were cut, dropped, or encoded otherwise than they look; return {kind: the first}."""
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
     if too_long:
@@ -114,18 +109,13 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Me
     if dropped.get("unsupervised"):
         where = {split: count.unsupervised for split, count in counts.items() if count.unsupervised}
         many = ", ".join(f"{number} of the {counts[split].read} of {split}" for split, number in where.items())
-        said = f" ({many}; a prompt may fill max_length)" if many else " (pieces of rows that were split)"
-        out.warn(f"rows without a token to train on, dropped: {dropped['unsupervised']}{said}")
+        share = f" ({many}; a prompt may fill max_length)" if many else " (pieces of rows that were split)"
+        out.warn(f"rows without a token to train on, dropped: {dropped['unsupervised']}{share}")
     return examples
 
 
 def row_lengths(folder: Path) -> Meta:
-    """Summarise the lengths, in tokens, of the rows of a split's folder.
-
-    Returns:
-        {"percentiles": {length_p50, length_p95, length_p99}, "rows": {"<largest length of the bin>": rows}}, bins
-        up to 1, 2, 4, 8, ..., without empty ones.
-    """
+    """Return a split's {"percentiles", "rows": {"<largest length of the bin>": rows}}, bins up to 1, 2, 4, 8, ..."""
     import numpy as np
 
     offsets = np.load(folder / "offsets.npy", mmap_mode="r")

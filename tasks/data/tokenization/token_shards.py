@@ -1,8 +1,4 @@
-"""Cut texts into shards at places that depend on content, and compute each shard's digest.
-
-A shard of half the wanted size ends after the next row whose checksum is small, with twice the size in any case: a
-changed row changes only the shards around it. Takes 2 ms a MB, and the memory of two shards.
-"""
+"""Cut texts into shards at places that depend on content, and compute each shard's digest: 2 ms a MB."""
 
 from __future__ import annotations
 
@@ -34,6 +30,8 @@ def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Tabl
         for row, text in enumerate(_texts(batch), 1):
             own = len(text) + ROW
             weight += own
+            # a shard of half the size ends after the next row with a small checksum: a changed row changes the shards
+            # around it alone
             if weight >= most or (weight >= least and zlib.crc32(text) < own / least * 2**32):
                 pending.append(batch.slice(start, row - start))
                 yield pa.Table.from_batches(pending).combine_chunks()
@@ -60,13 +58,11 @@ class Texts(NamedTuple):
     """A table's texts as one array of bytes; a text for classification is one part.
 
     Attributes:
-        data: UTF-8.
-        array: The same as uint8.
-        rows: int64 [rows + 1], each row's first byte.
-        parts: int64 [parts + 1], each part's first byte.
+        array: `data` as uint8.
+        rows, parts: int64 [n + 1], first bytes.
         first: int64 [rows + 1], each row's first part.
         train: bool [parts].
-        plain: bool [parts], whether spelled special tokens are ordinary text.
+        plain: bool [parts], spelled special tokens are ordinary text.
     """
 
     data: bytes
@@ -89,11 +85,11 @@ def texts_of(table: pa.Table) -> Texts:
     if "parts" in table.column_names:
         column = table.column("parts").combine_chunks()
         offsets = column.offsets.to_numpy().astype(np.int64)
-        items = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-        strings, first = items.field("text"), offsets - offsets[0]
-        train = items.field("train").to_numpy(zero_copy_only=False)
-        names = [field.name for field in items.type]
-        plain = items.field("plain").to_numpy(zero_copy_only=False) if "plain" in names else np.zeros_like(train)
+        structs = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+        strings, first = structs.field("text"), offsets - offsets[0]
+        train = structs.field("train").to_numpy(zero_copy_only=False)
+        names = [field.name for field in structs.type]
+        plain = structs.field("plain").to_numpy(zero_copy_only=False) if "plain" in names else np.zeros_like(train)
     else:
         strings = table.column("text").combine_chunks()
         first = np.arange(len(strings) + 1)

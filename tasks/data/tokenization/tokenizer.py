@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import read_object, special_tokens
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
@@ -19,6 +18,8 @@ from trnflow.tasks.stage import write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from trnflow.tasks.metadata import SpecialIds
 
 BERT_SPECIAL = {
     "pad_token": "[PAD]",
@@ -45,15 +46,15 @@ class FastTokenizer:
     def id_of(self, role: str) -> int | None:
         """Return a role's token id, or None."""
         text = self.special.get(role)
-        found: int | None = self.tokenizer.token_to_id(text) if text else None
-        return found
+        number: int | None = self.tokenizer.token_to_id(text) if text else None
+        return number
 
     @property
     def pad_id(self) -> int:
         """The pad token's id, else eos'. Raises ModelError with neither."""
         for role in ("pad_token", "eos_token"):
-            if (found := self.id_of(role)) is not None:
-                return found
+            if (number := self.id_of(role)) is not None:
+                return number
         raise ModelError(
             f"the tokenizer {self.name} has neither a pad nor an eos token, so rows can't be padded",
             'name one in its tokenizer_config.json, e.g. "pad_token": "<unk>"',
@@ -75,7 +76,7 @@ class FastTokenizer:
         """The ids put before each text: bos, or none."""
         return self.frame()[0]
 
-    def meta(self) -> Meta:
+    def meta(self) -> SpecialIds:
         """Return vocab_size, pad_id, bos_id and eos_id (null if there is none)."""
         return {
             "vocab_size": self.vocab_size,

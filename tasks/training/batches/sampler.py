@@ -1,8 +1,7 @@
 """Choose the rows (chunks) of each batch, and read batches.
 
-A batch depends on seed, epoch and step alone: one integer resumes the data. A batch has one length; rows that do not
-fill one go into a batch of the next longer length. Each row occurs once an epoch, but the last rows with `last_batch:
-drop`; with `pad`, masked rows (all padding) fill the batch. Where shapes are free, batches are trimmed.
+A batch depends on seed, epoch and step alone, and has one length. Each row occurs once an epoch, but the last rows with
+`last_batch: drop`; with `pad`, masked rows fill the batch.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trnflow.tasks.data.chunks import Columns
+    from trnflow.tasks.metadata import PackedMeta
 
     Ints = NDArray[np.int32]
     Rows = NDArray[np.int64]
@@ -47,12 +47,12 @@ class BatchAddress(NamedTuple):
 
     def unmasked_rows(self) -> dict[int, list[int]]:
         """Return {length: indices} without masked rows."""
-        found: dict[int, list[int]] = {}
+        rows_by_length: dict[int, list[int]] = {}
         lengths = [self.length] * len(self.rows) if self.lengths is None else self.lengths.tolist()
         for length, row in zip(lengths, self.rows.tolist(), strict=True):
             if row >= 0:
-                found.setdefault(length, []).append(row)
-        return found
+                rows_by_length.setdefault(length, []).append(row)
+        return rows_by_length
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,7 @@ class Batch:
             yield Batch(self.length, *columns, samples=self.samples)
 
     def trimmed(self, rows: int, positions: int) -> Batch:
-        """Return the batch without masked rows and all-padding positions at its end, rounded up to multiples of `rows`
-        and `positions`."""
+        """Return the batch without masked rows and padding at its end, in multiples of `rows` and `positions`."""
         held = self.segment_ids != 0
         height = _round_up(int(held.any(1).nonzero()[0].max(initial=0)) + 1, rows, len(held))
         width = _round_up(int(held.any(0).nonzero()[0].max(initial=0)) + 1, positions, held.shape[1])
@@ -110,13 +109,12 @@ class Batch:
 
 
 class Split:
-    """A split of packed rows, memory-mapped. One that is missing has no rows.
+    """A split of packed rows, memory-mapped; a missing one has no rows.
 
-    unit: (rows, positions) to whose multiples batches are trimmed; None does not trim. Attribute `rows`: {length:
-    rows}.
+    unit: (rows, positions) to whose multiples batches are trimmed, or None. rows: {length: rows}.
     """
 
-    def __init__(self, packed: Input, name: str, unit: tuple[int, int] | None = None) -> None:
+    def __init__(self, packed: Input[PackedMeta], name: str, unit: tuple[int, int] | None = None) -> None:
         counts = packed.meta["rows"].get(name, {})
         self.rows = {int(length): int(count) for length, count in counts.items() if count}
         self._unit = unit
@@ -129,12 +127,13 @@ class Split:
         import numpy as np
 
         masked = address.rows < 0
-        found = self._gather(address._replace(rows=np.where(masked, 0, address.rows)))
-        ids, labels, segments, positions = (found[name] for name in COLUMNS)
+        columns = self._gather(address._replace(rows=np.where(masked, 0, address.rows)))
+        ids, labels, segments, positions = (columns[name] for name in COLUMNS)
         targets = shift_targets(labels, segments) if self._shifted else labels
         targets[masked] = IGNORED
         segments[masked] = 0
         batch = Batch(address.length, ids, targets, segments, positions, samples=int((~masked).sum()))
+        # where shapes are free, the ends that are padding in all rows cost nothing
         return batch if self._unit is None else batch.trimmed(*self._unit)
 
     def sizes(self) -> dict[int, Rows]:
@@ -149,14 +148,14 @@ class Split:
 
         if address.lengths is None or (address.lengths == address.length).all():
             return {name: np.array(column[address.rows]) for name, column in self._columns[address.length].items()}
-        found: Columns = {}
+        gathered: Columns = {}
         for length in sorted(set(address.lengths.tolist())):
             here = np.flatnonzero(address.lengths == length)
             for name, column in self._columns[length].items():
                 shape = (len(address.rows), address.length)[: column.ndim]
-                whole = found.setdefault(name, np.full(shape, self._padding.get(name, 0), np.int32))
+                whole = gathered.setdefault(name, np.full(shape, self._padding.get(name, 0), np.int32))
                 whole[(here, slice(length))[: column.ndim]] = column[address.rows[here]]
-        return found
+        return gathered
 
     def class_counts(self, classes: int) -> list[int]:
         """Return the number of rows of each class."""
@@ -166,8 +165,7 @@ class Split:
         return [int(count) for count in np.bincount(np.concatenate(labels), minlength=classes)]
 
     def in_order(self, rows: int) -> Iterator[BatchAddress]:
-        """Yield addresses for an evaluation: every row once, by length and file order, each length's last batch filled
-        with masked rows."""
+        """Yield addresses for an evaluation: every row once, the last batch of each length filled with masked rows."""
         import numpy as np
 
         for length, count in sorted(self.rows.items()):
@@ -176,14 +174,13 @@ class Split:
 
 
 class Schedule:
-    """Which rows each update trains on: a new random order each epoch, from the seed.
+    """Which rows each update trains on: a new random order each epoch.
 
     Args:
         rows: {length: rows}.
-        last_batch: "pad" adds masked rows, "drop" leaves the last rows out.
         sizes: {length: int64 [rows], tokens}, to group like sizes; None: at random.
 
-    Attribute `steps_per_epoch`. Raises DataError when an epoch has no batch.
+    Raises DataError when an epoch has no batch.
     """
 
     def __init__(
@@ -208,20 +205,22 @@ class Schedule:
         import numpy as np
 
         order = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        found: list[BatchAddress] = []
+        batches: list[BatchAddress] = []
         pool = np.empty((0, 3), np.int64)
         for length in self._rows:
+            # rows that do not fill a batch of their length go into one of the next longer length
             pool = self._grouped(np.concatenate([pool, self._shuffled(length, order)]))
             whole = len(pool) - len(pool) % self._batch
-            found += [
+            batches += [
                 BatchAddress(*_batch_address(pool[start : start + self._batch]))
                 for start in range(0, whole, self._batch)
             ]
             pool = pool[whole:]
         if len(pool) and self._pad:
             length, rows, lengths = _batch_address(pool)
-            found.append(BatchAddress(length, _pad_rows(rows, self._batch), _pad_rows(lengths, self._batch, length)))
-        return [found[index] for index in order.permutation(len(found))]
+            batches.append(BatchAddress(length, _pad_rows(rows, self._batch), _pad_rows(lengths, self._batch, length)))
+        # one integer resumes the data: the order of an epoch follows from (seed, epoch)
+        return [batches[index] for index in order.permutation(len(batches))]
 
     def _shuffled(self, length: int, order: np.random.Generator) -> Rows:
         """Return int64 [rows, 3] in random order: (row, length, tokens)."""

@@ -1,8 +1,4 @@
-"""Build the weights of a whole trained model, for `consolidate`.
-
-They come from a checkpoint of all parameters; or trained ones replace the base model's, and LoRA's updates are added in
-fp32. Each weight is made when it is asked for: memory for the largest, not the model.
-"""
+"""Build the weights of a whole trained model, for `consolidate`, one at a time."""
 
 from __future__ import annotations
 
@@ -53,16 +49,10 @@ class CheckpointWeights:
 
 
 class MergedWeights:
-    """The base model's weights with trained parameters replaced and LoRA's updates added.
+    """The base model's weights with trained parameters replaced and LoRA's updates added in fp32.
 
-    Args:
-        shards: Train's checkpoint.
-        base: The base model's parameters.
-        stored: The trained parameters in `shards`.
-        model: On "meta": names and shapes.
-
-    Raises:
-        ModelError: A trained parameter is not the model's, or a parameter is in neither.
+    model: On "meta": names and shapes. Raises ModelError when a trained parameter is not the model's, or one is in
+    neither.
     """
 
     def __init__(self, shards: Input, base: BaseWeights, stored: CheckpointWeights, model: Any) -> None:
@@ -93,8 +83,7 @@ class MergedWeights:
         return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:
-        """Return a parameter: trained, base, or base plus LoRA's update in fp32. Raises ModelError for another shape in
-        the base model."""
+        """Return a parameter. Raises ModelError for another shape in the base model."""
         if name in self._trained:
             return self._stored.tensor(name)
         value = self._base.tensor(name)
@@ -132,12 +121,7 @@ def base_weights(model: Source, empty: Any) -> BaseWeights:
 
 
 def write_adapter(folder: Path, shards: Input, model: Source, trained: CheckpointWeights, dtype: str) -> None:
-    """Write a LoRA adapter that `peft.PeftModel.from_pretrained` opens: matrices and other trained parameters in
-    `adapter_model.safetensors`, settings in `adapter_config.json`.
-
-    shards: its `adapter_config.json` is copied; the base model is named if it has a hub name and there was no warm
-    start.
-    """
+    """Write `adapter_model.safetensors` and `adapter_config.json`, as `peft.PeftModel.from_pretrained` opens them."""
     import torch
     from safetensors.torch import save_file
 

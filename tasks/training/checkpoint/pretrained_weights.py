@@ -56,10 +56,10 @@ class PretrainedWeights:
         return self._last[1][held]
 
     def _check_tied(self) -> None:
-        """Raise ModelError if tied parameters differ in the files: transformers trains with both, a published model
-        could have one."""
+        """Raise ModelError if tied parameters differ in the files."""
         import torch
 
+        # transformers trains with both, and a published model could have one
         for names in {tuple(names) for names in self._aliases.values()}:
             stored = [name for name in names if name in self._sources and name not in self._converters]
             values = [self._read(self._sources[name][0][1]) for name in stored[:2]]
@@ -86,8 +86,8 @@ class PretrainedWeights:
             if name in known:
                 self._sources.setdefault(name, []).append((pattern or "", key))
                 if pattern is not None:
-                    made = self._rules[pattern].target_patterns
-                    names = {name.replace(made[0], other, 1) for other in made}
+                    targets = self._rules[pattern].target_patterns
+                    names = {name.replace(targets[0], other, 1) for other in targets}
                     self._converters |= dict.fromkeys(names & known.keys(), name)
 
     def _known(self, name: str) -> str:
@@ -99,7 +99,8 @@ class PretrainedWeights:
     def _held(self, name: str) -> str | None:
         """Return the name, among those that share the values, whose tensors are stored."""
         return next(
-            (one for one in self._aliases.get(name, [name]) if one in self._sources or one in self._converters), None
+            (alias for alias in self._aliases.get(name, [name]) if alias in self._sources or alias in self._converters),
+            None,
         )
 
     def _converted(self, first: str) -> dict[str, Tensor]:
@@ -107,8 +108,8 @@ class PretrainedWeights:
         rule = deepcopy(self._rules[self._sources[first][0][0]])
         for pattern, key in self._sources[first]:
             rule.add_tensor(first, key, pattern, partial(self._read, key))
-        made = rule.convert(first, model=self._model, config=self._model.config)
-        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+        converted = rule.convert(first, model=self._model, config=self._model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
     def _read(self, key: str) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -126,14 +127,14 @@ def _stored(folder: Path) -> dict[str, Path]:
     """Return {name of a tensor: its file} of the folder's safetensors files."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as opened:
-                found |= dict.fromkeys(opened.keys(), file)
+                files |= dict.fromkeys(opened.keys(), file)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file.name} can't be read as safetensors: {error}", "save the model anew") from error
-    return found
+    return files
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,8 +1,4 @@
-"""Exchange JSON between ranks through files in a shared folder.
-
-Checkpoint threads use no collectives: their order beside the steps' could differ between ranks, which would wait for
-ever. Each rank but 0 writes a file; rank 0 waits for all, and at last removes the folder, for which the others wait.
-"""
+"""Exchange JSON between ranks through files in a shared folder: each rank but 0 writes one, rank 0 waits for all."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from pathlib import Path
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ProcessFailed
 from trnflow.tasks.stage import read_json, write_json
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 POLL = 0.02
 
@@ -23,15 +19,15 @@ POLL = 0.02
 class RankFiles:
     """One exchange while a checkpoint is written; a wait of more than `seconds` is ProcessFailed.
 
-    folder: the same on all ranks, for one exchange only.
+    folder: Of this exchange alone, the same on all ranks.
     """
 
     def __init__(self, folder: Path, world: World, seconds: float) -> None:
+        # no collectives: their order beside the steps' could differ between ranks, which would wait for ever
         self._folder, self._world, self._seconds = folder, world, seconds
 
     def gather(self, mine: Meta) -> list[Meta] | None:
-        """Send `mine` to rank 0; return all documents in order there, None elsewhere. Raises ProcessFailed, which names
-        missing ranks."""
+        """Send `mine` to rank 0; return all documents in order there, None elsewhere."""
         if self._world.rank:
             self._leave(mine)
             return None
@@ -45,8 +41,7 @@ class RankFiles:
         return [mine, *(read_json(file) for file in others)]
 
     def end(self) -> None:
-        """Remove the folder, which ends the others' `wait`. Rank 0 calls this when it has written the checkpoint or
-        failed."""
+        """Remove the folder, which ends the others' `wait`."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self) -> None:
@@ -61,7 +56,7 @@ class RankFiles:
         return self._folder / f"rank-{rank}.json"
 
     def _leave(self, mine: Meta) -> None:
-        """Write this rank's document; on a full disk try again: another rank that fails frees space."""
+        """Write this rank's document."""
 
         def left() -> bool:
             aside = self._folder / f"rank-{self._world.rank}.part"
@@ -71,6 +66,7 @@ class RankFiles:
                 return True
             return False
 
+        # on a full disk it tries again: another rank that fails frees space
         if not _until(left, self._seconds):
             raise ProcessFailed(f"can't write below {self._folder}", "free some space on the disk")
 

@@ -1,11 +1,6 @@
-"""Write checkpoints in a thread while training goes on.
+"""Write checkpoints in a thread while training goes on: training waits only for the copy to the host.
 
-Training waits only for the copy to the host; a thread writes shards and index and commits them. One checkpoint is
-written at a time, so the host holds one copy (AdamW: 12 bytes a trained parameter). Ranks write their own slices, rank
-0 commits; threads exchange files, never collectives.
-
-A full disk or failing store is a warning: earlier checkpoints stay, the next is tried. Another error ends training.
-With `keep_best`, no later checkpoint is committed before the best one, whose copy stays until it is written.
+A full disk or failing store is a warning: earlier checkpoints stay, and the next is tried. Another error ends training.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ from trnflow.tasks.errors import StoreError
 from trnflow.tasks.stage import Partial, Workdir
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.rank_files import RankFiles
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from trnflow.tasks.training.shared_types import TensorSlice
@@ -35,7 +30,7 @@ class StateCopy(NamedTuple):
 
     Attributes:
         slices: Those that this rank writes.
-        state: `Progress` as JSON.
+        state: `TrainingState` as JSON.
     """
 
     step: int
@@ -49,17 +44,15 @@ class Saver:
     Args:
         out: Its `partial` gets the checkpoints; without one nothing is saved.
         keep: How many of the newest stay.
-        timeout_seconds: The longest wait for other ranks.
         kept: The step that training resumes from, or None.
 
-    Attributes, on rank 0:
-        kept: The newest checkpoint's step, or None.
-        figures: "checkpoints" written, "checkpoint_bytes" of the newest, "checkpoint_stall_seconds" that training
-        waited.
+    On rank 0, `kept` is the newest checkpoint's step, and `figures` has number, bytes and the seconds that training
+    waited.
     """
 
     def __init__(self, out: Workdir, world: World, *, keep: int, timeout_seconds: float, kept: int | None) -> None:
         self._out, self._world, self._keep, self._timeout = out, world, keep, timeout_seconds
+        # one at a time, so the host holds one copy: 12 bytes a trained parameter with AdamW
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._inflight: Future[None] | None = None
         self._best: StateCopy | None = None  # kept in memory until all ranks know that it was written
@@ -68,15 +61,15 @@ class Saver:
         self.figures = {"checkpoints": 0.0, "checkpoint_bytes": 0.0, "checkpoint_stall_seconds": 0.0}
 
     def save(self, step: int, slices: Iterable[TensorSlice], state: Meta, best: int = 0) -> None:
-        """Copy the state now and write it in the background, after an earlier checkpoint.
+        """Copy the state now and write it in the background.
 
-        best: the best evaluation's step, 0 for none. Its checkpoint is never removed, and written again first if it
-        failed; if it fails again, none is written.
+        best: the best evaluation's step, 0 for none; its checkpoint is never removed.
         """
         if self._out.partial is None:
             return
         begun = time.perf_counter()
         self.wait()
+        # no later checkpoint is committed before the best one: its weights may become the result
         if best == step or self._has_best(best):
             self._best = None  # frees the old copy before the next is made
             copy = StateCopy(step, [*slices], state)
@@ -96,7 +89,7 @@ class Saver:
             )
 
     def _has_best(self, best: int) -> bool:
-        """Return, on every rank alike, whether the best step's checkpoint is kept, writing it again if not."""
+        """Return, on every rank alike, whether the best step's checkpoint is kept; write it again if not."""
         copy = self._best
         if copy is None or copy.step != best or self._out.partial is None:  # already written, or there is none
             return True
@@ -109,7 +102,8 @@ class Saver:
         return True
 
     def _start(self, states: Partial, copy: StateCopy, best: int) -> None:
-        """Start writing a copy. The writer empties the list of slices."""
+        """Start writing a copy."""
+        # the writer empties its list: the best step's copy must outlive a failed write
         slices = [*copy.slices] if copy is self._best else copy.slices
         self._inflight = self._thread.submit(self._write, states, copy.step, slices, copy.state, best)
 
@@ -154,11 +148,11 @@ class Saver:
                 files.end()
 
     def _commit(self, states: Partial, step: int, folder: Path, written: list[Meta], state: Meta) -> None:
-        for error in (one["error"] for one in written if "error" in one):
+        for error in (shard["error"] for shard in written if "error" in shard):
             raise OSError(error)
         shards.write_index(folder, written, state)
         size = sum(file.stat().st_size for file in folder.iterdir())
-        states.commit(step, folder, {file: digest for one in written for file, digest in one["digests"].items()})
+        states.commit(step, folder, {file: digest for shard in written for file, digest in shard["digests"].items()})
         self.kept = step
         self.figures["checkpoints"] += 1
         self.figures["checkpoint_bytes"] = size

@@ -1,8 +1,7 @@
 """Write and read checkpoints: safetensors shards, one a device, and an index of slices.
 
-`index.json`: {"tensors": {name: {"shape", "slices": [{"file", "start"}]}}, "state": progress}. A replicated tensor is
-written once. `Reader` joins slices, one tensor in memory at a time, so any mesh can read. Files equal safetensors'
-`save_file`; this writer releases the GIL and hashes each piece as it is written, which halves the time.
+`index.json`: {"tensors": {name: {"shape", "slices": [{"file", "start"}]}}, "state"}. `Reader` joins slices, one tensor
+in memory at a time, so any mesh can read them.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ def write(
     state: Meta,
     gather: Callable[[Meta], list[Meta] | None] = lambda mine: [mine],
 ) -> None:
-    """Write a checkpoint: shards, then `index.json`.
-
-    gather: gets this process's `write_shards`; returns all in the process that writes the index, None in others.
-    """
+    """Write a checkpoint. gather: gets this process's `write_shards`; returns all of them, None where no index is
+    written."""
     written = gather(write_shards(folder, slices))
     if written is not None:
         write_index(folder, written, state)
@@ -65,7 +62,7 @@ def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
 
 def write_index(folder: Path, written: list[Meta], state: Meta) -> None:
     """Write `index.json`. written: of `write_shards`, one a process; state: progress as JSON."""
-    write_json(folder / INDEX, {"tensors": _merge_entries([one["tensors"] for one in written]), "state": state})
+    write_json(folder / INDEX, {"tensors": _merge_entries([process["tensors"] for process in written]), "state": state})
 
 
 def shard_file(folder: Path, device: int) -> Path:

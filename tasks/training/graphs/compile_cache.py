@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.config import TrainConfig
 
-FILE = "torch-compile-cache.bin"
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
+
+CACHE_FILE = "torch-compile-cache.bin"
 
 
-def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> None:
+def keep_cache(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> None:
     """Run each step once for each length on blank rows, and write the cache to `out`. Nothing without
     `train.compile_cache`."""
     if not config.compile_cache:
@@ -26,27 +30,27 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input, out: Workdir) 
     import torch
 
     _take_steps(config, replace(model, identity=model.identity | {"weights": None}), packed)
-    found = torch.compiler.save_cache_artifacts()
-    assert found is not None, "steps were compiled"
-    (out.path / FILE).write_bytes(found[0])
+    cache = torch.compiler.save_cache_artifacts()
+    assert cache is not None, "steps were compiled"
+    (out.path / CACHE_FILE).write_bytes(cache[0])
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
     """Load the cache of precompile's artifact into this process, by way of `out.scratch`. Nothing without setting or
     cache."""
-    if not config.compile_cache or not (graphs.path / FILE).is_file():
+    if not config.compile_cache or not (graphs.path / CACHE_FILE).is_file():
         return
     _private(out.scratch)
     import torch
 
-    torch.compiler.load_cache_artifacts((graphs.path / FILE).read_bytes())
+    torch.compiler.load_cache_artifacts((graphs.path / CACHE_FILE).read_bytes())
 
 
 def _private(scratch: Path) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "torch-compile")
 
 
-def _take_steps(config: TrainConfig, model: Source, packed: Input) -> None:
+def _take_steps(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> None:
     from trnflow.tasks.training.choose_engine import make_engine
     from trnflow.tasks.training.graph_registry import GraphRegistry
     from trnflow.tasks.training.graphs.inventory import blank

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.batches.sampler import Batch
@@ -13,10 +15,15 @@ from trnflow.tasks.training.graphs.flops import flops_per_row
 from trnflow.tasks.training.model.adapters import forward_passes, prepared
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.ranks import ALONE, World
+from trnflow.tasks.training.world import ALONE, World
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
 
 
-def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, world: World = ALONE) -> list[Meta]:
+def inventory(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir, world: World = ALONE
+) -> list[Meta]:
     """Return {name, length (0 for any), hash, inputs (shape, dtype), flops (0 if uncounted)} of each graph, by name and
     length.
 
@@ -27,11 +34,11 @@ def inventory(config: TrainConfig, model: Source, packed: Input, out: Workdir, w
     registry = GraphRegistry()
     engine = make_engine(config, built, registry, world=world)
     lengths = packed.meta["lengths"]
-    for done, length in enumerate(lengths, start=1):
+    for number, length in enumerate(lengths, start=1):
         batch = blank(config.global_batch, length, packed.meta["task"])
         engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
         engine.evaluate(next(batch.micro_batches(config.micro_rows)))
-        out.progress(done, len(lengths), "lengths")
+        out.progress(number, len(lengths), "lengths")
     cost = forward_passes(built)
     rows = {"train": cost * config.global_batch, "accumulate": cost * config.micro_rows, "eval": config.micro_rows}
     for graph in registry.graphs.values():

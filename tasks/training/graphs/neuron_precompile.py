@@ -14,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import CompileError, MissingDependency
@@ -23,10 +24,13 @@ from trnflow.tasks.training.config import TrainConfig, ranks
 from trnflow.tasks.training.devices import check_device
 from trnflow.tasks.training.graphs.inventory import inventory
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
+
 CACHE = "neuron-cache"
 
 
-def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> list[Meta]:
+def compile_graphs(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> list[Meta]:
     """Compile every graph into `neuron-cache/` of `out`, and return the list as `inventory` does. Raises
     MissingDependency, or CompileError with the graphs that failed."""
     check_device(config)
@@ -36,10 +40,11 @@ def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workd
             "neuron_parallel_compile is not on the PATH", "install torch-neuronx from AWS's Neuron package index"
         )
     spec = out.scratch / "trial.json"
-    found = out.scratch / "graphs.json"
+    listed = out.scratch / "graphs.json"
     source = {**asdict(packed), "path": str(packed.path)}
     write_json(
-        spec, {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source, "graphs": str(found)}
+        spec,
+        {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source, "graphs": str(listed)},
     )
     command = [
         utility,
@@ -50,7 +55,7 @@ def compile_graphs(config: TrainConfig, model: Source, packed: Input, out: Workd
     variables = {"NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1", **cache_variables(out.path / CACHE)}
     status = subprocess.run(command, cwd=out.scratch, env={**os.environ, **variables}, check=False).returncode
     _check(out.scratch, status)
-    graphs: list[Meta] = read_json(found)
+    graphs: list[Meta] = read_json(listed)
     return graphs
 
 
@@ -64,8 +69,8 @@ def trial_command(config: TrainConfig, spec: Path) -> list[str]:
 
 
 def cache_variables(cache: Path) -> dict[str, str]:
-    """Return the variables that put Neuron's compile cache into a folder: the flag in NEURON_CC_FLAGS wins over
-    NEURON_COMPILE_CACHE_URL."""
+    """Return the variables that put Neuron's compile cache into a folder."""
+    # the flag wins over NEURON_COMPILE_CACHE_URL
     return {"NEURON_CC_FLAGS": f"{os.environ.get('NEURON_CC_FLAGS', '')} --cache_dir={cache}".strip()}
 
 
@@ -98,21 +103,22 @@ def _trial(spec: Path) -> None:
     out = Workdir(spec.parent, spec.parent, lambda event: None)
     config = TrainConfig.model_validate(document["config"])
     with join_ranks(config) as world:
-        found = world.gather(inventory(config, Source(**document["model"]), packed, out, world))
-    if found is not None:
-        write_json(Path(document["graphs"]), check_same_graphs(found))
+        by_rank = world.gather(inventory(config, Source(**document["model"]), packed, out, world))
+    if by_rank is not None:
+        write_json(Path(document["graphs"]), check_same_graphs(by_rank))
 
 
-def check_same_graphs(found: list[list[Meta]]) -> list[Meta]:
-    """Return rank 0's graphs. Raises CompileError when ranks differ: they would wait for each other for ever."""
-    for rank, graphs in enumerate(found):
-        for graph, first in zip(graphs, found[0], strict=True):
+def check_same_graphs(by_rank: list[list[Meta]]) -> list[Meta]:
+    """Return rank 0's graphs. Raises CompileError when ranks differ."""
+    for rank, graphs in enumerate(by_rank):
+        for graph, first in zip(graphs, by_rank[0], strict=True):
+            # ranks with other graphs would wait for each other for ever
             if graph["hash"] != first["hash"]:
                 raise CompileError(
                     f"rank {rank} traced another graph {graph['name']} of length {graph['length'] or 'any'} than rank 0",
                     "this is a defect of trnflow: report it with the recipe (train.xla_processes=one has one graph for all)",
                 )
-    return found[0]
+    return by_rank[0]
 
 
 if __name__ == "__main__":

@@ -10,22 +10,22 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.rules import tp_rules
 from trnflow.tasks.training.partition_specs import Mesh, Shape, Spec, covers, parameter_specs, state_spec
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """How a model's parameters are split over the mesh.
 
     Attributes:
         shapes: Of whole parameters.
-        tp: Specs in forward and backward pass, over "model" only.
+        tp: Specs in the passes, over "model" only.
         specs: Between steps; with FSDP also over "data".
-        states: Of the optimizer's state, for trained parameters; with ZeRO-1 or FSDP also over "data".
+        states: Of the optimizer's state; with ZeRO-1 or FSDP also over "data".
         styles: {module: its style in the plan}.
     """
 
@@ -38,7 +38,7 @@ class Layout:
     styles: dict[str, str]
 
 
-def layout_of(config: TrainConfig, built: Built) -> Layout:
+def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
     """Return a model's layout, by the plan of `tp_rules`; it may be on "meta". Raises ModelError when it can't be split
     so."""
     shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
@@ -51,7 +51,7 @@ def layout_of(config: TrainConfig, built: Built) -> Layout:
 
 def lay_out(
     config: TrainConfig, model: str, shapes: dict[str, Shape], plan: Mapping[str, str], trained: Iterable[str]
-) -> Layout:
+) -> ShardLayout:
     """Return a layout from shapes and names alone. model: for errors."""
     mesh = config.mesh
     tp = parameter_specs(shapes, plan, mesh, model)
@@ -59,7 +59,7 @@ def lay_out(
     modules = {name.rpartition(".")[0] for name in shapes}
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
     kept = {name: states[name] for name in trained}
-    return Layout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, styles)
+    return ShardLayout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, styles)
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.stage import Workdir
@@ -13,17 +14,22 @@ from trnflow.tasks.training.memory.micro_batch import largest_fitting
 from trnflow.tasks.training.memory.probe import can_probe, fits
 from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
 
-def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> tuple[TrainConfig, Memory | None]:
-    """Return (config without `auto`, estimated memory of a device, or None with a warning if the model needs values).
 
-    With engine native on one device `auto` is also tested by two real updates. Raises ModelError when training needs
-    more than the device has.
+def fit_to_device(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir
+) -> tuple[TrainConfig, Memory | None]:
+    """Return (config without `auto`, a device's estimated memory, or None with a warning).
+
+    Raises ModelError when training needs more than the device has.
     """
     limit = device_memory(config)
     _start_xla(config)
 
     def runs(candidate: TrainConfig) -> bool:
+        # an estimate of engine native on one device is also tested by two real updates
         return not can_probe(candidate) or fits(candidate, model, packed, limit, out)
 
     @cache
@@ -34,18 +40,18 @@ def fit_to_device(config: TrainConfig, model: Source, packed: Input, out: Workdi
             out.warn(error.message)
             return None
 
-    found = largest_fitting(config, lambda candidate: memory_of(candidate.replica_batch), limit, runs)
+    fitting = largest_fitting(config, lambda candidate: memory_of(candidate.replica_batch), limit, runs)
     if config.micro_batch == "auto":
-        out.info(f"micro_batch auto is {found.replica_batch}, accumulated {found.accumulation} times")
-    memory: Memory | None = memory_of(found.replica_batch)
+        out.info(f"micro_batch auto is {fitting.replica_batch}, accumulated {fitting.accumulation} times")
+    memory: Memory | None = memory_of(fitting.replica_batch)
     if memory is not None:
-        check_memory(found, memory, limit)
-    return found, memory
+        check_memory(fitting, memory, limit)
+    return fitting, memory
 
 
 def _start_xla(config: TrainConfig) -> None:
-    """Start XLA's virtual devices before the first backward pass, or later ones on XLA fail. Nothing for neuron, whose
-    graphs another process traces."""
+    """Start XLA's virtual devices; nothing for neuron."""
+    # before the first backward pass, or later ones on XLA fail; another process traces neuron's graphs
     if config.engine == "xla" and config.device == "cpu":
         from trnflow.tasks.training.xla.devices import start_devices
 

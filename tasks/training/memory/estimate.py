@@ -1,7 +1,6 @@
 """Estimate the peak memory of training on a device from a traced pass and the layout. Pure functions without torch.
 
-The peak is at the end of the forward pass or at the update. Engine xla counts as native, without fusions. On the CPU
-the heap keeps freed memory: a third more than the estimate, with remat more than half.
+The peak is at the end of the forward pass or at the update.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout, piece_shape
+from trnflow.tasks.training.layout.slices import ShardLayout, piece_shape
 from trnflow.tasks.training.optim.optimizer import state_shapes
 from trnflow.tasks.training.partition_specs import Spec
 
 GIB = 1 << 30
 FP32 = 4
+# torch and transformers on the CPU take 0.73 GiB (measured); cuda and neuron are rules of thumb
 RUNTIME = {"cpu": 0.7 * GIB, "cuda": 0.6 * GIB, "neuron": 1.0 * GIB}
-"""Bytes before the model is built. cpu: torch and transformers (0.73 GiB measured); cuda, neuron: rules of thumb, not
-measured."""
+"""Bytes before the model is built."""
 
 
 class PassMemory(NamedTuple):
@@ -44,12 +43,12 @@ class Memory:
     """Bytes on a device at the peak.
 
     Attributes:
-        parameters: Weights, and fp32 masters if any.
+        parameters: Weights, and fp32 masters.
         gradients: And the buffers in which they are sent.
         activations: Of one micro-batch; 0 at the update.
         runtime: Before the model is built.
         at: "the backward pass" or "the update".
-        best: The best checkpoint's copy, where the device uses the host's memory.
+        best: The best checkpoint's copy, on the CPU.
     """
 
     parameters: int
@@ -81,11 +80,12 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def estimate(config: TrainConfig, layout: Layout, traced: PassMemory) -> Memory:
-    """Return the estimated peak. Frozen parameters count without gradients and optimizer state."""
+def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Memory:
+    """Return the estimated peak."""
     copy = 2 if config.dtype == "bfloat16" else FP32
     trained = [*layout.states]
     weights = copy * _numbers(layout, layout.specs, layout.shapes) + _gathered(config, layout, copy)
+    # frozen parameters have neither gradients nor optimizer state
     masters = FP32 * _numbers(layout, layout.states, trained)
     split = any(layout.states[name] != layout.specs[name] for name in trained)
     has_masters = config.keeps_masters or (split and not config.stochastic_rounding)
@@ -117,12 +117,12 @@ def check_memory(config: TrainConfig, memory: Memory, limit: int | None) -> None
     )
 
 
-def _numbers(layout: Layout, specs: Mapping[str, Spec], names: Iterable[str]) -> int:
+def _numbers(layout: ShardLayout, specs: Mapping[str, Spec], names: Iterable[str]) -> int:
     """Return how many numbers of these parameters one device stores."""
     return sum(math.prod(piece_shape(layout.shapes[name], specs[name], layout.mesh)) for name in names)
 
 
-def _gathered(config: TrainConfig, layout: Layout, copy: int) -> int:
+def _gathered(config: TrainConfig, layout: ShardLayout, copy: int) -> int:
     """Return the bytes that FSDP has gathered at once: outside the layers, and two layers, one ahead."""
     if not config.fsdp:
         return 0
@@ -130,7 +130,7 @@ def _gathered(config: TrainConfig, layout: Layout, copy: int) -> int:
     return copy * (outside + 2 * layer)
 
 
-def _fsdp_units(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
+def _fsdp_units(layout: ShardLayout, names: Iterable[str]) -> tuple[int, int]:
     """Return how many numbers FSDP gathers at once: (outside the layers, in the largest layer)."""
     layers: dict[str, list[str]] = {}
     for name in names:
@@ -139,12 +139,10 @@ def _fsdp_units(layout: Layout, names: Iterable[str]) -> tuple[int, int]:
     return outside, max((_numbers(layout, layout.tp, some) for some in layers.values()), default=0)
 
 
-def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemory, copy: int) -> int:
-    """Return the bytes of gradients from earlier passes.
-
-    Accumulating, each replica keeps whole fp32 sums; FSDP a part, and whole gradients of the unit it reduces. A single
-    pass: 0, its `peak` counts them.
-    """
+def _gradients_during_pass(config: TrainConfig, layout: ShardLayout, traced: PassMemory, copy: int) -> int:
+    """Return the bytes of gradients from earlier passes."""
+    # accumulating, each replica keeps whole fp32 sums, FSDP a part and the unit that it reduces; of a single pass,
+    # `peak` counts them
     several = config.accumulation > 1
     if not config.fsdp:
         return FP32 * _numbers(layout, layout.tp, layout.states) if several else 0
@@ -156,7 +154,7 @@ def _gradients_during_pass(config: TrainConfig, layout: Layout, traced: PassMemo
     return max(in_layer + (parts if several else 0), at_end)
 
 
-def _optimizer_state(config: TrainConfig, layout: Layout, masters: int) -> int:
+def _optimizer_state(config: TrainConfig, layout: ShardLayout, masters: int) -> int:
     """Return the bytes of AdamW's moments, laid out as the masters, or of Adafactor's, whole on every device."""
     if config.optimizer == "adamw":
         return 2 * masters
@@ -164,35 +162,35 @@ def _optimizer_state(config: TrainConfig, layout: Layout, masters: int) -> int:
     return FP32 * sum(math.prod(shape) for some in shapes for shape in some)
 
 
-def _gradients_at_update(config: TrainConfig, layout: Layout, trained: list[str], copy: int) -> int:
+def _gradients_at_update(config: TrainConfig, layout: ShardLayout, trained: list[str], copy: int) -> int:
     """Return the bytes of gradients at the update: as left, in fp32, and in messages over "data"."""
     wide = FP32 * _numbers(layout, layout.specs, trained)
     summed = config.engine == "native" and config.accumulation > 1  # already in fp32
-    found = wide if copy == FP32 or summed else wide + copy * _numbers(layout, layout.specs, trained)
+    kept = wide if copy == FP32 or summed else wide + copy * _numbers(layout, layout.specs, trained)
     if config.engine == "xla":
-        return found + FP32 * _numbers(layout, layout.states, trained)
+        return kept + FP32 * _numbers(layout, layout.states, trained)
     if layout.mesh.data == 1:
-        return found
+        return kept
     split = [name for name in trained if layout.states[name] != layout.specs[name]]
     whole = [name for name in trained if "data" not in layout.states[name]]
     sent = FP32 * _numbers(layout, layout.specs, [*split, *whole])
-    return found + sent + FP32 * _numbers(layout, layout.states, split)
+    return kept + sent + FP32 * _numbers(layout, layout.states, split)
 
 
 def _remedies(config: TrainConfig, memory: Memory) -> list[str]:
     """Return the settings that would lower the estimate, the most helpful first."""
-    found = []
+    remedies = []
     if memory.activations:
         if config.replica_batch > 1:
-            found.append(f"lower train.micro_batch (it is {config.replica_batch}; the rest is accumulated)")
+            remedies.append(f"lower train.micro_batch (it is {config.replica_batch}; the rest is accumulated)")
         if not config.remat:
-            found.append("set train.remat=true")
+            remedies.append("set train.remat=true")
     sharded = config.zero1 or config.fsdp
     if config.data_parallel > 1 and not sharded:
         fully = ", or all with train.fsdp=true" if config.engine == "native" else ""
-        found.append(f"shard the optimizer's state with train.zero1=true{fully}")
-    found.append("split the model over more devices with train.tensor_parallel_size")
+        remedies.append(f"shard the optimizer's state with train.zero1=true{fully}")
+    remedies.append("split the model over more devices with train.tensor_parallel_size")
     if config.dtype == "float32" and memory.activations > memory.optimizer:
-        found.append("compute in train.dtype=bfloat16")
-    found.append("train fewer parameters (LoRA), or take a smaller model")
-    return found
+        remedies.append("compute in train.dtype=bfloat16")
+    remedies.append("train fewer parameters (LoRA), or take a smaller model")
+    return remedies

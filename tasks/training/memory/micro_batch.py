@@ -20,18 +20,15 @@ def largest_fitting(
     limit: int | None,
     runs: Callable[[TrainConfig], bool] = lambda config: True,
 ) -> TrainConfig:
-    """Return `config` with the largest fitting micro-batch; the smallest (1) without a test.
+    """Return `config` with the largest fitting micro-batch; the smallest without a test.
 
-    Args:
-        memory_of: A candidate's estimate, or None.
-        limit: Bytes of a device, or None.
-        runs: Whether a candidate really runs; decides alone without estimate or limit.
+    limit: Bytes of a device, or None. runs: Decides alone without estimate or limit.
     """
     if config.micro_batch != "auto":
         return config
-    found = candidates(config)
-    for candidate in found[:-1]:
+    choices = candidates(config)
+    for candidate in choices[:-1]:
         memory = memory_of(candidate) if limit is not None else None
         if (memory is None or limit is None or memory.total <= limit) and runs(candidate):
             return candidate
-    return found[-1]
+    return choices[-1]

@@ -10,10 +10,14 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.stage import Workdir, read_json, write_json
 from trnflow.tasks.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
 
 UPDATES = 2
 NO_MEMORY = "can't allocate memory"  # part of the message of torch's CPU allocator
@@ -24,7 +28,7 @@ def can_probe(config: TrainConfig) -> bool:
     return config.engine == "native" and config.devices == 1
 
 
-def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, out: Workdir) -> bool:
+def fits(config: TrainConfig, model: Source, packed: Input[PackedMeta], limit: int | None, out: Workdir) -> bool:
     """Return whether memory sufficed for two updates in a child; False if it failed or was killed. limit: bytes of its
     peak on the CPU, or None."""
     folder = out.scratch / f"probe-{config.replica_batch}"
@@ -32,9 +36,9 @@ def fits(config: TrainConfig, model: Source, packed: Input, limit: int | None, o
     write_json(
         folder / "spec.json", {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source}
     )
-    done = subprocess.run([sys.executable, "-m", __name__, str(folder / "spec.json")], check=False)
-    found: Meta = read_json(folder / "found.json") if done.returncode == 0 else {"fits": False}
-    return bool(found["fits"]) and (limit is None or found["resident"] <= limit)
+    child = subprocess.run([sys.executable, "-m", __name__, str(folder / "spec.json")], check=False)
+    result: Meta = read_json(folder / "found.json") if child.returncode == 0 else {"fits": False}
+    return bool(result["fits"]) and (limit is None or result["resident"] <= limit)
 
 
 def _probe(spec: Path) -> None:
@@ -46,7 +50,7 @@ def _probe(spec: Path) -> None:
     write_json(spec.with_name("found.json"), {"fits": _runs(config, blank, packed), "resident": _peak_resident(config)})
 
 
-def _runs(config: TrainConfig, model: Source, packed: Input) -> bool:
+def _runs(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> bool:
     import torch
 
     try:
@@ -60,7 +64,7 @@ def _runs(config: TrainConfig, model: Source, packed: Input) -> bool:
     return True
 
 
-def _update(config: TrainConfig, model: Source, packed: Input) -> None:
+def _update(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> None:
     from trnflow.tasks.training.choose_engine import make_engine
     from trnflow.tasks.training.graph_registry import GraphRegistry
     from trnflow.tasks.training.graphs.inventory import blank

@@ -76,10 +76,7 @@ def trace_in_process(
     environ: Mapping[str, str] = PLAIN,
     preload: tuple[str, ...] = (),
 ) -> Traced:
-    """Run `traced` in a guarded child process. Raises the child's ModelError.
-
-    environ, preload: of the warm parent to fork from; by default a new interpreter.
-    """
+    """Run `traced` in a guarded child, forked from the warm parent of `environ` and `preload`. Raises its ModelError."""
     import tempfile
 
     from trnflow.tasks.launch.job import JobSpec

@@ -1,11 +1,12 @@
-"""Find the memory that a training takes from one pass on "meta" tensors, which have sizes and no values. The pass
-needs no weights and no data, and takes about a millisecond for each operation."""
+"""Find the memory that a training takes from one pass on "meta" tensors: about a millisecond an operation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.artifact import Input, Json, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.rules import tp_rules
@@ -13,26 +14,25 @@ from trnflow.tasks.training.layout.slices import check_length, lay_out
 from trnflow.tasks.training.memory.estimate import Memory, estimate
 from trnflow.tasks.training.partition_specs import check_heads
 
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
+
 
 class Untraceable(ModelError):
-    """Raised when the memory of training can't be found by a pass on "meta" tensors, because the model's code needs the
-    values of tensors, which "meta" tensors lack."""
+    """The model's code needs the values of tensors, which "meta" tensors lack."""
 
 
-def trace_memory(config: TrainConfig, model: Source, rows: Meta) -> Memory:
-    """Return the memory that training takes on one device, found by tracing a training step over the longest
-    rows on "meta" tensors: nothing is computed and no device is used. Imports torch.
+def trace_memory(config: TrainConfig, model: Source, rows: Mapping[str, Json]) -> Memory:
+    """Return the memory that training takes on one device, from a step over the longest rows on "meta" tensors.
 
-    Args:
-        rows: metadata of the packed rows: task, lengths, labels, vocab_size, pad_id, bos_id, eos_id.
-    Raises:
-        Untraceable: the model's code needs the values of tensors.
-        ModelError: the layout or the rows do not fit the model."""
+    rows: metadata of packed rows. Raises Untraceable when the model needs values, ModelError when layout or rows do not
+    fit.
+    """
     from trnflow.tasks.training.memory.traced_pass import trace_pass
     from trnflow.tasks.training.model.adapters import adapt
     from trnflow.tasks.training.model.build import build
 
-    packed = Input(Path(), "packed", rows, "")
+    packed = Input(Path(), "packed", cast("PackedMeta", rows), "")
     built = adapt(config, build(model, packed, seed=0, weights=False))
     length = max(rows["lengths"])
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)

@@ -1,10 +1,8 @@
-"""Measure what one forward and backward pass allocates, by running it on "meta" tensors, which have sizes and no values.
+"""Measure what a forward and backward pass allocates, by running it on "meta" tensors: about a millisecond an
+operation.
 
-Every storage that an operation creates counts until its last reference is gone, as an allocator would count. Remat and
-frozen parameters therefore count correctly in any model. Layers that tensor parallelism splits run split, in a fake
-process group of one process. PyTorch remembers this group's collectives, so the process must not train on real ranks
-afterwards. A pass takes about a millisecond an operation. Attention and dropout are replaced by the device's variants;
-memory that a fused kernel allocates while it runs is not counted.
+Each storage counts until its last reference is gone. The process must not train on real ranks afterwards. What a fused
+kernel allocates while it runs is not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout
+from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.memory.estimate import PassMemory
 from trnflow.tasks.training.model.build import logits_of
 from trnflow.tasks.training.objective import loss_sum
@@ -26,13 +24,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def trace_pass(config: TrainConfig, built: Built, layout: Layout, length: int) -> PassMemory:
-    """Run one forward and backward pass over a micro batch of rows of `length` tokens on "meta" tensors (without
-    values), and return the bytes that the pass would allocate on one device.
+def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: int) -> PassMemory:
+    """Return the bytes that a pass over a micro-batch of `length` tokens allocates on a device.
 
-    built: the model on "meta"; it cannot be used afterwards, because its layers are split and its parameters have
-    gradients. layout: how its parameters are split. Raise NotImplementedError or RuntimeError when the model needs the
-    values of tensors."""
+    built: On "meta", unusable afterwards. Raises NotImplementedError or RuntimeError when the model needs values.
+    """
     import torch
 
     if config.dtype == "bfloat16":
@@ -82,10 +78,10 @@ class _Storages:
 
         class Mode(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                found = func(*args, **(kwargs or {}))
-                for leaf in tree_leaves(found):
+                result = func(*args, **(kwargs or {}))
+                for leaf in tree_leaves(result):
                     note(leaf)
-                return found
+                return result
 
         with Mode():  # type: ignore[no-untyped-call]
             yield
@@ -122,15 +118,15 @@ class _Storages:
 
 
 def _storage(tensor: Any) -> Any:
-    """Return the tensor's storage. For a DTensor, or the pending result of a collective, return the storage of the
-    tensor inside."""
+    """Return a tensor's storage."""
+    # of a DTensor or a collective's pending result, the tensor inside
     for wrapped in ("_local_tensor", "elem"):
         tensor = getattr(tensor, wrapped, tensor)
     return tensor.untyped_storage()
 
 
 @contextmanager
-def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator[None]:
+def _layers_split(config: TrainConfig, built: Built, layout: ShardLayout) -> Iterator[None]:
     """Split the model's layers as on the first tensor parallel device."""
     if config.tensor_parallel_size == 1:
         yield
@@ -140,7 +136,7 @@ def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from trnflow.tasks.training.native.sharding import split_layers
-    from trnflow.tasks.training.ranks import World
+    from trnflow.tasks.training.world import World
 
     dist.init_process_group("fake", rank=0, world_size=config.devices, store=FakeStore())
     try:
@@ -153,14 +149,14 @@ def _layers_split(config: TrainConfig, built: Built, layout: Layout) -> Iterator
 
 @contextmanager
 def _device_kernels(config: TrainConfig) -> Iterator[None]:
-    """Replace attention and dropout by the device's variants. For "meta" tensors PyTorch would choose variants that
-    store attention's weights."""
+    """Replace attention and dropout by the device's variants."""
     import torch.nn.functional as functional
 
     if config.engine == "xla":
         yield
         return
     attention, dropout = functional.scaled_dot_product_attention, functional.dropout
+    # for "meta" tensors PyTorch would choose a variant that stores attention's weights
     functional.scaled_dot_product_attention = _flash(attention, config.device)
     if config.device == "cuda":
         functional.dropout = _masked(dropout)
@@ -171,13 +167,13 @@ def _device_kernels(config: TrainConfig) -> Iterator[None]:
 
 
 def _flash(otherwise: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Return an attention function that allocates what flash attention does, on the CPU (where flash attention has no
-    dropout) and on a GPU."""
+    """Return an attention function that allocates as flash attention."""
     import torch
 
     def attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any
     ) -> Any:
+        # flash attention has no dropout on the CPU
         if (dropout_p and device == "cpu") or options.get("enable_gqa"):
             return otherwise(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
         scale = options.get("scale") or 1 / math.sqrt(query.shape[-1])

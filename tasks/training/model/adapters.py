@@ -1,9 +1,7 @@
-"""Choose which parameters are trained, and freeze the others, for the three values of `train.method`.
+"""Choose which parameters are trained, and freeze the others, for the values of `train.method`.
 
-full: all parameters are trained. lora: LoRA's matrices, and a classifier's head. head: only the head. The names of the
-trained parameters follow from the architecture and the settings, never from weights, so precompile and train choose the
-same. LoRA's layers are peft's, put into the model in place. A classifier's head is trained in place, without peft's copy
-of it, and is published as peft's `modules_to_save`.
+LoRA's layers are peft's, put into the model in place. A classifier's head is trained in place, and published as peft's
+`modules_to_save`.
 """
 
 from __future__ import annotations
@@ -25,38 +23,36 @@ from trnflow.tasks.training.shared_types import Built
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from trnflow.tasks.metadata import PackedMeta
+
 
 def adapt(config: TrainConfig, built: Built) -> Built:
-    """Return `built` with LoRA's layers (for `train.method=lora`) and with all parameters frozen that `train.method` does
-    not train. For `train.method=full` nothing is changed.
+    """Return `built` with LoRA's layers, and frozen what `train.method` does not train; the model changes in place.
 
-    The model is changed in place. LoRA's matrices are initialised from the seed alone. Raise ModelError when the model
-    has no layers that LoRA's targets name, or lacks the head that would be trained."""
+    Raises ModelError when LoRA's targets name no layers, or the head to be trained is missing.
+    """
     import torch
 
     if config.method == "full":
         return built
     if config.lora is not None:
+        # LoRA's matrices follow from the seed alone
         torch.manual_seed(config.seed)
         _inject(config.lora, built)
+    # by names, never by weights, so that precompile and train choose the same
     wanted = _trained_names(config, built)
     for name, parameter in built.parameters().items():
         parameter.requires_grad_(name in wanted)
     return replace(built, frozen=frozenset(built.parameters().keys() - wanted))
 
 
-def prepared(config: TrainConfig, built: Built, packed: Meta, train: Split | None = None) -> Built:
-    """Return `built` ready for training: with LoRA's layers and frozen parameters as `train.method` asks (see
-    `adapt`), and with the weight of each class in the loss.
-
-    packed: the metadata of the rows of tokens (their task and labels); train: the training rows, in which
-    `class_weights: balanced` counts the classes, or None when only graphs are traced."""
+def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split | None = None) -> Built:
+    """Return `built` adapted and with class weights; train: None when only graphs are traced."""
     return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
 
 
 def adapter_document(built: Built) -> Meta:
-    """Return the content of peft's `adapter_config.json` (LoRA's settings) for a model with LoRA's layers. The entry
-    `base_model_name_or_path` is not filled in."""
+    """Return peft's `adapter_config.json`, without `base_model_name_or_path`."""
     document = built.model.peft_config["default"].to_dict()
     heads = {part for name in built.trained() if in_head(name) for part in name.split(".") if part in HEADS}
     kinds = {"classification": "SEQ_CLS", "causal_lm": "CAUSAL_LM"}
@@ -66,13 +62,11 @@ def adapter_document(built: Built) -> Meta:
 
 
 def forward_passes(built: Built) -> float:
-    """Return the cost of a training step's forward and backward pass, in forward passes; used to count FLOPs.
-
-    The number is 3 when all parameters are trained. The number is lower with frozen weights, for which no gradient is
-    computed. With the method head it is lower still, because the backward pass skips the layers below the head."""
+    """Return a training step's cost in forward passes: 3 when all parameters are trained."""
     whole = sum(parameter.numel() for parameter in built.parameters().values())
     trained = built.trained()
     share = sum(parameter.numel() for parameter in trained.values()) / whole
+    # the backward pass of the method head skips the layers below it
     back = 1.0 if not built.frozen or any(A in name for name in trained) else share
     return 1.0 + back + share
 
@@ -122,7 +116,7 @@ def _inject(lora: LoraConfig, built: Built) -> None:
 
 
 def _layers(built: Built) -> dict[str, Module]:
-    """Return the layers that LoRA can adapt: linear ones outside the head that do not share the input embedding's weights."""
+    """Return the linear layers outside the head that do not share the input embedding's weights."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

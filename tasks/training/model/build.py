@@ -1,8 +1,6 @@
-"""Build the model under training from its source and the metadata of the rows, and compute its logits.
+"""Build the model under training, and compute its logits.
 
-The config comes from the recipe alone (a pretrained config with overrides, or a config from scratch), so that precompile and
-train build the same graph. Weights are read from safetensors only. Parameters that the weights lack (a new head) are
-initialised from the seed. Errors name the setting that does not fit.
+Weights come from safetensors alone; parameters that they lack (a new head) are initialised from the seed.
 """
 
 from __future__ import annotations
@@ -26,16 +24,17 @@ from trnflow.tasks.training.shared_types import Built
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trnflow.tasks.metadata import PackedMeta
 
-def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
-    """Build the model for training from `source` (where its config and weights come from), with vocabulary and labels
-    as `packed` (the packed rows of tokens) needs them.
 
-    seed: initialises parameters that have no pretrained weights. weights: False builds the model on the "meta" device,
-    without values, for tracing. Raise ModelError when model and rows do not fit, for example when rows are longer than
-    the model's positions."""
+def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool) -> Built:
+    """Build the model of `source`, with vocabulary and labels as `packed` needs.
+
+    weights: False builds on "meta", for tracing. Raises ModelError, naming the setting, when model and rows do not fit.
+    """
     import torch
 
+    # from the recipe alone, so that precompile and train build the same graph
     config = model_config(source, packed.meta)
     kind = auto_class(packed.meta["task"])
     check_sdpa(kind, config)
@@ -61,11 +60,8 @@ def build(source: Source, packed: Input, *, seed: int, weights: bool) -> Built:
     return built
 
 
-def model_config(source: Source, meta: Meta) -> Any:
-    """Return transformers' config object of the model that `source` describes (pretrained or from scratch), with the
-    recipe's overrides, and with the vocabulary size and labels of the training data.
-
-    meta: the metadata of the packed rows (the token rows of the training data), which holds the size and the labels."""
+def model_config(source: Source, meta: PackedMeta) -> Any:
+    """Return transformers' config of `source` with the recipe's overrides, vocabulary size and labels."""
     pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
     config = _config({**(pretrained or {}), **overrides}, overrides)
     _fit_vocabulary(config.get_text_config(), meta, scratch=pretrained is None)
@@ -74,10 +70,7 @@ def model_config(source: Source, meta: Meta) -> Any:
 
 
 def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
-    """Return the keyword arguments of the model's `forward` for one batch: token ids, positions, and what keeps the
-    documents of a row apart (a mask, the lengths of the documents, or a block mask).
-
-    input_ids, segment_ids (the number of each position's document, 0: padding), position_ids: int [rows, length]."""
+    """Return the keyword arguments of the model's `forward`. All tensors: int [rows, length]; segment 0 is padding."""
     import torch
 
     positions = position_ids + built.first_position
@@ -87,8 +80,7 @@ def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids
 
 
 def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
-    """Return the keyword arguments for `forward` that keep segments apart: a mask, the lengths of documents, or a block
-    mask."""
+    """Return what keeps segments apart: a mask, the lengths of documents, or a block mask."""
     if built.attention == "sdpa":
         config, dtype = built.model.config, next(built.model.parameters()).dtype
         if built.task == "classification" and pools_positions(config):
@@ -103,18 +95,13 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
 
 
 def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
-    """Run the model on one batch and return its logits: float32 [rows, labels], or [rows, length, vocabulary] for a
-    language model.
-
-    input_ids, segment_ids (0: padding), position_ids: int [rows, length]."""
+    """Return float32 [rows, labels], or of a language model [rows, length, vocabulary]."""
     logits: Tensor = built.model(**inputs_of(built, input_ids, segment_ids, position_ids)).logits
     return logits.float()
 
 
 def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
-    """Return every n-th layer (n: `every`) of those that transformers marks for activation checkpointing (remat).
-
-    Raise ModelError when the model marks no layers, or fewer than n."""
+    """Return every n-th of the layers that transformers marks for remat. Raises ModelError when there are too few."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -152,8 +139,8 @@ def _config(fields: Meta, overrides: Meta) -> Any:
     return AutoConfig.for_model(**fields)
 
 
-def _fit_vocabulary(config: Any, meta: Meta, *, scratch: bool) -> None:
-    """Set the vocabulary and special tokens in the config of the language model, which may be within another's."""
+def _fit_vocabulary(config: Any, meta: PackedMeta, *, scratch: bool) -> None:
+    """Set vocabulary and special tokens in the language model's config."""
     if scratch:
         config.vocab_size = meta["vocab_size"]
         config.bos_token_id, config.eos_token_id = meta["bos_id"], meta["eos_id"]
@@ -168,10 +155,11 @@ def _fit_vocabulary(config: Any, meta: Meta, *, scratch: bool) -> None:
         config.pad_token_id = meta["pad_id"]
 
 
-def _fit_labels(config: Any, meta: Meta) -> None:
+def _fit_labels(config: Any, meta: PackedMeta) -> None:
     if meta["task"] == "classification":
-        config.id2label = dict(enumerate(meta["labels"]))
-        config.label2id = {label: index for index, label in enumerate(meta["labels"])}
+        labels = meta["labels"] or []
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
         config.problem_type = "single_label_classification"
     elif getattr(config, "is_decoder", None) is False and not _is_causal(config):
         raise ModelError(

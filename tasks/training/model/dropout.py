@@ -1,8 +1,4 @@
-"""Dropout on the CPU, about four times as fast as PyTorch's, which draws 53 random bits for each element.
-
-One draw of 64 bits serves four elements with 16 bits each. The probability is rounded to a multiple of 1/65536, and the kept
-elements are scaled by the rounded probability.
-"""
+"""Dropout on the CPU, about four times as fast as PyTorch's, which draws 53 random bits for each element."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ LEVELS = 1 << 16
 
 
 def use_fast_dropout(model: Any) -> None:
-    """Replace the forward method of each dropout layer of the model, in place, by `fast_dropout`: dropout for the CPU
-    that draws 16 random bits for each element and is about four times as fast as PyTorch's."""
+    """Make the model's dropout layers use `fast_dropout`, in place."""
     import torch
 
     for module in model.modules():
@@ -27,18 +22,17 @@ def use_fast_dropout(model: Any) -> None:
 
 
 def fast_dropout(module: torch.nn.Dropout, hidden: Tensor) -> Tensor:
-    """Apply dropout to `hidden` as the layer `module` would; return `hidden` itself in evaluation."""
+    """Apply the layer's dropout; in evaluation return `hidden` itself."""
     return hidden * dropout_mask(hidden, module.p) if module.training and module.p else hidden
 
 
 def dropout_mask(like: Tensor, probability: float) -> Tensor:
-    """Return a random tensor of the shape and dtype of `like`. Each element is 0 with the given probability, else 1
-    / (1 - probability), so that the mean is 1.
-
-    The random numbers come from torch's default generator."""
+    """Return elements 0 with `probability`, to 1/65536, else 1 / (1 - probability). Draws from torch's default
+    generator."""
     import torch
 
     lost = min(round(probability * LEVELS), LEVELS - 1)
+    # one draw of 64 bits serves four elements
     draws = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
     bits = draws.view(torch.int16)[: like.numel()].view(like.shape).float()
     # clamping integers to 0 and 1 is several times as fast as a comparison

@@ -1,9 +1,6 @@
-"""Decide which layers LoRA adapts, how they are named and how they are split over devices. Uses only names, without
-torch.
+"""Which layers LoRA adapts, how they are named and how they are split. Uses names alone, without torch.
 
-An adapted layer computes W x + alpha / rank * B A dropout(x). W [out, in] is frozen. A [rank, in] starts at random and B
-[out, rank] at zero, so that training starts from the original model. peft makes the layers and chooses the names: the
-constant `BASE` is the suffix of the frozen layer's name, `A` and `B` are those of the two matrices.
+W x + alpha / rank * B A dropout(x): W [out, in] is frozen, A [rank, in] starts at random, B [out, rank] at zero.
 """
 
 from __future__ import annotations
@@ -30,53 +27,46 @@ STYLES_BELOW: dict[str, tuple[str | None, str | None]] = {
 
 
 def base_layer(module: str) -> str:
-    """Return the name of the layer that LoRA adapts, if `module` names one of the three modules that peft puts in the
-    layer's place: the frozen layer, and LoRA's matrices A and B. Return any other name as it is."""
+    """Return the adapted layer of peft's three modules; any other name itself."""
     for part in (BASE, A, B):
         module = module.removesuffix(part)
     return module
 
 
 def adapted_rules(rules: Mapping[str, str]) -> dict[str, str]:
-    """Return the tensor parallel plan `rules` ({pattern of layer names: style}) with entries for LoRA's modules added.
-
-    For each layer that the plan names there is an entry for the frozen layer, with the same style. LoRA's matrices A
-    and B get an entry if they need a style; without an entry a matrix is whole on every device."""
-    found = dict(rules)
+    """Return the tensor parallel plan with entries for LoRA's modules."""
+    adapted = dict(rules)
     for pattern, style in rules.items():
         below = zip((BASE, A, B), (style, *STYLES_BELOW.get(style, (None, None))), strict=True)
-        found |= {pattern + part: of_part for part, of_part in below if of_part is not None}
-    return found
+        # a matrix without an entry is whole on every device
+        adapted |= {pattern + part: of_part for part, of_part in below if of_part is not None}
+    return adapted
 
 
 def matching_layers(targets: Iterable[str], layers: Sequence[str], model: str) -> list[str]:
-    """Return the names in `layers` that one of the `targets` matches, in the order of `layers`.
-
-    targets: last parts of layer names, such as "q_proj", with "*" for any one part; model: the name of the model's
-    class, for error messages. Raise ModelError when a target matches no layer."""
-    found = {target: [layer for layer in layers if _matches(target, layer)] for target in targets}
-    for target, named in found.items():
+    """Return the layers that a target matches: last parts of names, "*" for any part. Raises ModelError for a target
+    without."""
+    matches = {target: [layer for layer in layers if _matches(target, layer)] for target in targets}
+    for target, named in matches.items():
         if not named:
             raise ModelError(
                 f"train.lora.targets: {target} names no linear layer of {model} that LoRA can adapt",
                 _suggestion(target, layers),
             )
-    wanted = {layer for named in found.values() for layer in named}
+    wanted = {layer for named in matches.values() for layer in named}
     return [layer for layer in layers if layer in wanted]
 
 
 def target_modules(wanted: Collection[str], modules: Iterable[str]) -> list[str]:
-    """Return the layers `wanted` in the form of peft's `target_modules` setting, sorted: the last parts of their
-    names, if no other module has such a last part; else the full names. modules: the names of all modules of the
-    model."""
+    """Return peft's `target_modules`: last parts of names if no other module has one, else full names."""
     leaves = {name.rpartition(".")[2] for name in wanted}
     named = {name for name in modules if name.rpartition(".")[2] in leaves}
     return sorted(leaves if named == set(wanted) else wanted)
 
 
 def check_rank(rank: int, sizes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelError when LoRA's `rank` is larger than the smaller side of a layer's weight, because the matrices
-    A and B would then save nothing. sizes: (outputs, inputs) by layer name."""
+    """Raise ModelError for a rank above the smaller side of a weight: A and B would save nothing. sizes: (outputs,
+    inputs)."""
     for layer, size in sizes.items():
         if rank > min(size):
             raise ModelError(
@@ -86,8 +76,7 @@ def check_rank(rank: int, sizes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def adapter_name(name: str) -> str:
-    """Return the name under which peft saves a trained parameter in `adapter_model.safetensors`. name: the parameter's
-    name in the model."""
+    """Return the name under which peft saves a trained parameter."""
     module, _, leaf = name.rpartition(".")
     return f"base_model.model.{module.removesuffix('.default')}.{leaf}"
 

@@ -12,7 +12,7 @@ HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 
 
 def auto_class(task: str) -> Any:
-    """Return the class of transformers that builds a model for the task "classification" or "causal_lm"."""
+    """Return transformers' class for the task."""
     import transformers
 
     if task == "classification":
@@ -21,15 +21,13 @@ def auto_class(task: str) -> Any:
 
 
 def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> tuple[Any, tuple[str, ...]]:
-    """Load a pretrained model. Return (the model in fp32 on the CPU, the sorted names of the parameters that the
-    weights lack or have in another shape).
+    """Load a model in fp32; return it and the sorted parameters that the weights lack or have in another shape.
 
-    These parameters are initialised at random. Raise ModelError when one of these parameters is not in the classifier's
-    head. source: where the weights come from; config: transformers' config to build the model with; options: further
-    arguments of `from_pretrained`."""
+    These are initialised at random. Raises ModelError when one is not in the head.
+    """
     import torch
 
-    model, found = auto_class(task).from_pretrained(
+    model, info = auto_class(task).from_pretrained(
         model_folder(source),
         config=config,
         dtype=torch.float32,
@@ -38,7 +36,7 @@ def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> t
         output_loading_info=True,
         **options,
     )
-    lacking = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    lacking = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     body = sorted(name for name in lacking if not in_head(name))
     if body:
         what = "train.warm_start_from" if "warm_start" in source.location else "model.source"
@@ -49,13 +47,13 @@ def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> t
     return model, tuple(sorted(lacking))
 
 
+# Python code beside the weights is never run: no key would contain it
 OPTIONS: Meta = {"attn_implementation": "sdpa", "trust_remote_code": False}
-"""Options with which every model is built. Python code beside the weights is never run, because no stage key would
-contain it."""
+"""Options with which every model is built."""
 
 
 def first_position(model: Any) -> int:
-    """Return the position id of a row's first token: the pad id + 1 for RoBERTa and similar models, else 0."""
+    """Return the position id of a row's first token: the pad id + 1 for RoBERTa, else 0."""
     for module in model.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             return int(module.padding_idx) + 1
@@ -63,7 +61,6 @@ def first_position(model: Any) -> int:
 
 
 def in_head(name: str) -> bool:
-    """Return whether the parameter or module of this name belongs to a classifier's head.
-
-    The name decides, because the trained parameters must be known before any weights are read."""
+    """Return whether a parameter or module belongs to a classifier's head."""
+    # by name: trained parameters must be known before weights are read
     return any(part in HEADS for part in name.split("."))

@@ -16,8 +16,7 @@ BUCKET = 32 << 20  # bytes: large enough for full bandwidth, small compared to a
 
 
 def all_reduce(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
-    """Return the sum of each tensor over all members of the process group `group`; None stands for all processes that
-    train together. Small tensors are sent together in large messages."""
+    """Return each tensor's sum over the members of `group`; None: over all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -25,20 +24,19 @@ def all_reduce(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         pending.append((flat, bucket, dist.all_reduce(flat, group=group, async_op=True)))
-    found = []
+    sums = []
     for flat, bucket, work in pending:
         work.wait()
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-        found += [part.view(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
-    return found
+        sums += [part.view(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
+    return sums
 
 
 def reduce_scatter(tensors: Sequence[Tensor], dimensions: Sequence[int], group: Any) -> list[Tensor]:
-    """Sum each tensor over the members of the process group, cut the sum evenly, and return the part that belongs to this
-    member.
+    """Sum each tensor over the group's members, cut the sums evenly along `dimensions`, and return this member's parts.
 
-    dimensions: for each tensor the dimension along which the tensor is cut, whose size the number of members must
-    divide."""
+    The number of members must divide each dimension.
+    """
     import torch
     import torch.distributed as dist
 
@@ -49,23 +47,21 @@ def reduce_scatter(tensors: Sequence[Tensor], dimensions: Sequence[int], group: 
         received = torch.empty_like(sent[0])
         work = dist.reduce_scatter_tensor(received, sent.view(-1), group=group, async_op=True)
         pending.append((received, sent, bucket, work))
-    found = []
+    sums = []
     for received, _, bucket, work in pending:
         work.wait()
         parts = torch.split(received, [chunks[0].numel() for chunks in bucket])
-        found += [part.view(chunks[0].shape) for part, chunks in zip(parts, bucket, strict=True)]
-    return found
+        sums += [part.view(chunks[0].shape) for part, chunks in zip(parts, bucket, strict=True)]
+    return sums
 
 
 def all_gather(parts: Sequence[Tensor], wholes: Sequence[Tensor], dimensions: Sequence[int], group: Any) -> None:
-    """Gather whole tensors from the parts that the members of the process group hold, and write them into `wholes`.
-
-    parts: this member's part of each tensor; dimensions: for each tensor the dimension along which it is cut. Each part
-    is sent in the dtype of the whole tensor."""
+    """Write into `wholes` what the group's members hold in parts, cut along `dimensions`."""
     import torch
     import torch.distributed as dist
 
     targets = [_chunks(whole, dimension, group) for whole, dimension in zip(wholes, dimensions, strict=True)]
+    # converted before they are sent: bf16 weights are half the bytes of their fp32 masters
     sent = [part.to(whole.dtype) for part, whole in zip(parts, wholes, strict=True)]
     pending, at = [], 0
     for bucket in _buckets(sent):
@@ -86,13 +82,13 @@ def _chunks(tensor: Tensor, dimension: int, group: Any) -> tuple[Tensor, ...]:
     return tensor.chunk(group.size(), dimension)
 
 
-def _buckets(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield `items` in buckets. items: tensors, or tuples with the parts of a tensor."""
+def _buckets(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the tensors, or tuples of a tensor's parts, in buckets."""
     bucket: list[Any] = []
     size = 0
-    for item in items:
-        parts = item if isinstance(item, tuple) else (item,)
-        bucket.append(item)
+    for entry in tensors:
+        parts = entry if isinstance(entry, tuple) else (entry,)
+        bucket.append(entry)
         size += sum(part.numel() * part.element_size() for part in parts)
         if size >= BUCKET:
             yield bucket

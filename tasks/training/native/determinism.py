@@ -1,8 +1,4 @@
-"""Deterministic kernels for engine native, because a resumed training promises the same bits as an uninterrupted one.
-
-PyTorch refuses an operator that has no deterministic kernel on the device; `explain_refusal` turns that into one clear error.
-PyTorch's warn_only mode is not used: some operators (memory-efficient attention) then vary from run to run.
-"""
+"""Deterministic kernels for engine native: a resumed training promises the bits of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -17,9 +13,10 @@ REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")  # P
 
 
 def choose_kernels(config: TrainConfig) -> None:
-    """Make PyTorch use only deterministic kernels in this process, or with `train.deterministic=false` any kernels."""
+    """Allow only deterministic kernels in this process; any with `train.deterministic=false`."""
     import torch
 
+    # not warn_only: some operators (memory-efficient attention) then vary from run to run
     torch.use_deterministic_algorithms(config.deterministic)
     # not needed: no code here reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -27,15 +24,14 @@ def choose_kernels(config: TrainConfig) -> None:
 
 @contextmanager
 def explain_refusal(config: TrainConfig) -> Iterator[None]:
-    """Context in which PyTorch's error about an operator without a deterministic kernel becomes a ModelError, which
-    names the operator and what to set."""
+    """Turn PyTorch's refusal of an operator without a deterministic kernel into a ModelError that names the operator."""
     try:
         yield
     except RuntimeError as error:
-        found = REFUSED.search(str(error))
-        if found is None:
+        refused = REFUSED.search(str(error))
+        if refused is None:
             raise
         raise ModelError(
-            f"{found[1]} has no deterministic kernel on device {config.device}, and train.deterministic is true",
+            f"{refused[1]} has no deterministic kernel on device {config.device}, and train.deterministic is true",
             "set train.deterministic=false; then two runs, and a resumed one, may differ in the last bits",
         ) from error

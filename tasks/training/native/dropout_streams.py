@@ -1,14 +1,8 @@
-"""Choose the random numbers for dropout under tensor parallelism: in some places of the model all ranks of the mesh
-axis "model" need the same numbers, in others each rank needs its own.
+"""Choose the random numbers for dropout under tensor parallelism.
 
-Where each rank holds the whole residual stream, all ranks must use the same dropout masks. Between a layer split by columns
-and one split by rows (attention's weights, an MLP's activations) each rank holds other heads or features, and with sequence
-parallelism other positions. There each rank must use its own masks, or two heads would always drop the same elements.
-
-PyTorch's dropout and attention take their numbers from the default generator, so the state of that generator is
-switched. A rank's own state follows from the shared state and the rank. The shared state follows from (seed, step,
-replica), so nothing is stored between steps. When remat computes a layer again, `torch.utils.checkpoint` restores the
-generator's state, and `GeneratorSwitch.contexts` restores whether the shared or the own numbers were in use.
+Where the residual stream is whole, all ranks along "model" draw the same masks. Where a rank holds other heads,
+features or positions, it draws its own. Numbers follow from (seed, step, replica, rank), so nothing is stored between
+steps.
 """
 
 from __future__ import annotations
@@ -20,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout
+from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.model.lora import BASE
 from trnflow.tasks.training.native.sharding import layers_of, local_tensor
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -38,21 +32,22 @@ LORA_DROPOUT = ".lora_dropout."
 
 
 class GeneratorSwitch:
-    """Switches PyTorch's default random generator, for dropout under tensor parallelism, between numbers shared by all
-    ranks of the mesh axis "model" (the processes that share one copy of the model) and this rank's own numbers.
+    """Switches PyTorch's default generator between numbers that all ranks along "model" share and this rank's own.
 
-    device: the device whose generator is switched; place: this rank's index along "model". The shared numbers are used
-    first."""
+    Begins with the shared ones.
+
+    Args:
+        place: This rank's index along "model".
+    """
 
     def __init__(self, device: torch.device, place: int) -> None:
         self._device, self._place = device, place
+        # dropout and attention take their numbers from the default generator, so its state is switched
         self._own = False
         self._shared: Any = None
 
     def own(self) -> None:
-        """From here on, use this rank's own random numbers, which differ from those of the other ranks. The generator
-        is seeded anew from the shared generator's state and the rank's index. Do nothing if the own numbers are already
-        in use."""
+        """Use this rank's own numbers from here on, seeded from the shared state and the rank's index."""
         if self._own:
             return
         self._own = True
@@ -66,8 +61,7 @@ class GeneratorSwitch:
         generator.manual_seed(self._derived(drawn))
 
     def shared(self) -> None:
-        """From here on, use the random numbers that all ranks of the mesh axis "model" share. They continue at the
-        place where `own` interrupted them. Do nothing if the shared numbers are already in use."""
+        """Use the shared numbers from here on, continuing where `own` interrupted them."""
         if not self._own:
             return
         self._own = False
@@ -78,19 +72,16 @@ class GeneratorSwitch:
 
     @contextmanager
     def within(self, *, own: bool) -> Iterator[None]:
-        """Within the context, use this rank's own random numbers (own=True) or the numbers that all tensor parallel
-        ranks share (own=False). At its end, use again the kind that was in use before."""
+        """Use own or shared numbers within the context, and afterwards those used before."""
         before = self._own
         (self.own if own else self.shared)()
         yield
         (self.own if before else self.shared)()
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return two context managers, for a layer's first computation and for its recomputation in the backward pass.
-
-        In the second context the rank's own or the shared random numbers are used as they were at this call, so that
-        the dropout masks are the same in both computations. The method is the argument `context_fn` of
+        """Return contexts for a layer's first computation and its recomputation: `context_fn` of
         `torch.utils.checkpoint`."""
+        # checkpoint restores the generator's state itself, but not which of the two kinds was in use
         return nullcontext(), self._resumed(self._own, self._shared)
 
     @contextmanager
@@ -114,12 +105,8 @@ class GeneratorSwitch:
         return int.from_bytes(digest) >> 1
 
 
-def split_dropout(config: TrainConfig, built: Built, layout: Layout, world: World, device: torch.device) -> None:
-    """Register hooks so that each dropout of a tensor parallel model uses the right random numbers: shared by all ranks
-    of the mesh axis "model" where each rank computes the same elements, the rank's own where each computes others.
-
-    Call this after `split_layers`. layout: how each parameter is split over the mesh; device: where this rank's part of
-    the model runs."""
+def split_dropout(config: TrainConfig, built: Built, layout: ShardLayout, world: World, device: torch.device) -> None:
+    """Register hooks that choose the numbers of each dropout. To be called after `split_layers`."""
     streams = GeneratorSwitch(device, world.model)
     for layer in layers_of(built.model):
         layer.register_forward_pre_hook(partial(_enter, streams, config.sequence_parallel))
@@ -127,6 +114,8 @@ def split_dropout(config: TrainConfig, built: Built, layout: Layout, world: Worl
         again = getattr(layer, "_gradient_checkpointing_func", None)
         if again is not None:
             layer._gradient_checkpointing_func = partial(again, context_fn=streams.contexts)  # type: ignore[assignment]
+    # between a layer split by columns and one split by rows each rank holds other heads or features: with common
+    # masks two heads would always drop the same elements
     for name, style in layout.styles.items():
         module = built.model.get_submodule(name)
         if style in COLUMNS:
@@ -141,7 +130,7 @@ def split_dropout(config: TrainConfig, built: Built, layout: Layout, world: Worl
 
 
 def _enter(streams: GeneratorSwitch, split: bool, layer: Module, arguments: Any) -> None:
-    """Hook at the start of a layer: use this rank's own random numbers if the residual stream is split by positions."""
+    """Use own numbers from a layer's start if the residual stream is split by positions."""
     if layer.training and split:
         streams.own()
 
@@ -162,14 +151,15 @@ def _whole(streams: GeneratorSwitch, module: Module, arguments: Any) -> None:
 
 
 def _dropped(streams: GeneratorSwitch, own: bool, dropout: Any, hidden: Tensor) -> Tensor:
-    """Apply LoRA's dropout. A DTensor is unwrapped first, because PyTorch draws a DTensor's numbers in another way."""
+    """Apply LoRA's dropout."""
     from torch.distributed.tensor import DTensor
 
+    # unwrapped: PyTorch draws a DTensor's numbers in another way
     with streams.within(own=own):
-        found: Tensor = dropout(local_tensor(hidden))
+        dropped: Tensor = dropout(local_tensor(hidden))
     if isinstance(hidden, DTensor):
-        return DTensor.from_local(found, hidden.device_mesh, hidden.placements, run_check=False)
-    return found
+        return DTensor.from_local(dropped, hidden.device_mesh, hidden.placements, run_check=False)
+    return dropped
 
 
 def _drawn(generator: Any) -> Tensor:
@@ -179,7 +169,7 @@ def _drawn(generator: Any) -> Tensor:
 
 
 def _reseed(generator: Any, seed: int) -> None:
-    """Set the seed of a GPU's generator without changing its offset. The generator's numbers are a function of both."""
+    """Set the seed of a GPU's generator, and keep its offset."""
     offset = generator.get_offset()
     generator.manual_seed(seed)
     generator.set_offset(offset)

@@ -1,11 +1,8 @@
-"""Engine native: eager PyTorch with one process a device (cpu or cuda), or torch.compile on one device.
+"""Engine native: eager PyTorch with a process a device (cpu or cuda), or torch.compile on one device.
 
-The steps are the same on one device and on a mesh. What differs is in three modules: which part of a tensor a rank
-(one of the processes) holds (`layout.slices`), how the model is split (`sharding`), and the collectives around an
-update (`gradient_exchange`). On the CPU a repeated run is bitwise equal with the same number of threads. On cuda it
-should be with `train.deterministic`; several GPUs were never run. The fused AdamW clips the gradients, skips an
-update that is not finite, and updates the weights, in one pass over the parameters. With `compile`, forward pass and
-loss are one graph, so that the logits are never written in fp32."""
+One device and a mesh differ in `layout.slices`, `sharding` and `gradient_exchange` alone. On the CPU a repeated run
+with as many threads has equal bits; on cuda it should with `train.deterministic` (several GPUs were never run).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
-from trnflow.tasks.training.layout.slices import Layout, check_length, layout_of, piece, piece_start, writes_piece
+from trnflow.tasks.training.layout.slices import ShardLayout, check_length, layout_of, piece, piece_start, writes_piece
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
@@ -30,8 +27,8 @@ from trnflow.tasks.training.native.updates import StateTensor, make_update
 from trnflow.tasks.training.objective import correct, loss_sum
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
-from trnflow.tasks.training.ranks import World, replica_seed
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.world import World, replica_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +39,11 @@ MOST_GRAPHS = 64  # a recipe with more lengths than this is refused
 
 
 class NativeEngine:
-    """Engine native: implements the interface `trnflow.tasks.training.engine.Engine` with eager PyTorch.
+    """The interface `Engine`, by eager PyTorch. A model on "meta" is only traced: graphs are registered, and nothing
+    runs.
 
-    stored: a checkpoint to start from, or None; world: the processes that train together, each with one device.
-    With a model on the "meta" device (tensors without values) the engine only registers graphs and runs nothing."""
+    stored: A checkpoint to start from, or None.
+    """
 
     def __init__(
         self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World
@@ -124,19 +122,19 @@ class NativeEngine:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
     def _place_state(self, stored: Reader | None, *, masters: bool) -> list[Tensor]:
-        """Read the stored parameters and make the optimizer's state. Return this rank's fp32 masters, [] without them; then
-        convert the parameters to the dtype that computes."""
+        """Make parameters and optimizer state from `stored`; return this rank's fp32 masters, [] without them."""
         import torch
 
         config, built = self._config, self._built
         with torch.no_grad():
             for name, parameter in built.trained().items() if stored else ():
                 parameter.copy_(stored.tensor(PARAMETER + name))  # type: ignore[union-attr]
+            # the masters are copied before the parameters lose digits in bf16
             copies = [self._piece(name, p.detach().float()) for name, p in built.trained().items()] if masters else []
             self._state = make_update(config.optimizer, self._layout, self._world, self._device, stored)
             if config.dtype == "bfloat16":
-                for one in built.parameters().values():  # buffers stay as they are: rotary frequencies need fp32
-                    one.data = one.data.to(torch.bfloat16)
+                for parameter in built.parameters().values():  # buffers stay as they are: rotary frequencies need fp32
+                    parameter.data = parameter.data.to(torch.bfloat16)
         return copies
 
     def _place_model(self) -> None:
@@ -190,8 +188,7 @@ class NativeEngine:
         return [local_tensor(parameter) for parameter in self._parameters]
 
     def _places(self) -> list[Tensor]:
-        """Return the part of each parameter that this rank updates: all of what it holds, or with ZeRO-1 a part of
-        that."""
+        """Return the part of each parameter that this rank updates; with ZeRO-1 a part of what it holds."""
         states, specs = self._layout.states, self._layout.specs
         beyond = [[a if a != b else None for a, b in zip(states[n], specs[n], strict=True)] for n in states]
         return [
@@ -199,7 +196,7 @@ class NativeEngine:
         ]
 
     def _columns(self, batch: Batch) -> list[Tensor]:
-        """Copy this rank's rows of a batch to the device: input ids, targets, segment ids, position ids."""
+        """Copy this rank's rows to the device: input ids, targets, segment ids, position ids."""
         import torch
 
         size = len(batch.input_ids) // self._world.mesh.data
@@ -216,14 +213,15 @@ class NativeEngine:
 
         draws = RandomBits(seed, self._world, self._device) if self._config.stochastic_rounding else None
         with torch.no_grad():
-            found = self._sums.take() if self._sums else [parameter.grad for parameter in self._parameters]
-            gradients = self._exchange.gradients(self._parameters, found)
-            del found
+            computed = self._sums.take() if self._sums else [parameter.grad for parameter in self._parameters]
+            gradients = self._exchange.gradients(self._parameters, computed)
+            del computed
             loss, norm = self._exchange.totals(loss, gradients)
             good = torch.isfinite(norm) & torch.isfinite(loss)
             ratio = (
                 ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
             )
+            # one pass over the parameters clips, skips an update that is not finite, and updates
             self._state.apply(self._masters, gradients, ratio, good, at, draws)
             if self._spreads:
                 self._exchange.share_weights(self._masters, self._parameters)
@@ -236,7 +234,8 @@ class NativeEngine:
             return
         check_length(self._config, batch.length)
         rows = self._config.global_batch if name == "train" else self._config.micro_rows
-        ids = [rows, batch.length]  # the shape before trimming
+        # the shape before trimming
+        ids = [rows, batch.length]
         inputs = [{"shape": shape, "dtype": "int32"} for shape in (ids, ids[: batch.targets.ndim])]
         self._registry.register(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
 
@@ -248,7 +247,7 @@ def _host_copy(value: Tensor) -> Tensor:
     return value.detach().to("cpu", torch.float32, copy=True)
 
 
-def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Layout) -> str:
+def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: ShardLayout) -> str:
     steps: list[Any] = [
         config.dtype,
         config.stochastic_rounding,
@@ -285,12 +284,13 @@ def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positi
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function compiled by torch.compile, with one graph for each length. When PyTorch's limit of graphs is
-    exceeded, it fails instead of running eagerly."""
+    """Compile a function with one graph a length; beyond MOST_GRAPHS it raises."""
     import torch
 
     torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    # PyTorch would go on eagerly without a word
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    # forward pass and loss are one graph, so the logits are never written in fp32
     return torch.compile(function, dynamic=False)
 
 
@@ -304,8 +304,7 @@ def _configure_torch(config: TrainConfig) -> None:
 
 
 def recompute(model: Any, every: int) -> None:
-    """Make every n-th layer (n: `every`) compute its activations again in the backward pass, instead of storing them
-    (remat)."""
+    """Let every n-th layer compute its activations again in the backward pass (remat)."""
     from functools import partial
 
     from torch.utils.checkpoint import checkpoint

@@ -1,11 +1,7 @@
-"""Exchange gradients, loss, gradient norm and new weights between the ranks of engine native, before and after an
-update.
+"""Exchange gradients, loss, norm and new weights between the ranks of engine native, around an update.
 
-Each rank (one of the processes that train together) has gradients of its own rows, added up over the passes of an
-update. Once an update, the gradients of replicated parameters are summed over the ranks in fp32, by all-reduce, with
-ZeRO-1 by reduce-scatter. With FSDP the gradients are already summed over the ranks in each pass: summing them once an
-update would need whole gradients in fp32 on each rank. The norm is computed tensor by tensor, and counts each element
-once.
+Gradients of replicated parameters are summed once an update in fp32, by all-reduce, with ZeRO-1 by reduce-scatter; with
+FSDP in each pass.
 """
 
 from __future__ import annotations
@@ -13,67 +9,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.training.layout.slices import Layout, piece_copies
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.layout.slices import ShardLayout, piece_copies
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class SingleProcess:
-    """Methods that engine native calls to sum gradients, losses and scores, and to share updated weights, around an
-    update of the weights. This class is for a single process, which sends nothing. The subclass `MeshExchange` does the
-    same work for several ranks (processes that train together)."""
+    """What engine native calls around an update; in a single process nothing is sent."""
 
-    def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return the gradient of each of `parameters`, summed over the rows of all ranks (processes that train
-        together), in fp32. Where the optimizer's state is split over the ranks, only this rank's part is returned.
+    def gradients(self, parameters: Sequence[Tensor], computed: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return each parameter's gradient in fp32, summed over all ranks' rows; of ZeRO-1 this rank's part.
 
-        found: the gradient of each of `parameters` for this rank's rows, None where the backward pass gave none."""
+        computed: None where the backward pass gave none.
+        """
         import torch
 
         return [
             torch.zeros_like(parameter, dtype=torch.float32) if gradient is None else gradient.float()
-            for parameter, gradient in zip(parameters, found, strict=True)
+            for parameter, gradient in zip(parameters, computed, strict=True)
         ]
 
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (the loss of all rows of the update, the norm of all gradients together) as scalar tensors, equal on
-        every rank (process that trains).
-
-        loss: the loss of this rank's rows; gradients: what the method `gradients` returned."""
+        """Return (loss of all rows, norm of all gradients), equal on every rank."""
         import torch
 
         return loss, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Return the evaluation's scores, a tensor [summed loss, number of correct targets] of the rows of this rank
-        (process), summed over all ranks."""
+        """Return [summed loss, correct targets], summed over all ranks."""
         return scores
 
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Copy the updated fp32 weights into the parameters that the model computes with. Where each rank has updated
-        only its part of a weight, the parts of all ranks are gathered.
-
-        masters: this rank's fp32 weights; parameters: the parameters of the model, in the same order."""
+        """Copy the fp32 `masters` into the parameters, gathering what other ranks updated."""
         import torch
 
         torch._foreach_copy_(list(parameters), list(masters))
 
 
 class MeshExchange(SingleProcess):
-    """Sums gradients, losses and scores over the ranks (processes that train together), and shares updated weights
-    between them. Every rank has such an object and makes the same calls. The methods override those of `SingleProcess`,
-    which documents them.
+    """`SingleProcess` over the ranks of a mesh.
 
-    Args:
-        layout: how parameters and optimizer state are split over the mesh of devices.
-        world: this rank, and the process groups along the mesh axes "data" and "model".
-        partial: names of the parameters whose gradients must also be summed over the axis "model"
-            (`partial_gradients`).
+    partial: Parameters whose gradients are also summed over "model" (`partial_gradients`).
     """
 
-    def __init__(self, layout: Layout, world: World, partial: set[str]) -> None:
+    def __init__(self, layout: ShardLayout, world: World, partial: set[str]) -> None:
         self._world = world
         self._group = world.groups["data"].get_group()
         self._models = world.groups["model"].get_group()
@@ -86,13 +67,14 @@ class MeshExchange(SingleProcess):
         self._whole = [i for i, n in enumerate(names) if "data" not in layout.states[n]]
         self._dimensions = [layout.states[names[i]].index("data") for i in self._split]
 
-    def gradients(self, parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Tensor]:
+    def gradients(self, parameters: Sequence[Tensor], computed: Sequence[Tensor | None]) -> list[Tensor]:
         from trnflow.tasks.training.native.collectives import all_reduce, reduce_scatter
         from trnflow.tasks.training.native.sharding import gradient_of
 
-        own = [gradient_of(*both).float() for both in zip(parameters, found, strict=True)]
+        own = [gradient_of(*both).float() for both in zip(parameters, computed, strict=True)]
         if self._world.mesh.model > 1:
             _replace(own, self._partial, all_reduce([own[i] for i in self._partial], self._models))
+        # FSDP has summed its gradients in each pass: once an update would need whole fp32 gradients on each rank
         if self._world.mesh.data > 1:
             _replace(own, self._whole, all_reduce([own[i] for i in self._whole], self._group))
             _replace(own, self._split, reduce_scatter([own[i] for i in self._split], self._dimensions, self._group))
@@ -102,6 +84,7 @@ class MeshExchange(SingleProcess):
         import torch
         import torch.distributed as dist
 
+        # each element counts once: the norms of copies are divided by their number
         squares = torch.stack(torch._foreach_norm(list(gradients))).square()
         if self._once is None:  # copied once, because a copy may wait for the device
             self._once = torch.tensor(self._copies, dtype=squares.dtype).reciprocal().to(squares.device)
@@ -129,6 +112,6 @@ class MeshExchange(SingleProcess):
         all_gather([masters[i] for i in self._split], [places[i] for i in self._split], self._dimensions, self._group)
 
 
-def _replace(found: list[Tensor], which: Sequence[int], values: Sequence[Tensor]) -> None:
+def _replace(tensors: list[Tensor], which: Sequence[int], values: Sequence[Tensor]) -> None:
     for index, value in zip(which, values, strict=True):
-        found[index] = value
+        tensors[index] = value

@@ -10,19 +10,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """{device: torch.distributed's backend}."""
 
 
 def join_processes(config: TrainConfig) -> World:
-    """Join the process group of all ranks (the processes that train together, one for each device) and make the mesh
-    (data parallel x tensor parallel ranks). Return this process's `World`: its number and the groups.
+    """Join the process group and make the mesh; return this rank's `World`.
 
-    Environment variables: RANK (this process's number), LOCAL_RANK (the number of its GPU), TRNFLOW_RENDEZVOUS (the
-    file through which the ranks find each other). Fails when a rank does not join within
-    `train.collective_timeout_seconds`."""
+    Reads RANK, LOCAL_RANK (of its GPU) and TRNFLOW_RENDEZVOUS (a file). Raises when a rank is later than
+    `train.collective_timeout_seconds`.
+    """
     rank = int(os.environ["RANK"])
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -1,10 +1,8 @@
 """Split a model over the mesh: tensor parallel layers as DTensors, fully sharded layers by FSDP2.
 
-The tensor parallel plan gives each split module a style, such as "colwise" (split by output features) or "rowwise"
-(split by input features). Between layers, activations are plain tensors that are whole on every rank of the mesh
-axis "model". The modules that read a layer's input share one whole copy of it, and the layer's output is summed over
-the ranks. With sequence parallelism the residual stream between the first and the last layer is split by positions:
-then a layer's input is gathered from the other ranks, and its output is reduced and scattered to them."""
+Between layers, activations are plain tensors, whole on every rank along "model". With sequence parallelism the residual
+stream between the first and the last layer is split by positions.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import Layout, piece, piece_shape
+from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_shape
 from trnflow.tasks.training.model.build import checkpointed_layers
 from trnflow.tasks.training.model.lora import base_layer
 from trnflow.tasks.training.partition_specs import SHARED
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,16 +25,14 @@ GATHERED = ("colwise_gather_output", "colwise_rep")
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return the part of a DTensor that this rank (process) holds, sharing its memory; return any other tensor
-    itself."""
+    """Return this rank's part of a DTensor, sharing memory; any other tensor itself."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return the part of a parameter's gradient that this rank (process) holds, as a plain tensor split like the
-    parameter; zeros when `gradient` is None."""
+    """Return this rank's part of a parameter's gradient as a plain tensor; zeros for None."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -47,11 +43,11 @@ def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
     return gradient.contiguous()
 
 
-def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
-    """Apply tensor parallelism and sequence parallelism to the model in place.
+def split_layers(config: TrainConfig, built: Built, layout: ShardLayout, world: World) -> None:
+    """Apply tensor and sequence parallelism to the model in place.
 
-    Before the call each rank (process that trains) must hold the whole parameters, with equal values. After the call
-    each rank holds only its part of the parameters that `layout` splits. world: this rank, and the mesh of devices."""
+    Each rank must hold the whole parameters with equal values; afterwards it holds its parts.
+    """
     from torch.distributed.tensor.parallel import parallelize_module
 
     tied = _tied(built.model)
@@ -79,11 +75,9 @@ def split_layers(config: TrainConfig, built: Built, layout: Layout, world: World
         _split_positions(checkpointed_layers(built.model), mesh)
 
 
-def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[str]:
-    """Return the names of replicated parameters (whole on each rank) whose gradients must be summed over the mesh axis
-    "model", that is over the tensor parallel ranks of one replica.
-
-    These are the parameters that each rank of "model" uses for a part of the positions, or of the heads, only."""
+def partial_gradients(config: TrainConfig, built: Built, layout: ShardLayout) -> set[str]:
+    """Return the replicated parameters whose gradients must be summed over "model"."""
+    # each rank uses these for some positions or heads only
     own = {n for n in layout.tp if layout.styles.get(n.rpartition(".")[0]) == "replicated_with_grad_allreduce"}
     if not config.sequence_parallel:
         return own
@@ -93,13 +87,11 @@ def partial_gradients(config: TrainConfig, built: Built, layout: Layout) -> set[
     return own | {n for n in layout.tp if n.startswith(tuple(layers)) and n.rpartition(".")[0] not in planned}
 
 
-def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World) -> None:
-    """Apply FSDP2 to the model in place: each data parallel rank (process) keeps only its part of the parameters that
-    `layout` splits over the mesh axis "data"; the other parameters stay whole. When a layer computes, its parameters
-    are gathered together. The parameters outside the layers are one more group.
+def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: World) -> None:
+    """Apply FSDP2 in place: a data parallel rank keeps its part of what `layout` splits over "data".
 
-    Gradients are summed over the ranks in fp32, not averaged, because the loss is already divided by the number of
-    targets of all ranks."""
+    A layer's parameters are gathered together; those outside layers are one more group.
+    """
     import torch
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
@@ -116,30 +108,27 @@ def shard_fully(config: TrainConfig, built: Built, layout: Layout, world: World)
         fully_shard(module, **options)
     for module in built.model.modules():
         if isinstance(module, FSDPModule):
+            # summed, not averaged: the loss is already divided by the targets of all ranks
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
-def check_placed(built: Built, layout: Layout) -> None:
-    """Raise ModelError when the part of a parameter that this rank (process) holds has another shape than `layout` (how
-    each parameter is split over the mesh) says."""
+def check_placed(built: Built, layout: ShardLayout) -> None:
+    """Raise ModelError when this rank's part of a parameter has another shape than `layout` says."""
     for name, parameter in built.parameters().items():
-        found, planned = (
+        held, planned = (
             tuple(local_tensor(parameter).shape),
             piece_shape(layout.shapes[name], layout.specs[name], layout.mesh),
         )
-        if found != planned:
+        if held != planned:
             raise ModelError(
-                f"{name} of {layout.model} should have shape {planned} after splitting, and has {found}",
+                f"{name} of {layout.model} should have shape {planned} after splitting, and has {held}",
                 "this is a defect of trnflow: report it with the recipe",
             )
 
 
-def _split_parameters(built: Built, layout: Layout, world: World) -> None:
-    """Replace each split parameter by this rank's part, in memory of its own, so that the whole can be freed.
-
-    A parameter of style "shared" stays whole, as a DTensor: the gradient contributions of all ranks are summed when it is
-    read."""
+def _split_parameters(built: Built, layout: ShardLayout, world: World) -> None:
+    """Replace each split parameter by this rank's part."""
     import torch
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.nn import Parameter
@@ -148,7 +137,9 @@ def _split_parameters(built: Built, layout: Layout, world: World) -> None:
     for name, parameter in built.parameters().items():
         spec = layout.tp[name]
         if "model" in spec or layout.styles.get(name.rpartition(".")[0]) == SHARED:
+            # in memory of its own, so that the whole can be freed
             mine = piece(parameter.detach(), spec, world).clone(memory_format=torch.contiguous_format)
+            # a shared one stays whole as a DTensor: reading it sums the gradients of all ranks
             shards = [Shard(spec.index("model")) if "model" in spec else Replicate()]
             parts[id(parameter)] = Parameter(DTensor.from_local(mine, world.groups["model"], shards, run_check=False))
     for module in built.model.modules():
@@ -170,7 +161,7 @@ def _style(style: str, *, scatters: bool) -> Any:
     return RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
 
 
-def _split_modules(model: Module, layout: Layout, tied: list[list[tuple[Module, str]]]) -> list[str]:
+def _split_modules(model: Module, layout: ShardLayout, tied: list[list[tuple[Module, str]]]) -> list[str]:
     """Return the names of the modules whose weight, own or tied, the plan splits."""
     owners = {id(model.get_submodule(n.rpartition(".")[0])) for n, spec in layout.tp.items() if "model" in spec}
     for group in tied:
@@ -180,10 +171,10 @@ def _split_modules(model: Module, layout: Layout, tied: list[list[tuple[Module, 
 
 
 def _gather_input(module: Module, mesh: Any, *, sharded: bool) -> None:
-    """Give `module` its hidden states as one whole DTensor, so that the gradients of all layers that read it are summed
-    before they are reduced."""
+    """Give `module` its hidden states as one whole DTensor."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
+    # the gradients of all layers that read the one copy are summed before they are reduced
     placements = [Shard(1) if sharded else Replicate()]
 
     def gathered(hidden: Any) -> Any:
@@ -239,9 +230,9 @@ def _names_below(model: Module, part: Module) -> list[str]:
 
 def _tied(model: Module) -> list[list[tuple[Module, str]]]:
     """Return the places of each parameter that occurs in several modules."""
-    found: dict[int, list[tuple[Module, str]]] = {}
+    places_by_id: dict[int, list[tuple[Module, str]]] = {}
     for module in model.modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
-                found.setdefault(id(parameter), []).append((module, leaf))
-    return [places for places in found.values() if len(places) > 1]
+                places_by_id.setdefault(id(parameter), []).append((module, leaf))
+    return [places for places in places_by_id.values() if len(places) > 1]

@@ -1,9 +1,6 @@
-"""Learning rate schedules, AdamW with decoupled weight decay, and the shapes of both optimizers' states. Adafactor is in
-`adafactor`.
+"""Learning rate schedules, AdamW with decoupled weight decay, and the shapes of both optimizers' states.
 
-All hyperparameters and all numbers that vary from step to step are sent to the device as one small vector. A changed
-value therefore never changes the graph (the compiled program of a step). Weight decay does not apply to parameters of
-one dimension (biases, norms).
+All numbers that vary from step to step go to the device as one small vector, so that no value changes the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.partition_specs import Shape
-from trnflow.tasks.training.shared_types import COLUMN, FIRST, ROW, SECOND
+from trnflow.tasks.training.shared_types import COLUMN, FIRST_MOMENT, ROW, SECOND_MOMENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,21 +21,14 @@ INFINITE_NORM = 3e38  # stands for "no clipping": the norm is divided by it, so 
 
 
 class Scalars(NamedTuple):
-    """The numbers that one update needs: hyperparameters, and what varies from step to step.
+    """The numbers that one update needs.
 
     Attributes:
-        lr: the learning rate.
-        t: the update's number, from 1.
+        t: The update's number, from 1.
         fresh1, fresh2: 1 - beta1, 1 - beta2.
-        beta1, beta2: the decay rates of the first and the second moment (running averages of the gradient and of the
-            squared gradient).
-        eps: AdamW's epsilon, added to the denominator.
-        weight_decay: the setting `train.weight_decay`.
-        max_norm: the gradient norm above which gradients are clipped; a huge number if they are never clipped.
-        correction1: 1 - beta1^t, AdamW's bias correction of the first moment.
-        correction2: sqrt(1 - beta2^t), AdamW's bias correction of the root of the second moment.
-        scale: the factor that turns the sum of the losses of the global batch into their mean: 1 / the number of
-            targets, or 1 / the sum of their class weights.
+        max_norm: Gradients are clipped above it; huge for never.
+        correction1, correction2: 1 - beta1^t, sqrt(1 - beta2^t): AdamW's bias corrections.
+        scale: 1 / the global batch's targets, or the sum of their class weights.
     """
 
     lr: float
@@ -56,10 +46,9 @@ class Scalars(NamedTuple):
 
 
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
-    """Return the numbers that update `step` (from 0) of `total` needs, such as learning rate and betas.
-
-    targets: the number of targets (positions or rows with a loss) of the global batch, or the sum of their class
-    weights. For Adafactor beta2 grows with the steps: 1 - t^-0.8, where t is `step` + 1."""
+    """Return the numbers of update `step` (from 0) of `total`. targets: of the global batch, or the sum of their class
+    weights."""
+    # Adafactor's grows with the steps: 1 - t^-0.8
     beta2 = config.beta2 if config.optimizer == "adamw" else 1 - (step + 1) ** -0.8
     return Scalars(
         lr=learning_rate(config, step, total),
@@ -78,23 +67,18 @@ def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scala
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
-    """Return the learning rate of update `step` (from 0) of `total`.
-
-    The peak is `train.learning_rate`, times global_batch / learning_rate_batch if the latter is set. In a warm-up of W
-    = ceil(total x warmup_ratio) updates, update k has rate peak x k / W. After the warm-up, the rate stays at the peak
-    with the schedule "constant". With each other schedule the rate falls (with "warmup_stable_decay" only in the last
-    `decay_ratio` of the updates after warm-up) and would reach 0 at update `total`. transformers' linear, cosine and
-    constant_with_warmup schedules give the same rates."""
+    """Return the learning rate of update `step` (from 0) of `total`, as transformers' schedules."""
+    # given for another batch, the rate is scaled with the batch
     peak = config.learning_rate * config.global_batch / (config.learning_rate_batch or config.global_batch)
     warmup = math.ceil(total * config.warmup_ratio)
+    # update k of W has peak x k / W; a peak one update early was a mistake, twice
     if step < warmup:
         return peak * step / warmup
     return peak * SCHEDULES[config.schedule]((step - warmup) / max(1, total - warmup), config.decay_ratio)
 
 
 def check_learning_rates(config: TrainConfig, total: int) -> None:
-    """Raise ModelError when all of the `total` updates would have learning rate 0, as in a very short run that is all
-    warm-up."""
+    """Raise ModelError when all updates would have rate 0: a short run that is all warm-up."""
     if any(learning_rate(config, step, total) for step in range(total)):
         return
     raise ModelError(
@@ -104,47 +88,39 @@ def check_learning_rates(config: TrainConfig, total: int) -> None:
     )
 
 
-def _stable_then_decay(done: float, decay: float) -> float:
-    return 1.0 if done < 1 - decay else (1 - done) / decay
+def _stable_then_decay(share: float, decay: float) -> float:
+    return 1.0 if share < 1 - decay else (1 - share) / decay
 
 
 SCHEDULES: dict[str, Callable[[float, float], float]] = {
-    "constant": lambda done, decay: 1.0,
-    "linear": lambda done, decay: 1 - done,
-    "cosine": lambda done, decay: (1 + math.cos(math.pi * done)) / 2,
+    "constant": lambda share, decay: 1.0,
+    "linear": lambda share, decay: 1 - share,
+    "cosine": lambda share, decay: (1 + math.cos(math.pi * share)) / 2,
     "warmup_stable_decay": _stable_then_decay,
 }
-"""{schedule: function}. The function returns the learning rate as a share of the peak. Its arguments: the share of the
-steps after warm-up that is done, and `decay_ratio`."""
+"""{schedule: (share of the steps after warm-up, `decay_ratio`) -> share of the peak}."""
 
 
 def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
-    """Return {prefix of the tensor's name in a checkpoint: the tensor's shape} for each tensor of the state that the
-    optimizer keeps for a parameter.
-
-    optimizer: "adamw" (first and second moments) or "adafactor" (row and column averages, or the second moment for one
-    dimension); shape: the parameter's shape."""
+    """Return {prefix of the name in a checkpoint: shape} of the state that the optimizer keeps for a parameter."""
     if optimizer == "adamw":
-        return {FIRST: shape, SECOND: shape}
-    return {ROW: shape[:-1], COLUMN: (*shape[:-2], shape[-1])} if len(shape) > 1 else {SECOND: shape}
+        return {FIRST_MOMENT: shape, SECOND_MOMENT: shape}
+    return {ROW: shape[:-1], COLUMN: (*shape[:-2], shape[-1])} if len(shape) > 1 else {SECOND_MOMENT: shape}
 
 
 def is_decayed(shape: tuple[int, ...]) -> bool:
-    """Return whether weight decay applies to a parameter of this shape: to weights, which have several dimensions, not
-    to biases and norms."""
+    """Return whether weight decay applies: not to biases and norms."""
     return len(shape) > 1
 
 
 def clip_factor(norm: Tensor, max_norm: Tensor) -> Tensor:
-    """Return the factor by which gradients are multiplied so that their norm is at most `max_norm`. norm: the norm of
-    all gradients together. The factor is 1 if the norm is at most `max_norm`."""
+    """Return the factor that makes the norm of all gradients at most `max_norm`."""
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 def adamw(weight: Tensor, first: Tensor, second: Tensor, *, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return (weight, first moment, second moment) of one parameter after one AdamW update; the arguments are not
-    changed. weight, first, second: the weight and the moments before the update; gradient: already scaled and
-    clipped; at: the fields of `Scalars` (learning rate and other numbers of this update), as device tensors."""
+    """Return (weight, first moment, second moment) after one update. gradient: scaled and clipped; at: `Scalars` as
+    tensors."""
     s = Scalars(*at)
     first = first * s.beta1 + gradient * s.fresh1
     second = second * s.beta2 + gradient * gradient * s.fresh2

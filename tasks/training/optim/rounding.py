@@ -1,8 +1,6 @@
 """Stochastic rounding from fp32 to bf16: up or down at random, so that the result is right on average.
 
-bf16 keeps 8 bits of a weight. Rounding to nearest loses each update that is smaller than half of the last bit. Stochastic
-rounding adds 16 random bits to the 16 bits that bf16 lacks and cuts them off: an update of a tenth of the last bit then
-changes the weight in one step of ten. A number that bf16 holds exactly never changes.
+A number that bf16 holds exactly never changes.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.training.partition_specs import Spec
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
 LARGEST = 0x7F7F0000  # the bit pattern of bf16's largest number
 MAGNITUDE, LACKING = 0x7FFFFFFF, 0xFFFF  # masks of a bit pattern: all bits but the sign; the bits that bf16 lacks
 
+# few enough for a processor's cache, enough to keep a GPU busy
 CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""{device: number of weights that are converted to fp32 at once}: few enough for a processor's cache, enough to keep a
-GPU busy."""
+"""{device: numbers converted to fp32 at once}."""
 
 
 def _view(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -31,14 +29,14 @@ def _view(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def round_stochastically(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor, Any], Tensor] = _view) -> Tensor:
-    """Return `value` (fp32) in bf16, each element rounded at random to one of its two neighbours, the nearer one more
-    often.
+    """Return fp32 values in bf16, each rounded at random to a neighbour, the nearer one more often.
 
-    bits: int32, shaped as `value`, of which the lower 16 bits are random; bitcast: a function that reinterprets a
-    tensor's bits as another dtype. Infinities and NaN are not changed. A value beyond bf16's range is cast without
-    random bits; a value within the range never becomes infinite."""
+    bits: int32 of the values' shape, the lower 16 random. bitcast: Reinterprets a tensor's bits. Infinities and NaN
+    stay; no value in bf16's range becomes infinite.
+    """
     import torch
 
+    # rounding to nearest would lose each update below half of the last bit
     pattern = bitcast(value, torch.int32)
     # the random bits to add: all 16, fewer next to bf16's largest number, none beyond it
     room = (pattern & MAGNITUDE).neg_().add_(LARGEST).clamp_(0, LACKING)
@@ -47,23 +45,17 @@ def round_stochastically(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor,
 
 
 class RandomBits:
-    """The random bits with which one update (optimizer step) rounds weights stochastically from fp32 to bf16.
-
-    The bits depend on the update's seed alone, so a resumed run gets the same bits. Ranks (the processes that train
-    together) that hold the same part of a tensor get the same bits, other ranks other bits.
-
-    seed: the update's seed; world: this rank's position on the mesh of devices; device: where the bits are made."""
+    """The random bits of one update, from its seed alone: equal on ranks that hold the same part of a tensor."""
 
     def __init__(self, seed: int, world: World, device: torch.device) -> None:
         self._seed, self._world, self._device = seed, world, device
         self._lanes: dict[tuple[int | None, ...], _Generators] = {}
 
     def bits(self, spec: Spec, count: int) -> Tensor:
-        """Return int32 [count], of which the lower 16 bits are random, for rounding the part of a tensor that this rank
-        (process of the training) holds. Each call returns new bits. spec: for each dimension of the tensor, the axis of
-        the device mesh that splits it, or None.
+        """Return int32 [count], the lower 16 bits random and new in each call.
 
-        All ranks that hold the same part must make the same calls in the same order."""
+        Ranks that hold the same part must make the same calls in the same order.
+        """
         import torch
 
         lanes = self._of(spec)
@@ -71,8 +63,7 @@ class RandomBits:
         return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
     def _of(self, spec: Spec) -> _Generators:
-        """Return the generators for tensors with this spec, seeded by this rank's position along the axes that split
-        them."""
+        """Return the generators of this spec, seeded by this rank's position along the axes that split it."""
         place = tuple(getattr(self._world, axis) if axis in spec else None for axis in ("data", "model"))
         if place not in self._lanes:
             digest = hashlib.blake2b(repr((self._seed, place)).encode(), digest_size=8).digest()
@@ -81,21 +72,19 @@ class RandomBits:
 
 
 class _Generators:
-    """Many small generators side by side (xorshift64, Marsaglia 2003), seeded by torch's generator.
-
-    On the CPU, drawing each number from torch's generator takes longer than the update itself. size: the largest number
-    of values in one draw."""
+    """Many small generators side by side (xorshift64, Marsaglia 2003), seeded by torch's."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         import torch
 
         generator = torch.Generator(device).manual_seed(seed)
         self.size = CHUNKS[device.type]
+        # on the CPU, drawing each number from torch's generator takes longer than the update
         self._state = torch.empty(self.size // 4, dtype=torch.int64, device=device)
         self._state.random_(-(1 << 63), None, generator=generator)
 
     def draw(self, count: int) -> Tensor:
-        """Return int32 [count], of which the lower 16 bits are random."""
+        """Return int32 [count], the lower 16 bits random."""
         import torch
 
         state = self._state[: -(-count // 4)]
@@ -106,22 +95,17 @@ class _Generators:
 
 
 def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -> None:
-    """Write new weights `value` (fp32) into the tensor `weight`, in place. With `draws` the new weights are rounded
-    stochastically to bf16 (up or down at random, right on average), some rows at a time. Without `draws` they are
-    copied, and converted to the dtype of `weight`.
-
-    spec: for each dimension of the weight, the axis of the device mesh that splits the dimension, or None; from `spec`
-    follows which ranks get the same bits; draws: the random bits of this update, or None."""
+    """Write fp32 values into `weight`, rounded stochastically with `draws`."""
     if draws is None:
         weight.copy_(value)
         return
+    # some rows at a time: few enough for a processor's cache
     for part, new in zip(row_chunks(weight), row_chunks(value), strict=True):
         part.copy_(round_stochastically(new, draws.bits(spec, new.numel()).view(new.shape)))
 
 
 def row_chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield views of consecutive rows (indices of the first dimension) of the tensor, which together are the whole
-    tensor. A view has at most 2^18 numbers on the CPU and 2^24 on a GPU, but at least one row."""
+    """Yield views of consecutive rows, of at most `CHUNKS` numbers but at least a row."""
     import torch
 
     whole = tensor if tensor.dim() else tensor.unsqueeze(0)

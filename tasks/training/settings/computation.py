@@ -62,8 +62,7 @@ class ComputationSettings(Group):
 
     @property
     def keeps_masters(self) -> bool:
-        """Whether the optimizer updates fp32 copies of the weights (masters), beside the bf16 weights with which the
-        model computes."""
+        """Whether the optimizer updates fp32 masters."""
         return self.dtype == "bfloat16" and not self.stochastic_rounding
 
     @field_validator("compiler_flags")

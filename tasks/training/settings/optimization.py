@@ -65,6 +65,5 @@ class ScheduleSettings(Group):
     """Schedule warmup_stable_decay: the share of the updates after warm-up in which the rate falls linearly to 0."""
 
     def updates(self, steps_per_epoch: int) -> int:
-        """Return the number of updates of the whole training. steps_per_epoch: updates in one pass over the training
-        rows."""
+        """Return the number of updates of the whole training."""
         return self.max_steps or self.epochs * steps_per_epoch

@@ -60,14 +60,12 @@ class ParallelSettings(Group):
 
     @property
     def data_parallel(self) -> int:
-        """The number of replicas: copies of the model, each on `tensor_parallel_size` devices, with its own share of
-        each batch."""
+        """The number of replicas."""
         return self.devices // self.tensor_parallel_size
 
     @property
     def mesh(self) -> Mesh:
-        """The number of devices along each axis of the mesh: "data" (replicas of the model) and "model" (the devices
-        that share a replica by tensor parallelism)."""
+        """Devices along "data" (replicas) and "model"."""
         return Mesh(self.data_parallel, self.tensor_parallel_size)
 
     @field_validator("tensor_parallel_rules")

@@ -10,17 +10,16 @@ from trnflow.tasks.training.config import TrainConfig
 
 
 def start_devices(config: TrainConfig) -> tuple[Any, Any]:
-    """Start XLA's devices. Return (torch's XLA device, mesh); mesh: torch_xla's mesh (data, model) of all devices if
-    one process drives several devices by SPMD, else None.
+    """Start XLA's devices. Return (torch's XLA device, torch_xla's mesh of all devices under SPMD, else None).
 
-    No backward pass may run in the process before this call, not even on "meta", because autograd counts the devices
-    only at the first backward pass. Raise ModelError when XLA finds another number of devices than `config` asks for,
-    or several processes were started where `config` asks for one process."""
+    Raises ModelError when XLA finds other numbers of devices or processes than `config` asks for.
+    """
     import numpy as np
     import torch_xla
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
+    # no backward pass may run before this, not even on "meta": autograd counts the devices at the first one
     alone = config.xla_processes == "one"
     if alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ModelError(
@@ -29,16 +28,16 @@ def start_devices(config: TrainConfig) -> tuple[Any, Any]:
         )
     if alone and config.devices > 1:
         xr.use_spmd()
-    found = xr.global_runtime_device_count()
-    if found != config.devices:
+    count = xr.global_runtime_device_count()
+    if count != config.devices:
         raise ModelError(
-            f"train.devices is {config.devices}, and XLA has {found} on {config.device}",
+            f"train.devices is {config.devices}, and XLA has {count} on {config.device}",
             "lower train.devices",
         )
     device = torch_xla.device()
     if config.devices == 1 or not alone:
         return device, None
-    return device, xs.Mesh(np.arange(found), tuple(config.mesh), ("data", "model"))
+    return device, xs.Mesh(np.arange(count), tuple(config.mesh), ("data", "model"))
 
 
 def compile_count() -> int:

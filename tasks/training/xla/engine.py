@@ -1,16 +1,7 @@
-"""Engine xla: torch_xla, with one process for all devices (SPMD; on the CPU the devices are virtual) or one process a
-device.
+"""Engine xla: torch_xla, with one process for all devices (SPMD; experimental on Neuron) or one a device (`replicas`).
 
-Each tensor has a partition spec, which names the mesh axis that splits each dimension. Parameters are split over
-"model" and batches over "data"; with ZeRO-1 the optimizer's state is split over "data" too; with sequence parallelism
-the residual stream's positions are split over "model". Under SPMD XLA's partitioner (GSPMD) inserts the collectives;
-SPMD on Neuron is experimental. With one process a device (`replicas`) each device holds whole layers, and the
-collectives are explicit.
-
-A graph is traced by functions that return the new values of the state (weights and optimizer state). A new graph is
-hashed and registered. Only then are the new values written to the state and the graph is run, so tracing alone changes
-nothing. A graph is compiled once for its name and its row length in tokens; `GraphRegistry` checks that. Stochastic
-rounding takes the graph's own random numbers, on Neuron the device's (`environment.environ`).
+Parameters are split over "model", batches over "data", with ZeRO-1 the optimizer's state too. A graph is compiled once
+for its name and row length. Stochastic rounding takes the graph's own random numbers, on Neuron the device's.
 """
 
 from __future__ import annotations
@@ -33,8 +24,8 @@ from trnflow.tasks.training.optim.adafactor import adafactor
 from trnflow.tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
 from trnflow.tasks.training.optim.rounding import LACKING, round_stochastically
 from trnflow.tasks.training.partition_specs import Shape, Spec, parameter_specs, state_spec
-from trnflow.tasks.training.ranks import World
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.world import World
 from trnflow.tasks.training.xla import gspmd
 from trnflow.tasks.training.xla.devices import compile_count, start_devices
 from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves
@@ -51,10 +42,10 @@ UPDATES: dict[str, Callable[..., tuple[Tensor, ...]]] = {"adamw": adamw, "adafac
 
 
 class XlaEngine:
-    """Engine xla: implements the interface `trnflow.tasks.training.engine.Engine` with torch_xla's compiled graphs.
+    """The interface `Engine`, by torch_xla's compiled graphs. A model on "meta" is only traced.
 
-    stored: a checkpoint to start from, or None; world: the processes that train together. With a model on the "meta"
-    device (tensors without values) the engine traces and registers graphs and runs nothing."""
+    stored: A checkpoint to start from, or None.
+    """
 
     def __init__(
         self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World
@@ -86,7 +77,7 @@ class XlaEngine:
         )
         with torch.no_grad():
             self._sums = {name: self._zeros(*self._leaves.summed(name)) for name in self._summed()}
-        self._lay_out(plan)
+        self._shard_tensors(plan)
         if config.remat and config.method != "head":
             if built.frozen:  # torch_xla's checkpoint computes gradients only if a layer's input has one
                 built.model.enable_input_require_grads()
@@ -139,10 +130,7 @@ class XlaEngine:
         return None
 
     def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run one pass. Return (this pass's share of the mean loss, shape [1]; the gradients in fp32, laid out as
-        `GradientLeaves` sums them).
-
-        With one process a device the gradients are whole, and of the replica's own rows."""
+        """Run one pass; return (its share of the mean loss [1], fp32 gradients as `GradientLeaves` lays them out)."""
         import torch
 
         self._leaves.put()
@@ -151,6 +139,7 @@ class XlaEngine:
         logits = logits_of(self._built, ids, segments, positions)
         loss = loss_sum(logits, targets, self._class_weights, self._config.label_smoothing) * scale
         del logits
+        # with one process a device the gradients are whole, and of the replica's own rows
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             return loss.detach().reshape(1), self._leaves.take()
@@ -158,7 +147,7 @@ class XlaEngine:
     def _update(
         self, name: str, batch: Batch | None, loss: Tensor, gradients: dict[str, Tensor], vector: Tensor
     ) -> Tensor | None:
-        """Sum the gradients over the replicas, clip, gate and apply them. Reset accumulated sums to zero."""
+        """Sum the gradients over the replicas, clip and apply them; reset accumulated sums."""
         import torch
 
         with torch.no_grad():
@@ -199,17 +188,17 @@ class XlaEngine:
         return [computing, (self._masters[name], weight, specs[0]), *writes]
 
     def _rounded(self, weight: Tensor, spec: Spec) -> Tensor:
-        """Return the fp32 weight rounded to bf16. Random bits are drawn for the whole tensor and each device uses its
-        part, so that copies stay equal."""
+        """Return the fp32 weight rounded to bf16."""
         import torch
 
         if self._config.device == "neuron":
             return weight.to(torch.bfloat16)
+        # for the whole tensor, of which each device uses its part: copies stay equal
         bits = torch.randint(0, LACKING + 1, weight.shape, dtype=torch.int32, device=self._device)
         return self._mark(round_stochastically(weight, self._mark(bits, spec), _bitcast), spec)
 
     def _run(self, name: str, batch: Batch | None, writes: list[Write], result: Tensor | None = None) -> Tensor | None:
-        """Register the graph if it is new. Then write the new values to the state and run the graph."""
+        """Register the graph if it is new, write the new values to the state, and run the graph."""
         import torch
         import torch_xla
 
@@ -222,7 +211,7 @@ class XlaEngine:
             gc.collect()  # a traced tensor that is still referenced would become an output of the graph
             digest = torch_xla._XLAC._get_graph_hash(values).hex()
             self._registry.register(name, length, digest, _input_shapes(batch))
-        if self._tracing:
+        if self._tracing:  # the state is written only now, so tracing changes nothing
             return None
         with torch.no_grad():
             for target, value, _ in writes:
@@ -239,7 +228,7 @@ class XlaEngine:
         return [self._send(torch.from_numpy(c), ("data",) + (None,) * (c.ndim - 1)) for c in columns]
 
     def _send(self, tensor: Tensor, spec: Spec) -> Tensor:
-        """Copy a tensor from the host to the devices, laid out by `spec`; for a tensor on "meta" copy zeros."""
+        """Copy a tensor from the host to the devices, laid out by `spec`; of one on "meta" zeros."""
         import torch
         import torch_xla
 
@@ -251,23 +240,17 @@ class XlaEngine:
         return self._mark(host.to(self._device), spec)
 
     def _mark(self, tensor: Tensor, spec: Spec) -> Tensor:
-        """Tell XLA's partitioner how the tensor is split over the devices, and return the tensor.
-
-        `torch_xla.distributed.spmd.mark_sharding` does the same, but tries at every call to import torchax, which without
-        jax fails anew each time and takes 0.3 ms: half the time of a small model's step.
-        """
+        """Annotate the tensor with its spec for GSPMD, and return it."""
         import torch_xla
 
         if self._devices is not None and tensor.dim():
+            # spmd.mark_sharding tries at every call to import torchax, which without jax takes 0.3 ms: half of a
+            # small model's step
             torch_xla._XLAC._xla_mark_sharding(tensor, self._devices.get_op_sharding(spec))
         return tensor
 
     def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return (the weights that are updated, the parameters that the model computes with), by name, for all trained
-        parameters.
-
-        Both are the same tensors, unless the first are fp32 masters of bf16 parameters, or the parts of masters that a
-        replica holds."""
+        """Return (the weights that are updated, the parameters that compute), by name."""
         import torch
 
         placed: dict[str, Tensor] = {}
@@ -286,6 +269,7 @@ class XlaEngine:
                 if old is not None:  # a tied parameter has the name of its first occurrence
                     module._parameters[leaf] = placed[names[id(old)]]
         parameters = {name: placed[name] for name in trained}
+        # the same tensors, unless the first are fp32 masters, or a replica's parts of them
         return masters if apart else parameters, parameters
 
     def _parameter(self, value: Tensor, name: str, *, trained: bool) -> Tensor:
@@ -301,19 +285,19 @@ class XlaEngine:
                     module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
 
     def _place_state(self, name: str, whole: Shape, stored: Reader | None) -> dict[str, Tensor]:
-        """Return the optimizer's state of a parameter. It exists before the first step, so that all steps have one graph."""
+        """Return the optimizer's state of a parameter."""
         import torch
 
-        found = {}
+        state = {}
         for prefix, shape in state_shapes(self._config.optimizer, whole).items():
+            # zeros from the start, so that the first step has the graph of all others
             value = stored.tensor(prefix + name) if stored else torch.zeros(shape)
             spec = self._kept_spec(name, value)
-            found[prefix] = self._send(self._replicas.piece(value, spec), spec)
-        return found
+            state[prefix] = self._send(self._replicas.piece(value, spec), spec)
+        return state
 
     def _kept_spec(self, name: str, kept: Tensor) -> Spec:
-        """Return the spec of a tensor of the optimizer's state: the parameter's if the number of dimensions is equal, else
-        replicated."""
+        """Return a state tensor's spec: the parameter's if it has as many dimensions, else replicated."""
         spec = self._state_specs[name]
         return spec if kept.dim() == len(spec) else (None,) * kept.dim()
 
@@ -321,13 +305,13 @@ class XlaEngine:
         return list(self._state_specs) if self._config.accumulation > 1 else []
 
     def _shares(self) -> int:
-        """Return the number of replicas whose gradients are kept separate until the update; 1 if GSPMD itself sums them
-        only once an update and in fp32."""
+        """Return the number of replicas whose gradients are apart until the update."""
         often = self._config.accumulation > 1 or self._config.dtype == "bfloat16"
+        # else GSPMD itself sums them once an update, in fp32
         return self._mesh.data if self._devices is not None and often else 1
 
-    def _lay_out(self, plan: Mapping[str, str]) -> None:
-        """Rewrite and annotate the model's layers so that GSPMD splits them as planned."""
+    def _shard_tensors(self, plan: Mapping[str, str]) -> None:
+        """Rewrite and annotate the model's layers for GSPMD."""
         gspmd.write_out_norms(self._built.model)
         if self._mesh.model > 1 or self._shares() > 1:
             gspmd.use_einsum(self._built.model)
@@ -342,17 +326,17 @@ class XlaEngine:
 
 
 def _bitcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor's bits as another dtype. torch_xla has no lowering for `view(dtype)`, which would go through the
-    host."""
+    """Return the tensor's bits as another dtype."""
     from torch_xla.core.xla_builder import Op
     from torch_xla.core.xla_op_registry import register
 
-    found: Tensor = register("bitcast", lambda value, to: value.bitcast(to))(tensor, to=Op.from_torch_type(dtype))
-    return found
+    # torch_xla has no lowering for `view(dtype)`, which would go through the host
+    cast: Tensor = register("bitcast", lambda value, to: value.bitcast(to))(tensor, to=Op.from_torch_type(dtype))
+    return cast
 
 
 def _is_finite(value: Tensor) -> Tensor:
-    """Return what `torch.isfinite` does without float64, which Trainium lacks."""
+    """Return `torch.isfinite` without float64, which Trainium lacks."""
     import torch
 
     return value.abs() <= torch.full_like(value, torch.finfo(value.dtype).max)

@@ -1,15 +1,7 @@
-"""Choose the tensors (leaves) with respect to which engine xla computes gradients, so that gradients are summed over
-the replicas in fp32 and as rarely as possible.
+"""Choose the leaves of engine xla, so that gradients are summed over the replicas in fp32 and as rarely as possible.
 
-XLA's partitioner GSPMD sums a gradient over the replicas right after computing it: in each pass, in the dtype of the
-computation. Here a linear layer with several data parallel replicas instead computes one gradient for each replica's
-rows, in an additional dimension that is split over the replicas, so that nothing is sent. These gradients are summed in
-fp32 over the passes, and over the replicas once an update.
-
-The gradients of embeddings and norms, a small part, are summed over the replicas in each pass, in fp32, because their
-leaf is an fp32 copy. For other layers, and for parameters that several layers share, the parameter itself is the leaf:
-its gradient is summed in each pass, in the dtype of the computation. For Llama-2-7B at tensor parallel 8, linear layers
-send 3.3 GB a device and update, embeddings and norms 67 MB a device and pass.
+A linear layer's gradient is apart for each replica until the update: 3.3 GB an update for Llama-2-7B at tensor parallel
+8, and 67 MB a pass for embeddings and norms.
 """
 
 from __future__ import annotations
@@ -27,17 +19,13 @@ if TYPE_CHECKING:
 
 
 class ParameterUse(NamedTuple):
-    """One place where the model uses a trained parameter. A parameter that several layers share has several places.
-
-    In engine xla the gradient is computed for a leaf: a tensor that is put into the layer beside the parameter or in
-    place of the parameter, or the parameter itself.
+    """A place where the model uses a trained parameter; shared parameters have several.
 
     Attributes:
-        name: the parameter's name.
-        layer: the module that holds the parameter.
-        attribute: the name of the attribute of `layer` that is the parameter, such as "weight".
-        kind: how the gradient is computed: "linear" (a linear layer: one gradient for each replica), "small" (an
-            embedding or a norm: the leaf is an fp32 copy) or "other" (the leaf is the parameter).
+        layer: The module that holds it.
+        attribute: Its name there, such as "weight".
+        kind: "linear": a leaf for each replica; "small" (embeddings, norms): an fp32 copy is the leaf; "other": the
+            parameter.
     """
 
     name: str
@@ -47,23 +35,19 @@ class ParameterUse(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The name of the layer's attribute that holds the leaf (the tensor for which the gradient is computed) during
-        a pass: for a linear layer a new attribute beside the parameter, else the parameter's own."""
+        """The attribute of the layer that holds the leaf during a pass."""
         return f"{self.attribute}_apart" if self.kind == "linear" else self.attribute
 
 
 class GradientLeaves:
-    """Puts leaves (the tensors with respect to which gradients are computed) into a model before each pass, and
-    takes their gradients after it, so that engine xla sums gradients over the replicas in fp32 and as rarely as
-    possible. A spec names the mesh axis that splits each dimension of a tensor.
+    """Puts leaves into a model before each pass, and takes their gradients after it.
 
     Args:
-        parameters: the trained parameters in `model`, by name.
-        specs: {parameter name: partition spec of the parameter}.
-        states: {parameter name: partition spec of the gradient after the gradients of all replicas were summed}.
-        mark: a function that annotates a tensor with a spec, and returns the tensor.
-        shares: the number of replicas whose gradients are computed separately (1: the parameters themselves are the
-            leaves).
+        parameters: {name: trained parameter}.
+        specs: {name: partition spec}.
+        states: {name: spec of the gradient summed over the replicas}.
+        mark: Annotates a tensor with a spec and returns it.
+        shares: Replicas whose gradients are apart; 1: parameters are the leaves.
     """
 
     def __init__(
@@ -75,6 +59,7 @@ class GradientLeaves:
         mark: Mark,
         shares: int,
     ) -> None:
+        # GSPMD alone would sum each gradient in each pass, in the dtype of the computation
         self._parameters, self._specs, self._states, self._mark, self._shares = parameters, specs, states, mark, shares
         self._uses = list(_parameter_uses(model, parameters, apart=shares > 1))
         times = Counter(use.name for use in self._uses)
@@ -84,38 +69,32 @@ class GradientLeaves:
             _keep_dtype(layer, next(layer.parameters(recurse=False)).dtype)
 
     def summed(self, name: str) -> tuple[Shape, Spec]:
-        """Return (shape, partition spec) of the sum of a parameter's gradients over the passes of an update, before the
-        sum over the replicas. The spec names the mesh axis that splits each dimension.
-
-        name: the parameter's name. The weights of most linear layers have one gradient for each replica: then the shape
-        has an additional first dimension, the replica, which is split over "data"."""
+        """Return (shape, spec) of a parameter's gradients, summed over passes but not over replicas."""
         shape = tuple(self._parameters[name].shape)
         if name in self._apart:
+            # one for each replica: nothing is sent before the update
             return (self._shares, *shape), ("data", *self._specs[name])
         return shape, self._states[name]
 
     def put(self) -> None:
-        """Make the leaves (the tensors whose gradients the backward pass computes) for one pass, and put them into
-        the layers, beside the parameters or in place of them."""
+        """Make the leaves of one pass and put them into the layers."""
         self._leaves = [self._leaf(use) for use in self._uses]
         for use, leaf in zip(self._uses, self._leaves, strict=True):
             if use.kind != "other":
                 vars(use.layer)[use.place] = leaf
 
     def take(self) -> dict[str, Tensor]:
-        """Return the gradients of the pass in fp32, by parameter name, with shapes and partition specs as `summed`
-        says. Remove the leaves, which `put` added, from the layers again."""
+        """Return the pass's gradients in fp32, laid out as `summed` says, and remove the leaves."""
         parts: dict[str, list[Tensor]] = {name: [] for name in self._parameters}
         for use, leaf in zip(self._uses, self._leaves, strict=True):
             vars(use.layer).pop(use.place, None)
             parts[use.name].append(self._part(use, _gradient(leaf)))
         self._leaves = []
-        found = {name: sum(some[1:], start=some[0]) for name, some in parts.items()}
-        return {name: self._mark(gradient, self.summed(name)[1]) for name, gradient in found.items()}
+        sums = {name: sum(some[1:], start=some[0]) for name, some in parts.items()}
+        return {name: self._mark(gradient, self.summed(name)[1]) for name, gradient in sums.items()}
 
     def reduced(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the gradients summed over the replicas, by parameter name, each in the shape of its parameter.
-        gradients: the sums over the passes of an update, with shapes and partition specs as `summed` says."""
+        """Return the gradients, summed over the passes, summed over the replicas too."""
         return {
             name: self._mark(gradient.sum(0), self._states[name]) if name in self._apart else gradient
             for name, gradient in gradients.items()
@@ -145,7 +124,7 @@ class GradientLeaves:
 
 
 def _parameter_uses(model: Any, parameters: Mapping[str, Any], *, apart: bool) -> Iterator[ParameterUse]:
-    """Yield each use of a trained parameter. apart: whether separate leaves are needed at all."""
+    """Yield each use of a trained parameter. apart: whether separate leaves are needed."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     for layer in model.modules():
         for attribute, parameter in layer._parameters.items():
@@ -165,8 +144,9 @@ def _kind(layer: Any) -> str:
 
 
 def _keep_dtype(layer: Any, dtype: Any) -> None:
-    """Convert the layer's result back to `dtype`: a weight in fp32 makes it fp32."""
-    layer.register_forward_hook(lambda layer, given, found: found.to(dtype))
+    """Convert the layer's result back to `dtype`."""
+    # a weight in fp32 makes the result fp32
+    layer.register_forward_hook(lambda layer, given, output: output.to(dtype))
 
 
 def _gradient(leaf: Any) -> Tensor:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnflow.tasks.data.pack.packers import (
-    Layout,
+    ChunkLayout,
     best_fit,
     bucket_lengths,
     concatenated,
@@ -26,7 +26,7 @@ def offsets(sizes: list[int]) -> np.ndarray:
     return np.cumsum([0, *sizes], dtype=np.int64)
 
 
-def check(layout: Layout, sizes: list[int], length: int) -> None:
+def check(layout: ChunkLayout, sizes: list[int], length: int) -> None:
     """Every token exactly once, nothing overlaps or leaves its chunk, sorted by place."""
     pieces, place = layout.pieces, layout.chunk * length + layout.offset
     covered = [
@@ -38,12 +38,12 @@ def check(layout: Layout, sizes: list[int], length: int) -> None:
     assert set(layout.chunk.tolist()) == set(range(layout.chunks))
 
 
-def filled(layout: Layout) -> list[int]:
+def filled(layout: ChunkLayout) -> list[int]:
     """Tokens of each chunk."""
     return np.bincount(layout.chunk, layout.pieces.size, minlength=layout.chunks).astype(int).tolist()
 
 
-def contents(layout: Layout) -> list[list[tuple[int, int, int]]]:
+def contents(layout: ChunkLayout) -> list[list[tuple[int, int, int]]]:
     """Each chunk's pieces: where they start, how long they are, where they go."""
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(layout.chunks)]
     places = zip(layout.chunk, layout.pieces.start, layout.pieces.size, layout.offset, strict=True)

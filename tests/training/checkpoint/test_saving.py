@@ -20,8 +20,8 @@ from trnflow.tasks.training.checkpoint.rank_files import RankFiles
 from trnflow.tasks.training.checkpoint.saving import Saver
 from trnflow.tasks.training.checkpoint.shards import Reader
 from trnflow.tasks.training.partition_specs import Mesh
-from trnflow.tasks.training.ranks import ALONE, World
 from trnflow.tasks.training.shared_types import TensorSlice
+from trnflow.tasks.training.world import ALONE, World
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from tests.training.toys import LLAMA, packed_lm, scratch
 from trnflow.tasks.config import graph_params, keyed_params
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.train import TrainConfig
-from trnflow.tasks.training.graphs.compile_cache import FILE
+from trnflow.tasks.training.graphs.compile_cache import CACHE_FILE
 
 
 @pytest.mark.nightly
@@ -20,7 +20,7 @@ def test_train_compiles_nothing_that_precompile_did(method: str, tmp_path) -> No
     config = TrainConfig(engine="native", global_batch=8, max_steps=2, method=method, compile=True, compile_cache=True)
     inputs = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
     graphs = run_stage(precompile, config, tmp_path / "graphs", **inputs).artifact
-    assert (graphs.path / FILE).stat().st_size > 1000
+    assert (graphs.path / CACHE_FILE).stat().st_size > 1000
     found = run_stage(trained_with, config, tmp_path / "with", **inputs, graphs=graphs)
     assert found.figures["fxgraph_cache_hit"] > 0 and found.figures["fxgraph_cache_miss"] == 0
     alone = config.model_copy(update={"compile_cache": False})

@@ -15,7 +15,7 @@ from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.layout.slices import layout_of, piece, piece_copies, piece_shape, piece_start, writes_piece
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.partition_specs import Mesh
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 MESHES = [Mesh(data, model) for data in (1, 2, 4) for model in (1, 2, 3)]
 

@@ -20,7 +20,7 @@ from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.model.build import build, logits_of
 from trnflow.tasks.training.objective import loss_sum
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.shared_types import FIRST
+from trnflow.tasks.training.shared_types import FIRST_MOMENT
 
 BFLOAT16: dict[str, Any] = {
     "engine": "native",
@@ -61,7 +61,11 @@ def of_the_engine(packed: Input, rows: int, micro: int) -> dict[str, torch.Tenso
     engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
     slices = {part.name: part.value for part in engine.slices(state=True)}
     fresh = 1 - config.beta1
-    return {name.removeprefix(FIRST): value / fresh for name, value in slices.items() if name.startswith(FIRST)}
+    return {
+        name.removeprefix(FIRST_MOMENT): value / fresh
+        for name, value in slices.items()
+        if name.startswith(FIRST_MOMENT)
+    }
 
 
 def error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
@@ -101,9 +105,9 @@ def test_ranks_sum_as_precisely(layout: dict[str, Any], tmp_path: Path) -> None:
     assert newest is not None and newest[0] == 1
     stored = Reader(newest[1])
     found = {
-        name.removeprefix(FIRST): stored.tensor(name) / (1 - config.beta1)
+        name.removeprefix(FIRST_MOMENT): stored.tensor(name) / (1 - config.beta1)
         for name in stored.names
-        if name.startswith(FIRST)
+        if name.startswith(FIRST_MOMENT)
     }
     exact, narrow = by_plain_pytorch(packed, 64)
     print(f"{layout}: relative error {error(found, exact):.1e}, summed in bfloat16 {error(narrow, exact):.1e}")

@@ -19,7 +19,7 @@ from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig, ranks
 from trnflow.tasks.train import environ as train_environ
 from trnflow.tasks.training.choose_engine import join_ranks
-from trnflow.tasks.training.ranks import ALONE, replica_seed
+from trnflow.tasks.training.world import ALONE, replica_seed
 
 CONFIG: dict[str, Any] = {"engine": "native", "devices": 2, "global_batch": 8, "epochs": 40, "log_every": 1}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trnflow.tasks.training.optim.rounding import RandomBits, round_stochastically, store
 from trnflow.tasks.training.partition_specs import Mesh, Spec
-from trnflow.tasks.training.ranks import ALONE, World
+from trnflow.tasks.training.world import ALONE, World
 
 PATTERNS = st.integers(0, 0xFFFFFFFF)
 BITS = st.integers(0, 0xFFFF)

@@ -26,7 +26,7 @@ from trnflow.tasks.training.fit import make_schedule
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.optim.optimizer import Scalars, scalars
 from trnflow.tasks.training.partition_specs import Mesh
-from trnflow.tasks.training.ranks import World
+from trnflow.tasks.training.world import World
 
 EXPECTED = ("all-reduce", "reduce-scatter", "all-gather")
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0"  # such small graphs take longer to compile than to run

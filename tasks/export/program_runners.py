@@ -1,8 +1,4 @@
-"""Compile and run the graphs of a StableHLO export on the CPU: by jax, which compiles a graph once, or by torch_xla, which
-is always installed and compiles a graph again at every call.
-
-A runner reads each weight from its file once and keeps the weight on the device.
-"""
+"""Run the graphs of a StableHLO export on the CPU: by jax, or by torch_xla, which compiles a graph at every call."""
 
 from __future__ import annotations
 
@@ -16,20 +12,18 @@ if TYPE_CHECKING:
     import torch
 
 Read = Callable[[str], "torch.Tensor"]
-"""A function that returns the stored tensor of the given name."""
+"""Returns the stored tensor of a name."""
 
 
-class Runner(Protocol):
-    """Interface of `TorchXlaRunner` and `JaxRunner`: a runner compiles and runs the graphs of one export."""
+class ProgramRunner(Protocol):
+    """Compiles and runs the graphs of one export."""
 
     def __call__(self, function: Meta, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Run a graph once and return its logits. The graph is compiled first if needed. function: the graph's entry
-        under "functions" in export.json; given: {input's name: tensor}."""
+        """Return a graph's logits. function: its entry in export.json."""
 
 
 class TorchXlaRunner:
-    """Runs the graphs of a StableHLO export by torch_xla, which compiles a graph again at every call. folder: the
-    folder of the export; read: a function that returns a stored tensor (weight or constant) by name."""
+    """Runs graphs by torch_xla, which is always installed."""
 
     def __init__(self, folder: Path, read: Read) -> None:
         import torch_xla
@@ -43,8 +37,8 @@ class TorchXlaRunner:
         import torch_xla
 
         arguments = [
-            given[item["name"]] if item["kind"] == "input" else self._weight(item["name"])
-            for item in function["arguments"]
+            given[argument["name"]] if argument["kind"] == "input" else self._weight(argument["name"])
+            for argument in function["arguments"]
         ]
         bytecode = (self.folder / function["bytecode"]).read_bytes()
         logits: torch.Tensor = torch_xla._XLAC._run_stablehlo(bytecode, arguments)[0].cpu()
@@ -52,14 +46,16 @@ class TorchXlaRunner:
 
     def _weight(self, name: str) -> torch.Tensor:
         if name not in self._weights:
+            # each weight is read once and kept on the device
             self._weights[name] = self._read(name).to(self._device)
         return self._weights[name]
 
 
 class JaxRunner:
-    """Runs the graphs of a StableHLO export by jax, which compiles a graph once. folder: the folder of the export;
-    read: a function that returns a stored tensor (weight or constant) by name; optimised: compile with XLA's
-    optimisation even where XLA_FLAGS turns it off, as in the stages that compile more than they run."""
+    """Runs graphs by jax, which compiles each once.
+
+    optimised: Compile with XLA's optimisation even where XLA_FLAGS turns it off.
+    """
 
     def __init__(self, folder: Path, read: Read, *, optimised: bool = False) -> None:
         import jax
@@ -76,8 +72,8 @@ class JaxRunner:
         import torch
 
         arguments = [
-            _jax_array(given[item["name"]]) if item["kind"] == "input" else self._weight(item["name"])
-            for item in function["arguments"]
+            _jax_array(given[argument["name"]]) if argument["kind"] == "input" else self._weight(argument["name"])
+            for argument in function["arguments"]
         ]
         results = self._executable(function["bytecode"]).execute_sharded(arguments)
         logits: torch.Tensor = torch.utils.dlpack.from_dlpack(results.disassemble_into_single_device_arrays()[0][0])
@@ -101,7 +97,7 @@ class JaxRunner:
 
 
 def _jax_array(tensor: torch.Tensor) -> Any:
-    """A tensor as a jax array, which shares its memory where jax can."""
+    """Return a tensor as a jax array, sharing memory where jax can."""
     import jax
 
     return jax.dlpack.from_dlpack(tensor.contiguous())

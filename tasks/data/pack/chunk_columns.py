@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.data.pack.packers import Layout, Pieces
+from trnflow.tasks.data.pack.packers import ChunkLayout, Pieces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +18,7 @@ IGNORED = -100
 _ARRAYS = ("row", "start", "size", "chunk", "offset")
 
 
-def save_layout(layout: Layout, folder: Path) -> None:
+def save_layout(layout: ChunkLayout, folder: Path) -> None:
     """Write a layout to a new folder, one .npy file an array, 40 bytes a piece."""
     import numpy as np
 
@@ -27,28 +27,24 @@ def save_layout(layout: Layout, folder: Path) -> None:
         np.save(folder / f"{name}.npy", values)
 
 
-def load_layout(folder: Path) -> Layout:
+def load_layout(folder: Path) -> ChunkLayout:
     """Read what `save_layout` wrote; arrays are memory-mapped."""
     import numpy as np
 
     row, start, size, chunk, offset = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
-    return Layout(Pieces(row, start, size), chunk, offset, int(chunk[-1]) + 1)
+    return ChunkLayout(Pieces(row, start, size), chunk, offset, int(chunk[-1]) + 1)
 
 
-def part_of(layout: Layout, first: int, last: int) -> Layout:
+def part_of(layout: ChunkLayout, first: int, last: int) -> ChunkLayout:
     """Return the layout of chunks `first` to before `last`, numbered from 0 again."""
     import numpy as np
 
     here = slice(*np.searchsorted(layout.chunk, (first, last)))
-    return Layout(layout.pieces.where(here), layout.chunk[here] - first, layout.offset[here], last - first)
+    return ChunkLayout(layout.pieces.where(here), layout.chunk[here] - first, layout.offset[here], last - first)
 
 
-def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: int) -> dict[str, Array]:
-    """Compute a layout's columns, each int32 [chunks, length].
-
-    input_ids: `pad_id` for padding; segment_ids: from 1, 0 for padding; position_ids: from 0 in each piece; labels,
-    with a mask (uint8 [tokens]): -100 for padding, unsupervised tokens and each piece's first.
-    """
+def fill(layout: ChunkLayout, length: int, ids: Array, mask: Array | None, pad_id: int) -> dict[str, Array]:
+    """Compute a layout's columns, each int32 [chunks, length]; labels only with a mask (uint8 [tokens])."""
     import numpy as np
 
     size, chunk = layout.pieces.size, layout.chunk
@@ -62,6 +58,7 @@ def fill(layout: Layout, length: int, ids: Array, mask: Array | None, pad_id: in
         "position_ids": (position, 0),
     }
     if mask is not None:
+        # a piece's first token is predicted by nothing
         supervised = (mask[source] == 1) & (position > 0)
         values["labels"] = (np.where(supervised, values["input_ids"][0], IGNORED), IGNORED)
     block = {}

@@ -30,17 +30,16 @@ def starting_from(model: Source, start: Input | None) -> Source:
 
 
 def load_start(source: Source, model: Any) -> None:
-    """Copy a checkpoint's parameters into `model`, if `source` names one. Raises ModelError for one that is missing or
-    of another shape."""
+    """Copy the parameters of the checkpoint that `source` names into `model`. Raises ModelError for other shapes."""
     folder = (source.location["model"] or {}).get("checkpoint")
     if folder is None:
         return
     stored = Reader(Path(folder))
     for name, parameter in model.named_parameters():
-        found = stored.shape(PARAMETER + name) if PARAMETER + name in stored.names else None
-        if found != tuple(parameter.shape):
+        shape = stored.shape(PARAMETER + name) if PARAMETER + name in stored.names else None
+        if shape != tuple(parameter.shape):
             raise ModelError(
-                f"train.warm_start_from names a checkpoint of another model: {name} is {found or 'not there'}, and "
+                f"train.warm_start_from names a checkpoint of another model: {name} is {shape or 'not there'}, and "
                 f"{tuple(parameter.shape)} here",
                 "use a model of the same architecture and labels, or name what its `consolidate` made",
             )

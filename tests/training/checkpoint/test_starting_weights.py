@@ -11,7 +11,7 @@ from tests.training.toys import BERT, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.checkpoint import shards
-from trnflow.tasks.training.checkpoint.warm_start import load_start, starting_from
+from trnflow.tasks.training.checkpoint.starting_weights import load_start, starting_from
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 

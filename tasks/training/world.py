@@ -1,7 +1,7 @@
 """`World`: the ranks that train together, and their small messages on the host.
 
-Rank `d * model + m` is at (d, m) of the mesh. Messages go over gloo and wait for no device; a rank fails when it waits
-longer than `train.collective_timeout_seconds`. A single process sends none.
+Rank `d * model + m` is at (d, m) of the mesh. A rank raises when it waits longer than
+`train.collective_timeout_seconds`. A single process sends nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class World:
         import torch.distributed as dist
 
         values = [value]
+        # over gloo, which waits for no device
         dist.broadcast_object_list(values, src=0, group=self.host)
         return values[0]
 
@@ -82,6 +83,6 @@ ALONE = World()
 
 
 def replica_seed(seed: int, replica: int) -> int:
-    """Return a replica's dropout seed. The stride keeps replicas' seeds apart in the CPU generator's 32 bits for as
-    many steps as possible."""
+    """Return a replica's dropout seed."""
+    # this stride keeps replicas apart in the CPU generator's 32 bits for as many steps as possible
     return seed + replica * 0x9E3779B1

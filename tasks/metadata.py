@@ -1,0 +1,180 @@
+"""The metadata of the artifacts, each fact named once. Read by type checkers alone: no key counts this module."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+from trnflow.tasks.artifact import Meta
+
+Task = Literal["classification", "causal_lm"]
+Counts = dict[str, int]
+"""Rows by split, reason or another name."""
+
+
+class RowColumns(TypedDict):
+    """The columns of rows."""
+
+    columns: list[str]
+    nested: NotRequired[list[str]]
+    """Columns of lists or objects, as JSON text."""
+
+
+class RowsMeta(RowColumns):
+    """Metadata of `load_data`."""
+
+    splits: Counts
+    text: list[str]
+    """The text columns."""
+    labels: list[str] | None
+    """Class names by id."""
+    dropped: Counts
+    duplicates: int
+    """Rows of train whose text is in an earlier one."""
+    leakage: Counts
+    """{"train/test": rows of train whose text is in test}."""
+    metrics: Counts
+    label_counts: NotRequired[dict[str, Counts]]
+    """{split: {label: rows}}."""
+    sources: NotRequired[dict[str, Counts]]
+    """{split: {source of a mixture: rows}}."""
+    overlap: NotRequired[Counts]
+    """{"a/b": rows of train of source a whose text is in train of b}."""
+
+
+class FrozenMeta(RowColumns):
+    """What `load_data` reads of the metadata of `freeze_rows`."""
+
+    split: str
+
+
+class FormattedRows(TypedDict):
+    """How rows became texts."""
+
+    settings: Meta
+    text: list[str]
+    columns: list[str]
+    nested: list[str]
+
+
+class TextsMeta(TypedDict):
+    """Metadata of `format_prompts`."""
+
+    task: Task
+    labels: list[str] | None
+    splits: Counts
+    """{split: examples}."""
+    framed: bool
+    """Whether a chat template wrote bos and eos."""
+    templates: list[str]
+    """The recipe's templates, in which a spelled special token counts."""
+    rows: FormattedRows
+    dropped: Counts
+    metrics: NotRequired[Counts]
+
+
+class SpecialIds(TypedDict):
+    """A tokenizer's ids."""
+
+    vocab_size: int
+    pad_id: int
+    bos_id: int | None
+    eos_id: int | None
+
+
+class TokensMeta(SpecialIds):
+    """Metadata of `tokenize_text`."""
+
+    task: Task
+    labels: list[str] | None
+    splits: Counts
+    tokens: Counts
+    longest: int
+    """Tokens of the longest row."""
+    max_length: int
+    overlong: Counts
+    truncated: Counts
+    unsupervised: Counts
+    """{split: texts without a token to train on}."""
+    dropped: Counts
+    examples: Meta
+    """{kind: the first text of it}."""
+    row_lengths: dict[str, Meta]
+    """{split: percentiles and histogram}."""
+    metrics: dict[str, float]
+
+
+class PackedMeta(TokensMeta):
+    """Metadata of `pack_chunks`."""
+
+    lengths: list[int]
+    """Tokens of a chunk, ascending."""
+    rows: dict[str, Counts]
+    """{split: {"<length>": chunks}}."""
+    real_tokens: Counts
+    supervised_tokens: Counts
+    left_out: Counts
+    """{split: tokens in no chunk}."""
+    strategy: str
+    cut: Counts
+    """{split: rows longer than any chunk}."""
+    too_long_to_pack: NotRequired[Counts]
+
+
+class GraphName(TypedDict):
+    """A graph of precompile's list. length: 0 for any."""
+
+    name: str
+    length: int
+    hash: str
+
+
+class GraphsMeta(TypedDict):
+    """Metadata of `precompile`."""
+
+    engine: str
+    memory: Meta | None
+    """Bytes on one device, by use."""
+    micro_batch: int
+    graphs: list[GraphName]
+
+
+class CheckpointMeta(TypedDict):
+    """Metadata of `train`."""
+
+    task: Task
+    labels: list[str] | None
+    lengths: list[int]
+    method: str
+    steps: int
+    metrics: dict[str, float]
+    data: str
+    """Digest of the packed rows."""
+    settings: Meta
+    """For the model card."""
+    best_step: NotRequired[int]
+
+
+class ModelMeta(TypedDict):
+    """Metadata of `consolidate`."""
+
+    task: Task
+    labels: list[str] | None
+    lengths: list[int]
+    parameters: int
+    dtype: str
+
+
+class ExportedMeta(TypedDict):
+    """Metadata of `export_neuron`."""
+
+    target: str
+    batch: int
+    """Rows of a call."""
+    lengths: list[int]
+    task: Task
+    labels: list[str] | None
+    dtype: str
+    rows_compared: int
+    max_difference: float | None
+    """Of logits from PyTorch's."""
+    metrics: NotRequired[dict[str, float]]
