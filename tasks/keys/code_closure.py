@@ -113,7 +113,7 @@ def locator(roots: set[str]) -> Callable[[str], str | None]:
 
     def locate(name: str) -> str | None:
         """Return the file of a module, or None."""
-        # looked up on disk, not imported: importing a stage's libraries takes seconds
+        # looked up on disk, not imported
         root, _, rest = name.partition(".")
         if root not in folders or name.rpartition(".")[0] in plain:
             return None  # foreign, or a name inside a file: `from trnflow.tasks.errors import DataError`

@@ -46,7 +46,7 @@ class Permit:
             return None
         for root, base in self.roots:
             if path.startswith(root):
-                # .git, .venv, .trnflow and compiled modules hold none of the stage's own code
+                # folders such as .git, .venv and .trnflow
                 hidden = os.sep + "." in path[len(root) - 1 :] or os.sep + "__pycache__" + os.sep in path
                 return None if hidden or not os.path.isfile(path) else path[len(base) :]
         return None
@@ -137,7 +137,6 @@ def watch_process(permit: Permit) -> Iterator[None]:
         _watching.append(witness)
         try:
             yield
-            # a warm parent may have imported a module before the audit began
             for module in list(sys.modules.values()):
                 witness.used(module)
         finally:

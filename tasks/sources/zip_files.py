@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import zipfile
 
 MOST_FILES = 10_000
-# unpacked size as a multiple of the packed one: real texts come to 3 to 30, a zip bomb to thousands
+# unpacked size as a multiple of the packed one: real texts come to 3 to 30
 MOST_GROWTH = 200
 # unpacked bytes up to which MOST_GROWTH does not count
 ALWAYS_UNPACKED = 1 << 26

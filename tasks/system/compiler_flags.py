@@ -40,7 +40,7 @@ def canonical_flags(text: str) -> list[str]:
             flags.append(word)
         else:
             flags[-1] += f" {word}"
-    # sorted by name alone: of two flags of one name the later counts
+    # sorted by name alone: flags of one name keep their order
     return sorted((flag for flag in flags if _name(flag) not in PLACES), key=_name)
 
 
