@@ -1,4 +1,4 @@
-"""`trnflow preview RECIPE`: print the first rows as the model reads them, with the text that is trained on in green."""
+"""`trnflow preview RECIPE`: print the first rows as the model reads them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser)
 
 
 def show_rows(options: Namespace) -> int:
-    """Print the first rows of a split, decoded from their tokens. Stages up to `tokenize_text` run if they are not
-    cached; the run is not listed."""
+    """Print the first rows of a split, decoded from their tokens. Data stages run if they are not cached."""
     recipe, store = open_recipe(options.recipe, options.overrides)
     with Progress() as progress:
         result = execute(recipe, store, Options(until="tokenize_text", preview=True), FINETUNE, listeners=(progress,))
@@ -48,8 +47,8 @@ def show_rows(options: Namespace) -> int:
 
 
 def print_rows(rows: list[Row], stream: TextIO) -> None:
-    """Write each row's number, tokens, label or number of supervised tokens, and text; what is trained on is green on a
-    terminal, in ⟦brackets⟧ elsewhere."""
+    """Write number, tokens, label and text of each row; supervised text is green on a terminal, in ⟦brackets⟧
+    elsewhere."""
     from rich.console import Console
     from rich.text import Text
 
