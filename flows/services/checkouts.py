@@ -36,8 +36,9 @@ def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list
     others = _of_others(client, folder.resolve())
     if others and not replace:
         names = ", ".join(sorted({deployment.name for deployment, _ in others}))
+        server = hide(str(client.api_url))
         raise ConfigError(
-            f"Prefect's server at {hide(str(client.api_url))} has deployments of another checkout, {others[0][1]}: {names}",
+            f"Prefect's server at {server} has deployments of another checkout, {others[0][1]}: {names}",
             "unset PREFECT_API_URL and set TRNFLOW_HOME to a home of this checkout, for a server of its own; "
             "on another machine of the same project put the checkout into that folder and run the worker alone; "
             "or take the server over with `trnflow deploy --replace`, which deletes those deployments",

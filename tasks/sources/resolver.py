@@ -55,8 +55,8 @@ class Resolver:
             asked = name if name in known or not known else self.lookup_name(name)  # earlier versions stored the name
             if asked not in known:
                 raise ConfigError(
-                    f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not ask "
-                    "the network",
+                    f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not "
+                    "ask the network",
                     "run it once while online (`trnflow preview` is enough), or point the recipe at local files "
                     "(data.source=..., model.source=...)",
                 )
