@@ -17,7 +17,7 @@ _NO_NAMES = frozenset(("", ".", ".."))
 
 
 class File(NamedTuple):
-    """A file in a manifest: path with `/`, size in bytes, `sha256:<hex>`."""
+    """A file in a manifest: normalised path with `/`, size in bytes, `sha256:<hex>`."""
 
     path: str
     size: int

@@ -27,8 +27,14 @@ SCHEMA = 1
 
 
 class TrnflowError(Exception):
-    """Base class. message: what happened, and where; fix: what to do; details: another process's traceback, for
-    --debug."""
+    """The base class.
+
+    Attributes:
+        message: What happened, naming file, row, setting or stage.
+        fix: What to do.
+        stage: Set by the runner.
+        details: Another process's traceback, shown with --debug.
+    """
 
     exit_code: ClassVar[int] = 1
     stage: str = ""

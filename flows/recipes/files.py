@@ -96,7 +96,7 @@ def read_recipe(
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
-    """Return where a setting was written: itself, a setting below it, the nearest section around it, else `recipe`."""
+    """Return the origin of a setting, else of one below it, else of the nearest section around it, else `recipe`."""
     inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
     if inside:
         return origins.get(path, inside[-1])
@@ -179,7 +179,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
 
 
 def _bases(value: Any, where: str) -> list[str]:
-    """Return the recipes that `extends` names. Raises ConfigError."""
+    """Return the recipes that `extends` names. Raises ConfigError for a value that names none."""
     bases = value if isinstance(value, list) else [value]
     for base in bases:
         if not isinstance(base, str) or not base:
@@ -206,7 +206,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel]) -> None:
-    """Merge `conf/base/hardware/NAME` into a recipe's tree. Raises ConfigError."""
+    """Merge `conf/base/hardware/NAME` into a recipe's tree. Raises ConfigError when there is no such file."""
     path = _file(conf_folder() / HARDWARE, f"{name}.yaml")
     if path is None or path.parent != (conf_folder() / HARDWARE).resolve():
         close = nearest(str(name), hardware_names())

@@ -10,8 +10,8 @@ ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache"
 
 
 def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
-    """Remove the old hardware's settings from a recipe's tree, and fit tensor parallelism and micro-batch to the new
-    devices.
+    """Remove the old hardware's settings from a recipe's tree, in place, and fit `train.tensor_parallel_size` and
+    `train.micro_batch` to the new devices.
 
     hardware: the settings that the caller merges afterwards.
     """

@@ -210,7 +210,8 @@ class Recipe(StageConfig):
 
 
 def store_root(recipe: Recipe) -> str:
-    """Return the store's root: `store.root` with its variables filled in, else the default. Raises ConfigError."""
+    """Return the store's root: `store.root` with its variables filled in, else TRNFLOW_STORE, else `<home>/store`.
+    Raises ConfigError if a variable is not set."""
     if recipe.store.root:
         return located(fill(recipe.store.root, "store.root"), recipe.folder("store.root"))
     return default_root(home_folder())

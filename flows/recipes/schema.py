@@ -33,7 +33,7 @@ def annotation_at(root: Any, path: Iterable[str]) -> Any:
 
 
 def below(annotation: Any, name: str) -> Any:
-    """Return the annotation of an entry of a section, table or list; None if there can't be one."""
+    """Return the annotation of the entry `name` of a section, table or list; None if there can't be one."""
     if annotation is Any:
         return Any
     table = table_in(annotation)

@@ -48,7 +48,7 @@ def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
 
 
 def read_value(text: str, place: str) -> Any:
-    """Parse the value of an override: `3` becomes a number. Raises ConfigError."""
+    """Parse the value of an override: `3` becomes a number. Raises ConfigError as `read_yaml` does."""
     if len(text) > BYTES:
         raise ConfigError(f"{place}: the value has more than {BYTES:,} characters", "write it into a recipe file")
     try:
@@ -110,7 +110,8 @@ def _refuse_depth(where: str) -> NoReturn:
 
 
 def _measure(node: yaml.Node, place: str, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return (number of values, depth) of a node, counting each alias as its value. Raises ConfigError."""
+    """Return (number of values, depth) of a node, each alias counted as its value. Raises ConfigError beyond NODES,
+    DEPTH."""
     where = _at(place, node.start_mark)
     if node.tag not in _TAGS:
         name = node.tag.removeprefix("tag:yaml.org,2002:")

@@ -1,7 +1,7 @@
 """The automations that `trnflow deploy` creates in Prefect:
 
 - `trnflow: data changed` runs the deployment `retrain` on the event `trnflow.data.changed`.
-- `trnflow: retrained` notifies of each decision.
+- `trnflow: retrained` notifies when a retrain was promoted, kept, stopped or failed.
 - `trnflow: NAME did not run` notifies when no retrain of a scheduled recipe ended in 1.5 times the schedule's longest
   pause.
 """
@@ -45,8 +45,9 @@ def renew(
     notify: str | None,
     further: Iterable[AutomationCore] = (),
 ) -> Renewed:
-    """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`; a disabled one
-    stays so.
+    """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`.
+
+    A disabled automation stays disabled.
 
     Args:
         recipe_names: {case: the recipe's own name}.
@@ -54,7 +55,7 @@ def renew(
         further: More automations that are wanted.
 
     Raises:
-        ConfigError: Prefect does not have the block, or it can't notify.
+        ConfigError: Prefect does not have the block, or the block can't notify.
     """
     from prefect.events.filters import AutomationFilter, AutomationFilterTags
 

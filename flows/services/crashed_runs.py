@@ -38,7 +38,8 @@ class CrashedRun:
 
 
 def unreported_crashes(times: int) -> list[CrashedRun]:
-    """Return the last day's crashed retrains that began more than `times` and have no report. Raises ConfigError."""
+    """Return the last day's crashed retrains that began more than `times` and have no report. Raises ConfigError if
+    Prefect's server can't be reached."""
     with connected() as client:
         crashed = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
         return [run for run in crashed if _is_recent(run) and not _is_sent(client, run.event_id)]
@@ -73,7 +74,7 @@ def _is_sent(client: SyncPrefectClient, event: UUID) -> bool:
 
 
 def send_report(run: CrashedRun, name: str, payload: Meta) -> None:
-    """Send the event `trnflow.retrain.failed`. Raises ConfigError.
+    """Send the event `trnflow.retrain.failed`. Raises ConfigError if Prefect's server can't be reached.
 
     name: the recipe's own; payload: the JSON of the retrain's outcome, without secrets.
     """

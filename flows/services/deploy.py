@@ -75,7 +75,9 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
-    """Tend lost flow runs, then replace this process by a Prefect worker. Raises ConfigError.
+    """Tend lost flow runs, then replace this process by a Prefect worker. Raises ConfigError if Prefect's server can't
+    be
+    reached.
 
     report: reports the retrains that crashed too often.
     """
@@ -88,7 +90,7 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
 
 
 def _declared(file: Path) -> Meta:
-    """Return the content of a prefect.yaml. Raises ConfigError."""
+    """Return the content of a prefect.yaml. Raises ConfigError if there is none."""
     try:
         document: Meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -143,7 +145,7 @@ def _make_pool(client: SyncPrefectClient) -> None:
 
 
 def _register(home: Path, folder: Path, file: Path) -> None:
-    """Register all deployments of a prefect.yaml for the checkout `folder`. Raises ProcessFailed."""
+    """Register all deployments of a prefect.yaml for the checkout `folder`. Raises ProcessFailed if Prefect refuses."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if process.returncode:

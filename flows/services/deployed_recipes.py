@@ -27,7 +27,8 @@ def case_of(parameters: Meta) -> Case:
 
 
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
-    """Read all recipes that a prefect.yaml names, and return {case: the recipe's own name}. Raises ConfigError."""
+    """Read all recipes that a prefect.yaml names, and return {case: the recipe's own name}. Raises ConfigError for a
+    recipe that can't be read."""
     names: dict[Case, str] = {}
     for deployment, parameters in _parameters(document):
         case = case_of(parameters)

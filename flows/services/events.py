@@ -46,7 +46,7 @@ def recipe_resource(name: str) -> dict[str, str]:
 
 
 def send_events(events: list[Event]) -> None:
-    """Send events in one request. Raises ConfigError."""
+    """Send events in one request. Raises ConfigError if Prefect's server can't be reached or refuses one."""
     if not events:
         return
     with connected() as client:
@@ -68,7 +68,8 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def unreachable(error: Exception) -> ConfigError:
-    """Return a ConfigError for the exception of a failed request."""
+    """Return a ConfigError for a failed request: unreachable, refused, or failed because the local server's disk is
+    full."""
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 

@@ -62,8 +62,8 @@ class Block(NamedTuple):
 
 
 def take_setting() -> str | None:
-    """Remove TRNFLOW_NOTIFY from the environment and return its value, or None. Raises ConfigError, without the
-    value."""
+    """Remove TRNFLOW_NOTIFY from the environment and return its value, or None. Raises ConfigError, without the value,
+    for another form."""
     value = os.environ.pop(VARIABLE, "").strip()
     if not value:
         return None
@@ -76,7 +76,8 @@ def take_setting() -> str | None:
 
 
 def find_block(client: SyncPrefectClient, value: str) -> Block | None:
-    """Return the block that a value of TRNFLOW_NOTIFY names, None for `off`. Raises ConfigError."""
+    """Return the block that a value of TRNFLOW_NOTIFY names, None for `off`; an address creates or updates its block.
+    Raises ConfigError if Prefect has no such block, or the block can't notify."""
     if value == OFF:
         return None
     return _keep_address(client, value) if _is_address(value) else _existing_block(client, value)
@@ -129,7 +130,7 @@ def _literal(text: str) -> str:
 
 
 def _existing_block(client: SyncPrefectClient, value: str) -> Block:
-    """Return the block `TYPE/NAME`. Raises ConfigError."""
+    """Return the block `TYPE/NAME`. Raises ConfigError if Prefect has none, or the block can't notify."""
     from prefect.exceptions import ObjectNotFound
 
     kind, _, name = value.partition("/")

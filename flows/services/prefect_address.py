@@ -29,8 +29,11 @@ def configured_url() -> str | None:
 
 
 def recorded_server(home: Path) -> dict[str, Any]:
-    """Return `<home>/prefect/server.json`, or {}: "url", "page", "port", "pid", "process", "started", "log",
-    "stays"."""
+    """Return `<home>/prefect/server.json`, the record of the last local server, running or not; {} without one.
+
+    Its fields: "url" of the API, "page", "port", "pid", "process" (a `Process.tag`), "started", "log", "stays" (until
+    `trnflow down`).
+    """
     try:
         return dict(json.loads((home / "prefect" / "server.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):

@@ -73,7 +73,11 @@ def ensure_server(home: Path, *, stays: bool = False) -> str:
 
 
 def start_server(home: Path, *, stays: bool = False) -> None:
-    """Start the local server of `home` unless it runs; returns before it answers. Raises ConfigError, ProcessFailed."""
+    """Start the local server of `home` unless it runs, and return before it answers. stays: also changes a running
+    server.
+
+    Raises ConfigError for a wrong TRNFLOW_SERVER_IDLE_SECONDS, ProcessFailed if no port is free.
+    """
     make_home(home)
     folder = home / "prefect"
     folder.mkdir(exist_ok=True)
@@ -113,7 +117,7 @@ def running_server(home: Path) -> dict[str, Any] | None:
 
 
 def last_error(home: Path) -> str:
-    """Return the last error in the local server's log, or ""."""
+    """Return the last error in the local server's log; "" without one, or if another server is configured."""
     server = recorded_server(home)
     log = home / "prefect" / "server.log"
     if configured_url() not in (None, server.get("url")) or not log.exists():
@@ -139,7 +143,7 @@ def _last_error(lines: list[str]) -> str:
 
 
 def _wait(home: Path) -> str:
-    """Wait until the local server answers, and return its URL."""
+    """Wait until the local server answers, and return its URL. Raises ProcessFailed."""
     deadline = time.monotonic() + START_SECONDS
     while (server := running_server(home)) and time.monotonic() < deadline:
         if _answers(server["url"]):
@@ -194,7 +198,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _one_starter(folder: Path) -> Iterator[None]:
-    """Hold the file lock for starting the server."""
+    """Hold the file lock for starting the server within the context."""
     with (folder / "server.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # an idle server sees the touch, and does not end

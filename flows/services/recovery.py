@@ -1,7 +1,7 @@
 """End the flow runs whose process was lost, and schedule them again.
 
-Automations mark a run without heartbeats as crashed. They miss a run that stops together with the server, and events
-that the server lost; `tend_runs` finds these.
+Nobody reports the end of a process whose worker died, too. Automations mark a run without heartbeats as crashed. They
+miss a run that stops together with the server, and events that the server lost; `tend_runs` finds these.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ def recovery_automations(
 
 
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
-    """Act on the lost flow runs that the automations missed, and return their number. Raises ConfigError.
+    """Act on the lost flow runs that the automations missed, and return their number, live ones among them.
 
     A run that did not begin within `pending` seconds is crashed; one that crashed more than `left` seconds and less
     than a
-    day ago, after at most `times` starts, is scheduled again.
+    day ago, after at most `times` starts, is scheduled again. Raises ConfigError if Prefect's server can't be reached.
     """
     from prefect.client.schemas import filters
     from prefect.states import Scheduled
@@ -144,7 +144,8 @@ def our_flows() -> FlowFilter:
 
 
 def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
-    """Mark as crashed the runs that did not begin within `pending` seconds; return their number. Raises ConfigError."""
+    """Mark as crashed the runs that a worker took but that did not begin within `pending` seconds; return their number.
+    Raises ConfigError if Prefect's server can't be reached."""
     from prefect.client.schemas import filters
     from prefect.states import Crashed
 
@@ -185,7 +186,7 @@ def leave_counted_runs() -> None:
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:
-    """Return the event that opens a window for a flow run."""
+    """Return an event of a flow run, after which an automation waits for the run's next heartbeat."""
     from prefect.events import Event
 
     is_cancelling = run.state is not None and run.state.is_cancelling()
@@ -205,7 +206,7 @@ def _announcement(run: FlowRun, flow: str) -> Event:
 
 
 def _is_unfinished(run: FlowRun) -> bool:
-    """Return whether a flow run, other than the present one, should have ended."""
+    """Return whether a flow run, other than the present one, is running or being cancelled."""
     if run.state is None or str(run.id) == os.environ.get("PREFECT__FLOW_RUN_ID"):
         return False
     return run.state.is_running() or run.state.is_cancelling()
@@ -255,7 +256,7 @@ def _lost(
 def _again(
     name: str, description: str, expect: set[str], counts: list[str], action: ChangeFlowRunState
 ) -> AutomationCore:
-    """Return an automation that acts, once a day at most, on an event of a run that began so many times."""
+    """Return an automation that acts, once a day at most, on an event of a run with one of these numbers of starts."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     trigger = EventTrigger.model_validate(

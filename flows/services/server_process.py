@@ -51,7 +51,7 @@ class Idleness:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing has used the server for `seconds`. Use restarts the count."""
+        """Whether nothing has used the server for `seconds`. Reading this after a use restarts the count."""
         seen = (self._server.server_state.total_requests, touched())
         if seen != self._seen or self._server.server_state.connections:
             self.begin_anew()

@@ -40,7 +40,7 @@ def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
 
 
 class TaskRunner:
-    """Makes each part in a task run (see `PartMaker`). stack: ends the task runner."""
+    """Makes each part in a task run (see `PartMaker`). stack: its end stops the task runner."""
 
     def __init__(self, config: TaskRunnerConfig, stack: contextlib.ExitStack) -> None:
         self._config = config

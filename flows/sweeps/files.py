@@ -47,8 +47,8 @@ def write_json(folder: Path, content: Meta) -> None:
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
-    """Write best.yaml into `folder`: a recipe that extends the sweep's by the best trial's settings, without
-    secrets."""
+    """Write best.yaml into `folder`: a recipe that extends the sweep's by all settings of the best trial that differ,
+    without `launch`, `sweep` and secrets."""
     recipe = plan.best_recipe(best.settings)
     after = recipe.model_dump(mode="json")
     try:

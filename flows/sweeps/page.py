@@ -32,7 +32,8 @@ STATES = {
 
 
 def sweep_page(content: Meta, study: Study) -> str:
-    """Return a sweep's page as HTML. content: of sweep.json."""
+    """Return a sweep's page as HTML: best trial, the winner's metrics, plots of the study, all trials. content: of
+    sweep.json."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")

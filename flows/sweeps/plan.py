@@ -61,7 +61,8 @@ class Plan:
         return home / "sweeps" / self.name
 
     def database(self, home: Path) -> str:
-        """Return the SQLAlchemy URL of Optuna's database."""
+        """Return the SQLAlchemy URL of Optuna's database: `sweep.database` with secrets filled in, else
+        `<home>/optuna.db`."""
         written = self.recipe.sweep.database
         return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
 
@@ -74,7 +75,8 @@ class Plan:
         return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
 
     def trial_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe of a trial. Raises ConfigError if it does not allow these values."""
+        """Return the recipe of a trial, its name with `.sweep` at the end. Raises ConfigError if it does not allow
+        these values."""
         varied = [override(setting, value) for setting, value in values.items()]
         return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
 
@@ -83,7 +85,7 @@ class Plan:
         return settings.load(self.named, [*self.overrides, *(override(*pair) for pair in values.items())])
 
     def refuse_changed(self) -> None:
-        """Raise ConfigError if the recipe's file was edited since."""
+        """Raise ConfigError if the recipe's file was edited since this plan was read."""
         # each trial reads the file again
         now = replace(self, recipe=settings.load(self.named, self.overrides))
         if now.definition() != self.definition():
@@ -93,7 +95,8 @@ class Plan:
             )
 
     def definition(self) -> Meta:
-        """Return what must be unchanged when a sweep is resumed."""
+        """Return what must be unchanged when a sweep is resumed: the recipe without varied settings and AROUND, the
+        space, metric and direction."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))
@@ -104,9 +107,11 @@ class Plan:
 
 
 def read_plan(named: str, texts: Sequence[str]) -> Plan:
-    """Read a recipe, and check the sweep that its section `sweep` and the command line describe. Raises ConfigError.
+    """Read a recipe, and check the sweep that its section `sweep` and the command line describe.
 
-    texts: `section.setting=value`; a range or choices vary the setting, a single value fixes it.
+    texts: `section.setting=value`; a range or choices vary the setting, a single value fixes it. Raises ConfigError for
+    a
+    wrong setting, range or choice, and if nothing varies.
     """
     varied, fixed = separate(texts)
     recipe = settings.load(named, fixed)

@@ -79,7 +79,7 @@ class SweepStudy:
 
     @property
     def total(self) -> int:
-        """The number of trials to run."""
+        """The number of trials to run: `sweep.trials`, by default 20; for `grid` at most all combinations."""
         if self._grid is None:
             return self._config.trials or TRIALS
         return min(self._config.trials or len(self._grid), len(self._grid))
@@ -168,7 +168,7 @@ class SweepStudy:
             trial.set_user_attr(STOPPED, True)
 
     def report(self, trial: Trial, value: float, step: int) -> bool:
-        """Record a trial's metric at a step; return whether to prune it."""
+        """Record a trial's metric at a step; return whether to prune it: worse than the median of earlier trials."""
         with self._access():
             trial.report(value, step)
             return bool(self._config.pruner == "median" and trial.should_prune())

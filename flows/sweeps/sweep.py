@@ -65,8 +65,11 @@ class Sweep:
     drawn: float = field(default_factory=time.monotonic)
 
     def run_trials(self) -> None:
-        """Run all trials that are left, `sweep.parallel` at a time, and write the results after each. Raises
-        TrnflowError."""
+        """Run all trials that are left, `sweep.parallel` at a time, and write the results after each.
+
+        Raises TrnflowError if the first three trials (or all) failed, the recipe's file changed, or the sweep can't go
+        on.
+        """
         parallel = self.plan.recipe.sweep.parallel
         if parallel == 1:
             self._work(0)
@@ -209,7 +212,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
 
 
 def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None:
-    """Run and record the winner; None if no trial completed, or the winner is known."""
+    """Run and record the winner; None if no trial completed, or the winner is known for these sections."""
     best, before = going.study.best(), going.study.winner or {}
     if best is None:
         return None

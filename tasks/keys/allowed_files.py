@@ -1,7 +1,7 @@
 """Build a stage's permit.
 
-Checked are the folder that holds the package `trnflow` or the stage's own package, if it has a `pyproject.toml` or
-`.git`; else (installed) these packages alone.
+The project is the folder that holds the package `trnflow` or the stage's own package, if that folder has a
+`pyproject.toml` or `.git`; else (installed) these packages alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def permit_for(
 
     Args:
         code: The table `code` of the stage's key document.
+        inputs: Artifacts and sources that the stage reads; files of sources are permitted.
         places: Folders that hold no code, such as the home and the store.
 
     Raises:

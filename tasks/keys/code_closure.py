@@ -72,7 +72,7 @@ def project_folder(package: str) -> Path:
 
 
 def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tables (code, env) of a stage's key document.
+    """Return the tables (code, env) of the key document of a stage in `module`.
 
     code: {module: `sha256:<hex>`, or `schema:<number>`}; env: {distribution: version, "python": such as `3.12`}.
     Raises CodeError when the stage's module has no file.
@@ -107,7 +107,8 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def locator(roots: set[str]) -> Callable[[str], str | None]:
-    """Return a function that maps a module's name to its file; None for no module of the packages `roots`."""
+    """Return a function that maps a dotted name to the module's file, or to None if it is no module of the packages
+    `roots`."""
     folders = {root: f"{project_folder(root)}/{root}" for root in roots}
     plain: dict[str, str] = {}
 
@@ -165,7 +166,11 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def code_hash(tree: ast.Module) -> str:
-    """Return `sha256:<hex>` of a module's syntax tree without what the key leaves out. Changes `tree`."""
+    """Return `sha256:<hex>` of a module's syntax tree without docstrings, texts of `raise` and imports under
+    TYPE_CHECKING.
+
+    Changes `tree`.
+    """
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             # a string as a statement has no effect: a docstring, or the text below a constant

@@ -41,7 +41,8 @@ class Permit:
     code: dict[str, tuple[str, str]]
 
     def refused(self, path: str) -> str | None:
-        """Return None if the stage may read the file, else its path relative to the project."""
+        """Return None if the stage may read the file at the absolute path `path`, else its path relative to the
+        project."""
         if path in self.files or path.startswith(self.exempt):
             return None
         for root, base in self.roots:
@@ -52,7 +53,8 @@ class Permit:
         return None
 
     def edited(self, path: str) -> bool:
-        """Return whether a module's code has changed since the key was computed; False for other files."""
+        """Return whether a module's code has changed since the key was computed; False for files that are not in
+        `code`."""
         known = self.code.get(path)
         if known is None or stamp(path) == known[0]:
             return False

@@ -40,7 +40,7 @@ def size_in(stamped: Stamp) -> int:
 
 
 def sha256_file(path: str | Path) -> str:
-    """Return `sha256:<hex>` of a file's bytes, reading it in 1 MiB of memory. Raises OSError."""
+    """Return `sha256:<hex>` of a file's bytes, which are always read, in 1 MiB of memory. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(handle, _SMALL)
@@ -85,7 +85,8 @@ def _hash_rest(handle: int, digest: Any) -> None:
 
 
 class Memo:
-    """The hash cache of a home. Values are JSON; a kind names what was computed, such as `digest`."""
+    """The hash cache of a home, in `<home>/memo.db`. Values are JSON; a kind names what was computed, such as
+    `digest`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,7 +123,7 @@ class Memo:
             known[str(path)] = self._fresh[kind, str(path)] = entry
 
     def save(self) -> None:
-        """Write new values to disk."""
+        """Write to disk the values that were put since the last `save`; a failure is ignored."""
         if not self._fresh:
             return
         with self._lock:

@@ -198,7 +198,7 @@ def _signal_one(pid: int, number: int) -> None:
 
 
 def _wake_on_signals() -> int:
-    """Return a descriptor from which arriving signals, SIGCHLD too, can be read."""
+    """Return a descriptor from which the numbers of arriving signals, SIGCHLD too, can be read."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -222,7 +222,7 @@ def _say(fields: dict[str, int]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends (Linux)."""
+    """Let the kernel kill this process when its parent ends (Linux). Exits with 1 if `parent` has ended already."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # the parent may have ended before the call
     if os.getppid() != parent:

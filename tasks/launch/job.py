@@ -1,4 +1,4 @@
-"""A job, as a JSON file. Nothing is pickled."""
+"""A job, as the JSON file by which one process tells another which stage function to call. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -45,13 +45,16 @@ class JobSpec:
 
     Attributes:
         function, config_type: As "module:name".
+        out: The folder of the stage's files.
         scratch: A folder for temporary files; spec and result lie beside it.
-        log: Takes the process's output.
-        partial: {"root", "home", "key"} of a resumable stage's state.
+        log: Takes the process's stdout and stderr.
+        partial: {"root", "home", "key"} of a resumable stage's state, else None.
         environ: Environment variables; not in the file.
         secret: Names in `environ` whose values are secrets.
+        permit: None: reads are not checked.
         search: Folders to put on `sys.path`.
-        preload: Modules of the warm parent; empty: a new interpreter.
+        ranks: Processes that run the stage together.
+        preload: Modules of the warm parent that forks the process; empty: a new interpreter.
     """
 
     function: str

@@ -20,7 +20,8 @@ class Launcher:
         Launcher.kinds[cls.kind] = cls
 
     def run(self, spec: JobSpec, emit: Callable[[Meta], None], grace_seconds: float) -> Meta:
-        """Run a stage in a process, as `run_job` does. Raises TrnflowError."""
+        """Run a stage in a process, wait for its end, and return its metadata, as `run_job` does. Raises
+        TrnflowError."""
         raise NotImplementedError
 
 

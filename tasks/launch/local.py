@@ -119,7 +119,8 @@ class Guarded:
                 os.killpg(self._worker, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Let the guard send SIGTERM to the stage; a second call kills it."""
+        """Let the guard send SIGTERM to the stage; a second call kills it. A stage that does not save has
+        STOP_SECONDS."""
         self._interrupted = True
         self._deadline = math.inf if self._saves else time.monotonic() + STOP_SECONDS
         self._guard.terminate()
@@ -145,7 +146,11 @@ class Guarded:
                 self.interrupt()
 
     def result(self) -> Meta:
-        """Return the metadata of the ended stage. Raises TrnflowError, or OSError when the disk is full."""
+        """Return the metadata of the ended stage.
+
+        Raises TrnflowError (the stage's own, ProcessFailed without a result, Interrupted), or OSError when the disk is
+        full.
+        """
         written = json.loads(self._spec.result.read_text(encoding="utf-8")) if self._spec.result.exists() else None
         if written is None:
             raise self._silent()

@@ -2,7 +2,8 @@
 
     warm_parent:serve SOCKET
 
-A request names modules to import while idle, or a stage to start. Our own code is imported after the fork.
+A request names modules to import while idle, or a stage to start. Our own code is imported after the fork. The process
+ends when the flow does.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _socket(descriptor: int) -> socket.socket:
 
 
 def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
-    """Fork a guard, and send its pid and a pidfd; or "threads"."""
+    """Fork a guard, and send its pid and a pidfd; send "threads" if this process has several."""
     # a library has started a thread: a fork would not be safe
     if len(os.listdir("/proc/self/task")) > 1:
         requests.send(b"threads")
@@ -126,7 +127,7 @@ def _work(request: dict[str, Any]) -> None:
 
 
 def _show_attempt(attempt: str | None) -> None:
-    """Overwrite in memory this process's first ATTEMPT."""
+    """Overwrite in memory this process's first ATTEMPT, which `/proc/PID/environ` shows."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     place = getenv(b"TRNFLOW_ATTEMPT")

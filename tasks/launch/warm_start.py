@@ -53,7 +53,8 @@ PATIENCE = 120.0
 
 
 def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the modules that a stage's warm parent imports; empty where a fork does not work."""
+    """Return the modules that a stage's warm parent imports; () off Linux on x86-64, or if PJRT_DEVICE is not the
+    CPU."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or environ.get("PJRT_DEVICE", "CPU") != "CPU":
         return ()
     names = {*distributions} - ({"torch-xla"} if environ.get("USE_TORCH_XLA") == "0" else set())
@@ -189,7 +190,11 @@ def start_guard(
 ) -> ForkedGuard | None:  # fmt: skip
     """Fork a guard and its worker from a warm parent; None if that has ended or can't fork.
 
-    entry: the worker's "module:function"; descriptors: the guard's stdin, stdout and stderr.
+    Args:
+        entry: The worker's function, as "module:function".
+        modules: What the warm parent imports first.
+        grace: Seconds between SIGTERM and SIGKILL.
+        descriptors: The guard's stdin (lifeline), stdout (events) and stderr (log).
     """
     request = {
         "entry": entry,

@@ -44,7 +44,7 @@ def run(file: str) -> None:
 
 
 def main(file: str) -> int:
-    """Run the job of a file, or its ranks, and write `JobSpec.result`. Return 1 if that is an error, else 0."""
+    """Run the job of a file, or its ranks, and write `JobSpec.result`. Return 1 if the result is an error, else 0."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
     spec = _spec(file)

@@ -25,7 +25,9 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 def resolve_source(
     source: str, name: str | None, revision: str | None, settings: FileSettings, resolver: Resolver
 ) -> Source:
-    """Resolve the dataset at `source`. name, revision: of a hub dataset.
+    """Resolve the dataset at `source`.
+
+    name: a hub dataset's configuration; revision: its branch, tag or commit, None for main.
 
     Returns:
         A Source with the identity {"files": [{"split", "format", "digest"}]}, or {"hub", "name", "commit", "splits"}.
@@ -33,7 +35,7 @@ def resolve_source(
     Raises:
         ConfigError: There is no data or no train split.
         DataError: A file can't be read.
-        MissingDependency: The URL's file system is not installed.
+        MissingDependency: The package of the URL's file system is not installed.
     """
     path = local_path(source)
     if path is None:

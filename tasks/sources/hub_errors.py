@@ -12,8 +12,8 @@ from trnflow.tasks.system.redaction import scrub
 
 @contextmanager
 def hub_errors(section: Literal["data", "model"], repo: str, revision: str | None) -> Iterator[None]:
-    """Raise our errors in place of the hub client's: ConfigError for an unknown revision, else DataError or
-    ModelError."""
+    """Raise our errors in place of the hub client's: ConfigError for an unknown revision; DataError (section "data") or
+    ModelError ("model") for a repository that is gated, unknown or can't be reached."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)

@@ -125,7 +125,8 @@ def model_folder(source: Source) -> Path | None:
 
 
 def generation_config(source: Source) -> Meta | None:
-    """Return the model's `generation_config.json`, downloaded if needed, or None. Raises ModelError."""
+    """Return the model's `generation_config.json`, downloaded if needed, or None. Raises ModelError if it is no JSON
+    object."""
     if source.identity.get("generation") is None:
         return None
     file = cast(Path, _folder(source.location["model"], (GENERATION,))) / GENERATION

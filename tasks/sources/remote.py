@@ -21,7 +21,13 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 
 
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Download a URL's files, and return a Source. Raises DataError, MissingDependency, ConfigError."""
+    """Download a URL's files, and return a Source with split, format and digest of each.
+
+    Raises:
+        DataError: Missing or unreachable.
+        MissingDependency: The package of the file system is not installed.
+        ConfigError: No train split, or offline and never resolved before.
+    """
     asked = f" {settings.format} {sorted(settings.splits.items())}" if settings.format or settings.splits else ""
     # downloaded at once, since the key needs digests
     answer, note = resolver.remembered(f"url/{source}{asked}", lambda: _ask_url(source, settings, resolver))
@@ -99,9 +105,9 @@ def _etag(info: Meta) -> str:
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Return a Source with the present commit of a hub dataset's `revision`. Raises DataError, ConfigError.
+    """Return a Source with the present commit of a hub dataset's `revision`; nothing is downloaded.
 
-    name: the dataset's configuration, unchecked here.
+    Raises DataError if it is missing, gated or unreachable, ConfigError without this revision, or offline.
     """
     answer, note = resolver.remembered(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}

@@ -1,5 +1,4 @@
-"""Ask which bytes a URL or hub name means now, and keep answers in `<home>/resolved.json` under the HMACs of their
-questions."""
+"""Ask which bytes a URL or hub name means now, and keep the answers in `<home>/resolved.json`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Choose which files of a source belong to which split.
 
-Without `data.splits` names decide: `val.csv`, `test/part-1.parquet`. Files of no split are train.
+Without `data.splits` names decide: `val.csv`, `test/part-1.parquet`. If no name means a split, all files are train.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ SPLITS = ("train", "validation", "test")
 
 
 class FileSettings(NamedTuple):
-    """Settings for finding files: `data.format`, `data.splits`, and the folders to which relative paths are joined."""
+    """Settings for finding files.
+
+    Attributes:
+        format: `data.format`, or None to go by names.
+        splits: `data.splits`: {split: name or path at the source, or a file's path elsewhere}.
+        folder: What a relative source path is joined to.
+        folders: {split: what its path in `splits` is joined to}.
+    """
 
     format: str | None
     splits: dict[str, str]
@@ -71,8 +78,7 @@ def choose_files(source: str, files: list[DataFile], settings: FileSettings) -> 
 
 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
-    """Make a Source of data files: `SplitFile.entry` of each, and {"path", "stamp", "zip"} of each as far as it has
-    them."""
+    """Make a Source of files' entries, and of their locations: {"path", if local "stamp", if from a zip "zip"} each."""
     identity = {"files": [{key: entry[key] for key in ("split", "format", "digest")} for entry in entries]}
     location = {"files": [{**entry, **place} for entry, place in zip(entries, locations, strict=True)]}
     return Source("data", identity, location, note)

@@ -80,7 +80,8 @@ class Artifacts:
         return Artifact(digest, kind, meta, tuple(files))
 
     def artifact(self, digest: str) -> Artifact:
-        """Return the artifact with this digest; its files are not looked at. Raises BlobLost."""
+        """Return the artifact with this digest; its files are not looked at. Raises BlobLost without a sound
+        manifest."""
         name = blob_name(digest)
         try:
             document, files = checked_manifest(self.backend.read(name), digest)
@@ -184,7 +185,8 @@ class Artifacts:
                 shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
-        """Return the first file whose blob no longer has its digest: a stage wrote to its inputs."""
+        """Return the first file whose blob no longer has its digest: a stage wrote to its inputs. Costs a stat a
+        file."""
         return next(
             (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None
         )

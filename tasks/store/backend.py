@@ -51,8 +51,8 @@ class Backend(Protocol):
         """Return a file's size in bytes, or None."""
 
     def move_in(self, name: str, path: str | Path) -> None:
-        """Put a local file into the store, read-only, in place of an older one. Only a local store's own disk is moved
-        from."""
+        """Put a local file into the store, in place of an older one: moved and read-only in a local store (copied from
+        another filesystem or a link), uploaded to a remote one."""
 
     def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
         """Copy a file to `path` on this machine."""

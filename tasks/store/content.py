@@ -108,7 +108,10 @@ class Store(Artifacts):
         return sorted((record for record in read if record), key=lambda record: str(record["created"]), reverse=True)
 
     def publish(self, record: Meta, *, replace: bool = False) -> Meta:
-        """Write a record, and return the record that the key then has: an earlier one stays, unless `replace`."""
+        """Write a record, which makes the result visible, and return the record that the key then has.
+
+        An earlier record stays, unless `replace` moves it to the trash.
+        """
         name = f"records/{record['stage']}/{record['key']}.json"
         data = _pretty(record)
         if self.backend.create(name, data):

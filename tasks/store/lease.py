@@ -186,7 +186,7 @@ class Lease:
         return self._mine.attempt
 
     def tell(self, **progress: Json) -> None:
-        """Set the progress that the next heartbeats carry."""
+        """Set the progress that the next heartbeats carry. Makes no request."""
         self._said = progress
 
     def heed(self) -> None:

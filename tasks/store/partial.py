@@ -53,7 +53,8 @@ class PartialState:
         return None
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """Return the folder of a step's state if it is complete and undamaged, else None, and call `warn`."""
+        """Return the folder of a step's state if it is complete and undamaged, else None; a damaged one is quarantined,
+        and `warn` called."""
         if step not in self.steps():
             return None
         local = self._backend.local
@@ -70,7 +71,7 @@ class PartialState:
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
         """Move the files below `folder` into the store as the complete state at `step`; afterwards `folder` is gone.
 
-        digests: {path: digest} that are known already.
+        If writing fails, nothing of the state stays. digests: {path: digest} that are known already.
         """
         target = self._folder(step)
         if self._committed(step):

@@ -13,7 +13,7 @@ PLACES = ("--cache_dir", "--xla_dump_to")
 
 
 def flags_around(names: tuple[str, ...] = FLAGS) -> dict[str, list[str]]:
-    """Return {variable: its flags, sorted} of this process, without empty ones and PLACES."""
+    """Return {variable: its flags} of this process in canonical form, without empty ones."""
     given = {name: canonical_flags(os.environ.get(name, "")) for name in names}
     return {name: flags for name, flags in given.items() if flags}
 

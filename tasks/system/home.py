@@ -12,7 +12,8 @@ NAME = ".trnflow"
 
 
 def home_folder() -> Path:
-    """Return the home's path; nothing is created. Raises ConfigError if `.trnflow` here is not this user's alone."""
+    """Return the home's path; nothing is created. Raises ConfigError if `.trnflow` in the working directory belongs to
+    another user, or everybody may write in it."""
     named = os.environ.get("TRNFLOW_HOME")
     if named:
         return Path(named).expanduser().absolute()

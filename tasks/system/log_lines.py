@@ -63,7 +63,8 @@ class LogLines:
 
 @contextlib.contextmanager
 def log_as_asked() -> Iterator[None]:
-    """Replace `sys.stderr` within the context if TRNFLOW_LOG asks for it. Raises ConfigError for an unknown value."""
+    """Replace `sys.stderr` by a `LogLines` within the context if TRNFLOW_LOG is `json`. Raises ConfigError for another
+    value than "", `text`, `json`."""
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "text", "json"):
         raise ConfigError(f"{VARIABLE} is {asked!r}, and can be text or json", f"export {VARIABLE}=json, or unset it")

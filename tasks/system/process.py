@@ -34,7 +34,7 @@ class Process(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """The attributes joined by `_`, fit for a file name."""
+        """The five attributes joined by `_`, fit for a file name; `read_tag` reads it."""
         return "_".join(str(part).replace("/", "-") for part in self)
 
     def is_dead(self) -> bool:

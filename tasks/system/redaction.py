@@ -111,8 +111,8 @@ def _hidden(text: str) -> str:
 
 
 def fill(text: str, setting: str) -> str:
-    """Return a setting's text with each `${NAME}` filled in, whose values are secrets from now on. Raises
-    ConfigError."""
+    """Return a setting's text with each `${NAME}` filled in; these values are secrets from now on. Raises ConfigError
+    when a variable is not set."""
 
     def value(reference: re.Match[str]) -> str:
         name = reference[1]
@@ -145,7 +145,7 @@ def learn(settings: Any) -> None:
 
 
 def know(secret: str, shown: str = MASK) -> None:
-    """Let `scrub` replace a secret, each of its lines, and their URL-decoded forms."""
+    """Let `scrub` replace a secret, each of its lines, and their URL-decoded forms, from LEAST characters on."""
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
             if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
@@ -188,7 +188,8 @@ def scrubbed(error: TrnflowError) -> TrnflowError:
 
 
 def raisable(error: Exception) -> Exception:
-    """Return an error that is safe to raise where another program logs it."""
+    """Return an error that is safe to raise where another program logs it: itself, scrubbed, or a TrnflowError in its
+    place."""
     if isinstance(error, TrnflowError):
         return scrubbed(error)
     trace = "".join(traceback.format_exception(error))

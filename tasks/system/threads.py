@@ -24,7 +24,8 @@ _abandoned: list[Thread] = []
 class ThreadPool:
     """A pool of at most `count` daemon threads. The end of its `with` statement waits for all work.
 
-    After an exception, work that has not begun is cancelled. on_start: each thread calls it first.
+    After an exception, work that has not begun is cancelled, and threads are left after PATIENCE. on_start: each thread
+    calls it first.
     """
 
     def __init__(self, count: int, name: str, on_start: Callable[[], object] = lambda: None) -> None:
