@@ -135,7 +135,8 @@ def unpin(options: Namespace) -> int:
 
 
 def _target(text: str, store: Store) -> Meta:
-    """Return what the pin keeps: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}]}."""
+    """Return what the pin keeps: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}] of the records that
+    made it}."""
     if (run := named_run(text, store)) is not None:
         return {"run": run}
     artifact = artifact_of(text, store)

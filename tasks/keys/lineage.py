@@ -115,10 +115,10 @@ def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[st
 
 
 def nearest_run(text: str, runs: list[str]) -> str:
-    """Return the id of the run that `text` means: an id or its beginning, `last`, `last~N`. Raises ConfigError.
+    """Return the id of the run that a user means by `text`: an id, the beginning of an id, `last` (the newest run), or
+    `last~N` (the run N runs before the newest).
 
-    runs: all ids, newest first.
-    """
+    runs: the ids of all runs, newest first. Raises ConfigError if no run or more than one matches."""
     if text.split("~")[0] == "last":
         back = text.partition("~")[2] or "0"
         if not back.isdigit() or int(back) >= len(runs):
@@ -128,17 +128,17 @@ def nearest_run(text: str, runs: list[str]) -> str:
 
 
 def unique(text: str, names: Iterable[str], what: str, fix: str) -> str:
-    """Return the name equal to `text`, or the only one that begins with it. Raises ConfigError.
+    """Return the name that equals `text`, or else the only name that begins with `text`.
 
-    what, fix: for the error: the noun for a name, and what to do if none matches.
-    """
-    matches = sorted({name for name in names if name.startswith(text)})
-    if text in matches:
+    what: the noun for the names in the error, such as "run"; fix: the error's text on what the user can do if no name
+    matches. Raises ConfigError if no name or more than one matches."""
+    found = sorted({name for name in names if name.startswith(text)})
+    if text in found:
         return text
-    if len(matches) != 1:
-        several = f"{text} begins {len(matches)} {what}s: {', '.join(matches[:3])} ..."
-        raise ConfigError(several if matches else f"there is no {what} {text}", "give more of it" if matches else fix)
-    return matches[0]
+    if len(found) != 1:
+        several = f"{text} begins {len(found)} {what}s: {', '.join(found[:3])} ..."
+        raise ConfigError(several if found else f"there is no {what} {text}", "give more of it" if found else fix)
+    return found[0]
 
 
 def leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
