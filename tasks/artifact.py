@@ -1,8 +1,4 @@
-"""What stages take and return: artifacts (in the store) and sources (outside it).
-
-A manifest is canonical JSON of kind, metadata and sorted `[path, size, digest]`; its sha256 is the artifact's digest.
-Metadata holds nothing that varies from run to run.
-"""
+"""What stages take and return: artifacts, as inputs, and sources."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ _NO_NAMES = frozenset(("", ".", ".."))
 
 
 class File(NamedTuple):
-    """A file in a manifest: normalised path with `/`, bytes, `sha256:<hex>`."""
+    """A file in a manifest: normalised path with `/`, size in bytes, `sha256:<hex>`."""
 
     path: str
     size: int
@@ -40,13 +36,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Artifact:
-    """Files and metadata that a stage made, in the store.
-
-    Attributes:
-        digest: `sha256:<hex>` of the manifest.
-        kind: Such as "rows" or "tokens".
-        files: Sorted by path.
-    """
+    """The output of a stage. digest: `sha256:<hex>`; kind: such as "rows"; files: sorted by path."""
 
     digest: str
     kind: str
@@ -55,14 +45,13 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """The size of all files together, in bytes."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True)
 class Input(Generic[Facts]):
-    """An artifact as a stage receives it: a read-only folder with its files, and its metadata, such as
-    `Input[RowsMeta]`."""
+    """An artifact as a stage reads it, such as `Input[RowsMeta]`: `path` is a read-only folder."""
 
     path: Path
     kind: str
@@ -76,8 +65,8 @@ class Source:
 
     Attributes:
         kind: "data" or "model".
-        identity: Part of the key of each stage that reads it: digests or a commit, never a path or a time.
-        location: Where the bytes are; not part of the key.
+        identity: The part in the key: digests or a commit, never a path or a time.
+        location: Where the bytes are; in no key.
         note: For the user, such as "last resolution".
     """
 
@@ -88,7 +77,7 @@ class Source:
 
 
 def checked_path(path: str) -> str:
-    """Return a path that is relative, normalised and inside its folder; else raise StoreError."""
+    """Return `path`, or raise StoreError unless it is relative, normalised and inside its folder."""
     if "\x00" in path or not _NO_NAMES.isdisjoint(path.split("/")):
         raise StoreError(f"an artifact holds the path {path!r}, which is not a normalised path inside it")
     return path

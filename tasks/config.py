@@ -1,11 +1,8 @@
 """The base class of stage configs, and marks on their fields.
 
-Every field is part of the key, except those marked `NOT_KEYED`, which can't change the result's bytes. Fields of the
-training config marked `GRAPH` affect training's graphs, and so precompile's key.
-
-    class PackConfig(StageConfig):
-        chunk_length: Tokens = 2048
-        workers: Annotated[int, NOT_KEYED] = 0
+class PackConfig(StageConfig):
+    chunk_length: Tokens = 2048
+    workers: Annotated[int, NOT_KEYED] = 0
 """
 
 from __future__ import annotations
@@ -38,13 +35,14 @@ class Mark:
         return self.name
 
 
+# of a field that can't change the bytes of the result: in no key
 NOT_KEYED = Mark("NOT_KEYED")
+# of a field that changes training's graphs: also in precompile's key
 GRAPH = Mark("GRAPH")
 
 
 class StageConfig(BaseModel):
-    """The base class of stage configs: the settings of one stage. Instances are immutable and refuse unknown fields.
-    Define the subclass beside its stage."""
+    """The settings of one stage, immutable; unknown fields are refused. Subclasses stand beside their stages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -55,14 +53,13 @@ def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
 
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of all fields but those marked NOT_KEYED, as plain JSON, defaults and nested configs
-    included."""
+    """Return {field: value} of all fields not marked NOT_KEYED, nested configs included, as plain JSON."""
     skip = marked(type(config), NOT_KEYED)
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 
 
 def graph_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of the fields marked GRAPH, as plain JSON: all that precompile may depend on."""
+    """Return {field: value} of the fields marked GRAPH, as plain JSON."""
     return {name: _plain(getattr(config, name)) for name in sorted(marked(type(config), GRAPH))}
 
 
@@ -70,7 +67,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, StageConfig):
         return keyed_params(value)
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain(entry) for name, entry in value.items()}
     return value

@@ -1,4 +1,4 @@
-"""Every error that is shown to a user. Each says what happened, where, and what to do.
+"""Every error that is shown to a user, with what to do.
 
 TrnflowError
 ├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
@@ -27,9 +27,13 @@ SCHEMA = 1
 
 
 class TrnflowError(Exception):
-    """The base class: message (what happened, naming file, row, setting or stage) and fix (what to do).
+    """The base class.
 
-    Attributes: `stage`, set by the runner; `details`, another process's traceback, shown with --debug; `exit_code`.
+    Attributes:
+        message: What happened, naming file, row, setting or stage.
+        fix: What to do.
+        stage: Set by the runner.
+        details: Another process's traceback, shown with --debug.
     """
 
     exit_code: ClassVar[int] = 1
@@ -45,7 +49,7 @@ class TrnflowError(Exception):
         return f"{self.message}. Fix: {self.fix}" if self.fix else self.message
 
     def to_json(self) -> dict[str, Any]:
-        """Return {type, message, fix}, which `from_json` reads in another process."""
+        """Return {type, message, fix}."""
         return {"type": type(self).__name__, "message": self.message, "fix": self.fix}
 
 
@@ -90,7 +94,7 @@ class StoreError(TrnflowError):
 
 
 class BlobLost(StoreError):
-    """A blob is missing or corrupt. By default the fix is to run the recipe again. digest: "" if it is not known."""
+    """A blob is missing or corrupt. digest: "" if unknown."""
 
     def __init__(self, message: str, fix: str = "", digest: str = "") -> None:
         super().__init__(message, fix or "`trnflow run` makes anew what it belongs to")
@@ -106,7 +110,8 @@ class Interrupted(TrnflowError):
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Return whether a person or a scheduler ended the work: Ctrl-C, SIGTERM, Prefect's TerminationSignal."""
+    """Return whether Ctrl-C, SIGTERM or Prefect's TerminationSignal ended the work."""
+    # Prefect's TerminationSignal is a BaseException, as KeyboardInterrupt is
     return error is not None and (isinstance(error, Interrupted) or not isinstance(error, Exception))
 
 
@@ -128,11 +133,11 @@ _CAUSES = {
     errno.ENFILE: ("too many files are open on this machine (at {})", "end other programs, or raise fs.file-max"),
     errno.ENOMEM: ("there is no memory left (at {})", "end other programs, or take a machine with more memory"),
 }
-"""{errno: (what happened, the fix)}; `{}` stands for the path."""
+"""{errno: (what happened, fix)}; `{}` stands for the path."""
 
 
 def of_machine(error: BaseException) -> MachineError | None:
-    """Return a MachineError for an exception that this machine caused, such as a full disk; None for any other."""
+    """Return a MachineError if this machine caused `error`, such as a full disk; else None."""
     if isinstance(error, MemoryError):
         return MachineError("there is no memory left", "end other programs, or take a machine with more memory")
     if not isinstance(error, OSError) or error.errno not in _CAUSES:
@@ -142,20 +147,20 @@ def of_machine(error: BaseException) -> MachineError | None:
 
 
 def unexpected(error: Exception) -> TrnflowError:
-    """Turn any exception into a MachineError if this machine is the cause, else a ProcessFailed that asks for a report."""
+    """Return any exception as a MachineError, or as a ProcessFailed that asks for a report."""
     return of_machine(error) or ProcessFailed(
         f"unexpected {type(error).__name__}{_place(error)}: {error}", "run it again with --debug and report it"
     )
 
 
 def _place(error: Exception) -> str:
-    """Return the file and line where an error was raised, for a report."""
+    """Return where an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def from_json(document: dict[str, Any]) -> TrnflowError:
-    """Return the error that `to_json` wrote; of an unknown type a ProcessFailed."""
+    """Return the error that `to_json` wrote; a ProcessFailed if its type is unknown."""
     kinds: dict[str, type[TrnflowError]] = {"TrnflowError": TrnflowError}
     pending = [TrnflowError]
     while pending:

@@ -1,4 +1,4 @@
-"""`trnflow completion bash|zsh`: print a completion script. It holds all names, so completing starts no process."""
+"""`trnflow completion bash|zsh`: print a completion script."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trnflow.flows.recipes.files import hardware_names, recipe_names
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.recipes.reference import NAME, NUMBER, settings_of
 
+# zsh runs bash's completion functions after this line
 ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
-"""zsh runs bash's completion functions after this line."""
 
 BASH = """\
 # trnflow's completion: `source <(trnflow completion {shell})` in a shell, or its output in a file that the shell reads.
@@ -61,15 +61,15 @@ def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
 
 
 def completion(options: Namespace) -> int:
-    """Print the completion script of the shell that the options name; return exit code 0."""
+    """Print the completion script of a shell; return exit code 0."""
     sys.stdout.write(script(options.shell, options.commands))
     return 0
 
 
 def script(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
-    """Return the script by which a shell completes names, options, recipes, stages and settings. commands: {name:
-    parser}."""
-    names = [one.name for one in settings_of(Recipe) if not {NAME, NUMBER} & {*one.name.split(".")}]
+    """Return the script by which a shell completes names, options, recipes, stages and settings."""
+    # the script holds all names: completing starts no process
+    names = [setting.name for setting in settings_of(Recipe) if not {NAME, NUMBER} & {*setting.name.split(".")}]
     sections = {name.rpartition(".")[0] for name in names}
     words = {name: " ".join(parser._option_string_actions) for name, parser in commands.items()}
     with_recipe = [name for name, parser in commands.items() if any(a.dest == "recipe" for a in parser._actions)]

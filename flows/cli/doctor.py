@@ -21,7 +21,7 @@ NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec",
 
 
 class Check(NamedTuple):
-    """The result of one check. fix: what the user can do when it failed."""
+    """The result of one check. fix: what the user can do."""
 
     ok: bool
     name: str
@@ -69,9 +69,10 @@ def _store(home: Path) -> Check:
 
 
 def _home(home: Path) -> Check:
-    """Check that no other user can read the home, which holds logs, caches and a secret."""
+    """Check that no other user can read the home."""
     if not home.exists():
         return Check(True, "home", f"{home}, made with mode 0700 by the first run")
+    # the home holds logs, caches and a secret
     mode = stat.S_IMODE(home.stat().st_mode)
     private = is_private(home)
     others = "" if private else ": other users can read it"
@@ -84,11 +85,11 @@ def _disk(home: Path) -> Check:
 
 
 def _devices() -> Check:
-    """Return a check that lists the accelerators. A machine without accelerators passes, too."""
+    """List the accelerators; a machine without them passes, too."""
     neuron = sorted(Path("/dev").glob("neuron[0-9]*"))
     cuda = sorted(Path("/dev").glob("nvidia[0-9]*"))
-    found = [f"{len(kind)} {name}" for kind, name in ((neuron, "Neuron"), (cuda, "CUDA")) if kind]
-    return Check(True, "accelerators", ", ".join(found) or "none: training runs on the processor")
+    counts = [f"{len(kind)} {name}" for kind, name in ((neuron, "Neuron"), (cuda, "CUDA")) if kind]
+    return Check(True, "accelerators", ", ".join(counts) or "none: training runs on the processor")
 
 
 def _prefect() -> Check:

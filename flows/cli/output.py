@@ -1,4 +1,4 @@
-"""Print a command's result (text, or one JSON document on stdout) and errors (stderr), and exit."""
+"""Print a command's result and errors, and exit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from trnflow.tasks.system.redaction import hide, scrub
 
 
 def emit(options: Namespace, document: Meta, *lines: object) -> None:
-    """Print `document` as a line of JSON with --json, else each of `lines`. Secrets are hidden in the JSON, not in the
-    lines."""
+    """Print `document` as a line of JSON, secrets hidden, with --json; else each of `lines` as it is."""
     if options.json:
         emit_json({"schema": 1, **document})
     else:
@@ -24,7 +23,7 @@ def emit(options: Namespace, document: Meta, *lines: object) -> None:
 
 
 def emit_json(document: Json) -> None:
-    """Print a document as one line of JSON on stdout, with secrets hidden."""
+    """Print a document as one line of JSON, with secrets hidden."""
     document = hide(document)
     sys.stdout.write(f"{json.dumps(document)}\n")
 
@@ -32,9 +31,9 @@ def emit_json(document: Json) -> None:
 def say_error(error: TrnflowError) -> None:
     """Print an error and its fix on stderr, with secrets hidden; as a JSON line if TRNFLOW_LOG=json."""
     if isinstance(sys.stderr, LogLines):
-        told = error.to_json()
+        document = error.to_json()
         sys.stderr.record(
-            error.message, level="error", stage=error.stage or None, type=told["type"], fix=error.fix or None
+            error.message, level="error", stage=error.stage or None, type=document["type"], fix=error.fix or None
         )
         return
     where = f" in {error.stage}" if error.stage else ""
@@ -44,7 +43,8 @@ def say_error(error: TrnflowError) -> None:
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process without waiting for its threads: Prefect's try for minutes to reach a server that is gone."""
+    """End the process without waiting for its threads."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # Prefect's threads try for minutes to reach a server that is gone
     os._exit(code)

@@ -1,4 +1,4 @@
-"""`trnflow preview RECIPE`: print the first rows as the model reads them, with the text that is trained on in green."""
+"""`trnflow preview RECIPE`: print the first rows as the model reads them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser)
 
 
 def show_rows(options: Namespace) -> int:
-    """Print the first rows of a split, decoded from their tokens. Stages up to `tokenize_text` run if they are not
-    cached; the run is not listed."""
+    """Print the first rows of a split, decoded from their tokens. Data stages run if they are not cached."""
     context = open_context(options.recipe, options.overrides)
     store = context.store
     with Progress() as progress:
@@ -50,8 +49,8 @@ def show_rows(options: Namespace) -> int:
 
 
 def print_rows(rows: list[Row], stream: TextIO) -> None:
-    """Write each row's number, tokens, label or number of supervised tokens, and text; what is trained on is green on a
-    terminal, in ⟦brackets⟧ elsewhere."""
+    """Write number, tokens, label and text of each row; supervised text is green on a terminal, in ⟦brackets⟧
+    elsewhere."""
     from rich.console import Console
     from rich.text import Text
 

@@ -31,13 +31,12 @@ def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.Arg
 
 
 def describe_settings(options: Namespace) -> int:
-    """Print meaning, allowed values and default of all settings, a section, one setting, or those that end in a word;
-    with --markdown docs/settings.md."""
+    """Print meaning, allowed values and default of settings; with --markdown docs/settings.md."""
     if options.markdown:
         sys.stdout.write(markdown(settings.Recipe))
         return 0
-    found = _named(options.name)
-    emit(options, {"settings": [one._asdict() for one in found]}, "\n\n".join(map(_described, found)))
+    chosen = _named(options.name)
+    emit(options, {"settings": [setting._asdict() for setting in chosen]}, "\n\n".join(map(_described, chosen)))
     return 0
 
 
@@ -46,19 +45,19 @@ def _named(name: str | None) -> list[Setting]:
     known = list(settings_of(settings.Recipe))
     if name is None:
         return known
-    found = [one for one in known if one.name == name or one.name.startswith(f"{name}.")]
-    found = found or [one for one in known if one.name.split(".")[-1] == name]
-    if not found:
-        close = suggested((name,), settings.Recipe) or nearest(name, [one.name for one in known])
+    chosen = [setting for setting in known if setting.name == name or setting.name.startswith(f"{name}.")]
+    chosen = chosen or [setting for setting in known if setting.name.split(".")[-1] == name]
+    if not chosen:
+        close = suggested((name,), settings.Recipe) or nearest(name, [setting.name for setting in known])
         raise ConfigError(
             f"there is no setting {name}", f"did you mean {close}?" if close else "`trnflow settings` lists all of them"
         )
-    return found
+    return chosen
 
 
-def _described(one: Setting) -> str:
-    parts = (("", one.meaning), ("takes: ", one.takes), ("default: ", one.default))
-    return "\n".join([one.name, *(f"    {label}{text}" for label, text in parts if text)])
+def _described(setting: Setting) -> str:
+    parts = (("", setting.meaning), ("takes: ", setting.takes), ("default: ", setting.default))
+    return "\n".join([setting.name, *(f"    {label}{text}" for label, text in parts if text)])
 
 
 def print_schema(options: Namespace) -> int:
@@ -79,7 +78,7 @@ def config(options: Namespace) -> int:
 
 def recipes(options: Namespace) -> int:
     """Print name and description of each shipped recipe."""
-    found = {name: str(read_recipe(name)[0].get("description", "")) for name in recipe_names()}
-    document = {"recipes": [{"name": name, "description": text} for name, text in found.items()]}
-    emit(options, document, *(f"{name:<24} {text}" for name, text in found.items()))
+    descriptions = {name: str(read_recipe(name)[0].get("description", "")) for name in recipe_names()}
+    document = {"recipes": [{"name": name, "description": text} for name, text in descriptions.items()]}
+    emit(options, document, *(f"{name:<24} {text}" for name, text in descriptions.items()))
     return 0

@@ -23,10 +23,10 @@ def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
         ("worker", worker, "start a Prefect worker that runs deployments, until Ctrl-C"),
         ("ui", ui, "print the addresses of the Prefect and MLflow pages"),
     ):
-        found = sub.add_parser(name, parents=[common], help=text)
-        found.set_defaults(command=command)
+        parser = sub.add_parser(name, parents=[common], help=text)
+        parser.set_defaults(command=command)
         if name == "deploy":
-            found.add_argument(
+            parser.add_argument(
                 "--replace", action="store_true", help="delete the deployments of another checkout on the same server"
             )
 
@@ -42,7 +42,7 @@ def doctor(options: Namespace) -> int:
 
 
 def up(options: Namespace) -> int:
-    """Start the local Prefect server, until `trnflow down`, and print its address; only print a configured one."""
+    """Start the local Prefect server, until `trnflow down`, and print its address."""
     from trnflow.flows.services.prefect_server import ensure_server
 
     url = ensure_server(open_home(), stays=True)
@@ -51,7 +51,7 @@ def up(options: Namespace) -> int:
 
 
 def down(options: Namespace) -> int:
-    """Stop the local Prefect server, and print whether one ran."""
+    """Stop the local Prefect server."""
     from trnflow.flows.services.prefect_server import stop_server
 
     stopped = stop_server(home_folder())
@@ -61,16 +61,15 @@ def down(options: Namespace) -> int:
 
 
 def deploy(options: Namespace) -> int:
-    """Register the deployments of ./prefect.yaml and their automations, wait for their schedules, and print their
-    names."""
+    """Register the deployments of ./prefect.yaml and their automations, and print their names."""
     from trnflow.flows.services.deploy import deploy
     from trnflow.flows.services.notification import VARIABLE
 
-    done = deploy(open_home(), Path.cwd(), replace=options.replace)
-    document = {"deployments": done.names, "automations": done.automations, "notify": done.notified}
-    notified = f"go to {done.notified}" if done.notified else f"are off; {VARIABLE} turns them on"
-    deployed = f"deployed {', '.join(done.names)}; `trnflow worker` runs them"
-    emit(options, document, deployed, f"notifications {notified}")
+    deployed = deploy(open_home(), Path.cwd(), replace=options.replace)
+    document = {"deployments": deployed.names, "automations": deployed.automations, "notify": deployed.notified}
+    notified = f"go to {deployed.notified}" if deployed.notified else f"are off; {VARIABLE} turns them on"
+    text = f"deployed {', '.join(deployed.names)}; `trnflow worker` runs them"
+    emit(options, document, text, f"notifications {notified}")
     return 0
 
 
@@ -83,7 +82,7 @@ def worker(options: Namespace) -> NoReturn:
 
 
 def ui(options: Namespace) -> int:
-    """Print the addresses of Prefect's and MLflow's pages; start neither server."""
+    """Print the addresses of Prefect's and MLflow's pages."""
     from trnflow.flows.services.pages import pages
 
     lines = pages(home_folder(), settings.TrackingConfig())

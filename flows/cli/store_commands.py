@@ -60,54 +60,53 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def verify(options: Namespace) -> int:
-    """Read every file of the store and print damage; exit code 1 if it was not repaired. --repair moves damaged files
-    to `quarantine`: the next run makes them again."""
+    """Read every file of the store and print damage; exit code 1 if it was not repaired."""
     from trnflow.tasks.store.verify import verify as read_all
 
     store = store_of(options)
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
     cache = None if store.is_local else store.cache
-    found = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
-    counts = ", ".join(f"{count} {kind}" for kind, count in found.checked.items())
-    lines = [f"{hide(store.root)}: {counts}; {found.bytes / 1e6:.1f} MB hashed"]
-    for problem in found.problems:
-        done = " (repaired)" if problem.repaired else ""
-        lines.append(f"{problem.what} {problem.name}: {problem.detail}{done}")
-    if found.unreferenced:
-        spare = f"{found.unreferenced} blobs ({found.unreferenced_bytes / 1e6:.1f} MB)"
+    result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
+    counts = ", ".join(f"{count} {kind}" for kind, count in result.checked.items())
+    lines = [f"{hide(store.root)}: {counts}; {result.bytes / 1e6:.1f} MB hashed"]
+    for problem in result.problems:
+        ending = " (repaired)" if problem.repaired else ""
+        lines.append(f"{problem.what} {problem.name}: {problem.detail}{ending}")
+    if result.unreferenced:
+        spare = f"{result.unreferenced} blobs ({result.unreferenced_bytes / 1e6:.1f} MB)"
         lines.append(f"{spare} belong to no record: `trnflow gc` collects them")
-    if not found.ok and not options.repair:
+    if not result.ok and not options.repair:
         lines.append("`trnflow verify --repair` moves it to quarantine, and the next run makes it again")
-    if not found.problems:
+    if not result.problems:
         lines.append("everything is sound")
-    emit(options, {"store": store.root, **found.to_json()}, *lines)
-    return 0 if found.ok else 1
+    emit(options, {"store": store.root, **result.to_json()}, *lines)
+    return 0 if result.ok else 1
 
 
 def gc(options: Namespace) -> int:
-    """Move what nothing needs to the trash, delete old trash, and print counts and bytes; without --yes only count."""
+    """Move what nothing needs to the trash and delete old trash; without --yes only count."""
     from trnflow.tasks.store.garbage.collect import collect
 
     store = store_of(options)
     policy = Policy(options.keep_last, options.keep_days, options.grace)
-    done = collect(store.backend, policy, yes=options.yes)
+    result = collect(store.backend, policy, yes=options.yes)
     rows = [("", "", "files", "MB")]
-    parts = (("kept for", done.kept), ("to the trash", done.swept), ("for good", done.purged))
+    parts = (("kept for", result.kept), ("to the trash", result.swept), ("for good", result.purged))
     for part, tally in parts:
         rows += [(part, kind, str(tally.files[kind]), f"{tally.bytes[kind] / 1e6:.1f}") for kind in sorted(tally.files)]
     lines = [report.aligned(rows)]
-    if done.restored:
-        lines.append(f"{len(done.restored)} files came back from the trash: something needs them again")
-    if done.dry_run:
+    if result.restored:
+        lines.append(f"{len(result.restored)} files came back from the trash: something needs them again")
+    if result.dry_run:
         lines.append("nothing was removed: `--yes` removes it")
-    elif done.swept.files:
+    elif result.swept.files:
         lines.append(f"the next `trnflow gc --yes` after {policy.grace:.0f} s frees what is in the trash")
-    emit(options, {"store": store.root, "policy": vars(policy), **done.to_json()}, *lines)
+    emit(options, {"store": store.root, "policy": vars(policy), **result.to_json()}, *lines)
     return 0
 
 
 def pin(options: Namespace) -> int:
-    """Pin an artifact, or all artifacts of a run. Raises ConfigError when there is none, or another pin has the name."""
+    """Pin an artifact, or a run. Raises ConfigError when there is none, or another pin has the name."""
     store = store_of(options)
     target = _target(options.target, store)
     kind = "run" if "run" in target else "artifact"
@@ -115,9 +114,9 @@ def pin(options: Namespace) -> int:
     name = options.name or (value if kind == "run" else value.removeprefix("sha256:")[:12])
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a pin", "use letters, digits, dots, dashes and underscores")
-    found = add_pin(store.backend, name, {"schema": 1, "name": name, "created": now(), **target})
-    if any(found.get(part) != target.get(part) for part in ("run", "artifact")):
-        other = found.get("run") or found.get("artifact")
+    present = add_pin(store.backend, name, {"schema": 1, "name": name, "created": now(), **target})
+    if any(present.get(part) != target.get(part) for part in ("run", "artifact")):
+        other = present.get("run") or present.get("artifact")
         raise ConfigError(
             f"the pin {name} exists and holds {other}", f"`trnflow unpin {name}` first, or give another --name"
         )

@@ -1,2 +1,1 @@
-"""Recipes, the YAML files that describe runs: their schema, how files and overrides from the command line are read and
-merged, and errors that name the file and line of a setting."""
+"""Recipes: their schema, how files and overrides are read and merged, and errors that name file and line."""

@@ -1,8 +1,6 @@
-"""Read recipe files: YAML files that extend others, with overrides from the command line merged last.
+"""Read recipe files: YAML files that extend others, with overrides merged last.
 
-A recipe is a name in `conf/` or the path of a YAML file. Values of a later file in `extends` replace those of an
-earlier one, the recipe's own replace both; `name` and `description` are not inherited. The origin of every value, its
-file and line, is kept for errors.
+Values of a later file in `extends` replace those of an earlier one, the recipe's own replace both.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from trnflow.tasks.system.redaction import hide_override
 class Origin(str):
     """Where a setting was written: `file:line`, or `override section.setting`.
 
-    folder: what relative paths in its value are joined to; None for the working directory (overrides, shipped recipes).
+    folder: what relative paths in its value are joined to; None for the working directory.
     """
 
     folder: Path | None = None
@@ -38,10 +36,10 @@ class Origin(str):
 
 Origins = dict[tuple[str, ...], Origin]
 HARDWARE = "base/hardware"
+# `--on NAME` is passed on as this override
 ON = ("on",)
-"""The path of the setting `on`, by which `--on NAME` is passed on."""
+# A recipe does not take these over from the recipes that it extends.
 OWN = ("name", "description")
-"""Settings that a recipe does not take over from the recipes that it extends."""
 
 
 @cache
@@ -67,15 +65,16 @@ def read_recipe(
     """Read a recipe, merge the recipes that it extends, and apply the overrides.
 
     Args:
-        overrides: `section.setting=value` texts; `on=NAME` is applied before the others.
+        name: A recipe of `conf/`, or a YAML file.
+        overrides: `section.setting=value`; `on=NAME` is applied first.
         root: The config class, whose annotations decide what null and `{}` mean.
 
     Returns:
-        {section: {setting: value}}, not validated, and {path of a setting: its origin}.
+        {section: {setting: value}}, not validated, and {path: origin}.
 
     Raises:
-        ConfigError: The recipe or hardware is unknown, a file or override is malformed, recipes extend each other
-        in a circle, or a section is empty.
+        ConfigError: A recipe is unknown or malformed, an override is malformed, or recipes extend each other in a
+        circle.
     """
     path = _find(name, Path.cwd())
     tree, origins = _read(path, [], root)
@@ -97,8 +96,7 @@ def read_recipe(
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
-    """Return where a setting was written. If it was not, the origin of a setting below it counts, else of the nearest
-    section around it, else the text `recipe`."""
+    """Return the origin of a setting, else of one below it, else of the nearest section around it, else `recipe`."""
     inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
     if inside:
         return origins.get(path, inside[-1])
@@ -109,7 +107,7 @@ def origin_of(path: tuple[str, ...], origins: Origins) -> str:
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return the most similar of `words`, or "" below the similarity `cutoff` (difflib's: 0 to 1)."""
+    """Return the most similar of `words`, or "" below the similarity `cutoff` (0 to 1)."""
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
 
 
@@ -138,7 +136,7 @@ def _file(folder: Path, name: str) -> Path | None:
 
 
 def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[str, Any], Origins]:
-    """Read a file and everything it extends. above: the chain of files that extend this one."""
+    """Read a file and everything it extends. above: the files that extend this one."""
     if path in above:
         raise ConfigError(f"{path.name} extends itself by way of {above[-1].name}", "break the circle")
     if len(above) > DEPTH:
@@ -159,8 +157,9 @@ def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[st
 
 
 def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel], fix: str) -> None:
-    """Raise ConfigError for a section without settings: to inherit or to remove them may be meant."""
+    """Raise ConfigError for a section without settings."""
     for name in tree.keys() & sections(root):
+        # to inherit or to remove its settings may be meant
         if tree[name] is None or tree[name] == {}:
             raise ConfigError(
                 f"{origins[name,]}: the section {name} is empty", f"{fix}: settings that are not named are inherited"
@@ -179,9 +178,9 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
     return tree, {setting: Origin(f"{path}:{line}", folder) for setting, line in lines.items()}
 
 
-def _bases(found: Any, where: str) -> list[str]:
-    """Return the recipes that `extends` names. Raises ConfigError for another value."""
-    bases = found if isinstance(found, list) else [found]
+def _bases(value: Any, where: str) -> list[str]:
+    """Return the recipes that `extends` names. Raises ConfigError for a value that names none."""
+    bases = value if isinstance(value, list) else [value]
     for base in bases:
         if not isinstance(base, str) or not base:
             raise ConfigError(

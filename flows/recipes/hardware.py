@@ -1,8 +1,4 @@
-"""Fit a recipe to other hardware (`--on NAME`).
-
-What changes results only by rounding (tensor parallelism, micro-batch) is fitted; global batch, steps and learning rate
-are kept. If a kept value does not fit the devices, the recipe's validation says so.
-"""
+"""Fit a recipe to other hardware (`--on NAME`)."""
 
 from __future__ import annotations
 
@@ -14,11 +10,9 @@ ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache"
 
 
 def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
-    """Remove the old hardware's settings from a recipe's tree, in place, and fit parallelism and micro-batch to the new
-    devices.
+    """Remove the old hardware's settings from a recipe's tree, in place, and fit `train.tensor_parallel_size` and
+    `train.micro_batch` to the new devices.
 
-    `train.tensor_parallel_size` becomes the greatest common divisor of its value and the devices (1 on Neuron, unless
-    `train.xla_processes` is `one`), `train.micro_batch` that of its value and each replica's rows of the global batch.
     hardware: the settings that the caller merges afterwards.
     """
     tree.pop("hardware", None)
@@ -31,6 +25,7 @@ def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
     if new["device"] != "cuda" and isinstance(tree.get("evaluate"), dict):
         tree["evaluate"].pop("device", None)
     columns = train.get("tensor_parallel_size")
+    # fitted is what changes results by rounding alone; global batch, steps and learning rate are kept
     columns = math.gcd(columns, new["devices"]) if isinstance(columns, int) else 1
     if new["device"] == "neuron" and train.get("xla_processes") != "one":
         columns = 1  # on Neuron this needs SPMD (experimental): only with `xla_processes: one`

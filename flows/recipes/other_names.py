@@ -1,4 +1,4 @@
-"""Names that other training tools give to settings, mapped to the names of this project, for hints in error messages."""
+"""Other training tools' names for settings, for hints in errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ OTHER_NAMES = {
     "val_check_interval": "eval_every",
     "warmup_steps": "warmup_ratio",
 }
-"""Name of a setting in transformers, peft, trl, Lightning or accelerate -> the end of its dotted name in a recipe."""
+"""{setting of transformers, peft, trl, Lightning or accelerate: the end of its dotted name here}"""
 
 NOTES = {
     "bf16": "set it to bfloat16",
@@ -74,17 +74,17 @@ NOTES = {
     "per_device_train_batch_size": "global_batch counts all devices together",
     "warmup_steps": "a fraction of all steps",
 }
-"""Another tool's setting -> a note for the hint, where ours takes another kind of value."""
+"""{another tool's setting: a note, where ours takes another kind of value}"""
 
 
 def suggested(path: tuple[str, ...], root: Any) -> str:
-    """Return the setting that an unknown name probably means, such as `train.learning_rate`, with a note if its values
-    differ; several are joined by `or`; "" when nothing fits."""
+    """Return the setting that an unknown name probably means, such as `train.learning_rate`; several are joined by
+    `or`."""
     name = path[-1]
     wanted = OTHER_NAMES.get(name, name)
-    found = [known for known in _names(root) if known == wanted or known.endswith(f".{wanted}")]
-    inside = [known for known in found if known.split(".")[0] in ("train", path[0])]
-    choice = " or ".join(inside if len(inside) == 1 else found)
+    matches = [known for known in _names(root) if known == wanted or known.endswith(f".{wanted}")]
+    inside = [known for known in matches if known.split(".")[0] in ("train", path[0])]
+    choice = " or ".join(inside if len(inside) == 1 else matches)
     return f"{choice} ({NOTES[name]})" if choice and name in NOTES else choice
 
 

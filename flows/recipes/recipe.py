@@ -1,4 +1,4 @@
-"""`Recipe`, the config class of a recipe; `load(name, overrides)` reads and validates one."""
+"""`Recipe`, the config class of a recipe; `load` reads and validates one."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TaskRunnerConfig(StageConfig):
 
     @property
     def count(self) -> int:
-        """The number of workers: the setting `workers`, else the number of usable CPU cores."""
+        """The number of workers."""
         return self.workers or len(os.sched_getaffinity(0))
 
 
@@ -180,8 +180,7 @@ class Recipe(StageConfig):
 
     @property
     def folders(self) -> Folders:
-        """{setting: folder that a relative path in its value is joined to}; without an entry the working directory. Run
-        records keep paths as written."""
+        """{setting: folder that a relative path in its value is joined to}; without an entry the working directory."""
         return self._folders
 
     def folder(self, setting: str) -> Path:
@@ -190,7 +189,7 @@ class Recipe(StageConfig):
 
     @property
     def price_per_hour(self) -> float:
-        """USD per hour; 0 when no price is set or `train.device` is not the hardware's kind of device."""
+        """USD per hour; 0 if unknown for `train.device`."""
         return self.hardware.price_per_hour if self._runs_on_hardware else 0.0
 
     @property
@@ -205,7 +204,7 @@ class Recipe(StageConfig):
         return self.hardware.device in (None, self.train.device)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings with defaults, secrets replaced by `***`."""
+        """Return all settings with defaults, secrets hidden."""
         document: dict[str, Any] = hide(self.model_dump(mode="json"))
         return document
 
@@ -219,14 +218,9 @@ def store_root(recipe: Recipe) -> str:
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe and the recipes that it extends, apply the overrides, and validate.
+    """Read and validate a recipe. Raises ConfigError, which names file, line and setting.
 
-    Args:
-        name: A name in `conf/`, such as `demo`, or the path of a YAML file.
-        overrides: `section.setting=value` texts; `on=NAME` fits the recipe to other hardware.
-
-    Raises:
-        ConfigError: The recipe can't be read, or a setting is unknown or wrong; names file, line and setting.
+    name: a recipe of `conf/`, such as `demo`, or a YAML file; overrides: `section.setting=value`, or `on=NAME`.
     """
     tree, origins = read_recipe(name, overrides, Recipe)
     learn(tree)

@@ -1,9 +1,4 @@
-"""Descriptions of all settings, read from the config classes, for `trnflow settings`, docs/settings.md and the JSON
-schema.
-
-A setting's meaning is the docstring under its field, parsed when it is needed: `use_attribute_docstrings` would add 30
-ms to every command.
-"""
+"""Descriptions of all settings, for `trnflow settings`, docs/settings.md and the JSON schema."""
 
 from __future__ import annotations
 
@@ -25,23 +20,22 @@ from trnflow.flows.recipes.schema import allowed, config_in, config_listed, tabl
 from trnflow.tasks.config import NOT_KEYED
 
 UNKEYED = ("name", "description", "checks", "hardware", "store", "launch", "task_runner", "tracking", "sweep")
-"""Sections and settings of a recipe that are not part of any stage's key."""
+"""Sections and settings that are in no stage's key."""
 _SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
 NAME = "NAME"
-"""Placeholder, in names of settings, for a name that the user chooses, as in `data.mix.NAME.weight`."""
+"""Stands for a name that the user chooses, as in `data.mix.NAME.weight`."""
 NUMBER = "N"
-"""Placeholder for the place in a list of sections, as in `checks.N.limit`."""
+"""Stands for the place in a list of sections, as in `checks.N.limit`."""
 
 
 class Setting(NamedTuple):
     """One setting or section of a recipe.
 
     Attributes:
-        meaning: The docstring under the setting's field.
-        takes: The allowed values in words; empty for a section.
-        default: As YAML, or `required`; empty for a section, and where `meaning` names it.
-        keyed: Whether the value is part of a stage's key.
-        group: The heading under which the setting stands in its section, if it has groups.
+        meaning: The docstring under its field.
+        takes: The allowed values in words; "" for a section.
+        default: As YAML, or `required`; "" where `meaning` names it.
+        group: The heading under which the setting stands.
     """
 
     name: str
@@ -54,9 +48,10 @@ class Setting(NamedTuple):
 
 def meanings(kind: type[BaseModel]) -> dict[str, str]:
     """Return {field: its docstring on one line} of a config class, inherited fields included."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, BaseModel) and base.__module__.startswith("trnflow."):
+            # parsed when needed: pydantic's `use_attribute_docstrings` would add 30 ms to every command
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
             for field, text in pairwise(body):
                 if (
@@ -64,15 +59,14 @@ def meanings(kind: type[BaseModel]) -> dict[str, str]:
                     and isinstance(text, ast.Expr)
                     and isinstance(field.target, ast.Name)
                 ):
-                    found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
-    return found
+                    texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return texts
 
 
 def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] = frozenset()) -> Iterator[Setting]:
-    """Yield a `Setting` for each section and setting of a config class, in order. In names `NAME` stands for the user's
-    choice, `N` for a place in a list.
+    """Yield a `Setting` for each section and setting of a config class, in order.
 
-    above: the prefix of the names, such as `train.`; without: names of fields to leave out.
+    above: the prefix of the names, such as `train.`; without: fields to leave out.
     """
     texts = meanings(kind)
     for name, field in kind.model_fields.items():
@@ -92,8 +86,7 @@ def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] 
 
 
 def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
-    """Return (heading, fields) of each group of settings: of each base class with its docstring's first sentence, or
-    one without heading."""
+    """Return (heading, fields) of each group of settings: of each base class with its docstring's first sentence."""
     groups = [base for base in reversed(kind.__bases__) if issubclass(base, BaseModel)]
     if len(groups) == 1:
         return [("", set(kind.model_fields))]
@@ -119,13 +112,12 @@ def markdown(kind: type[BaseModel]) -> str:
             for heading, fields in groups_of(section):
                 lines += ["", f"### {heading}"] if heading else []
                 settings = settings_of(section, f"{name}.")
-                lines += ["", *_table(one for one in settings if one.name.split(".")[1] in fields)]
+                lines += ["", *_table(setting for setting in settings if setting.name.split(".")[1] in fields)]
     return "\n".join([*lines, ""])
 
 
 def json_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of recipe files. It requires nothing, since a file may extend others, and allows null
-    except for sections."""
+    """Return the JSON schema of recipe files."""
     schema = kind.model_json_schema()
     for config in (kind, *_configs_below(kind)):
         place = schema if config is kind else schema["$defs"].get(config.__name__, {})
@@ -149,11 +141,12 @@ def _configs_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _allow_null(schema: Any) -> None:
-    """Allow null for each property and each entry of a mapping, at any depth, in place."""
+    """Require nothing, and allow null for each property and entry of a mapping, at any depth, in place."""
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
         _allow_null(inner)
     if not isinstance(schema, dict):
         return
+    # a file may extend others
     schema.pop("required", None)
     properties = schema.get("properties")
     if isinstance(properties, dict):
@@ -205,10 +198,13 @@ def _takes(field: FieldInfo) -> str:
 def _table(settings: Iterator[Setting]) -> list[str]:
     group = ""
     rows = ["| setting | meaning | takes | default |", "|---|---|---|---|"]
-    for one in settings:
-        if one.group and one.group != group:
-            group = one.group
+    for setting in settings:
+        if setting.group and setting.group != group:
+            group = setting.group
             rows.append(f"| **{group}** | | | |")
-        name, default = f"`{one.name}`{'' if one.keyed else ' *'}", f"`{one.default}`" if one.default else ""
-        rows.append(f"| {name} | {one.meaning} | {one.takes} | {default} |")
+        name, default = (
+            f"`{setting.name}`{'' if setting.keyed else ' *'}",
+            f"`{setting.default}`" if setting.default else "",
+        )
+        rows.append(f"| {name} | {setting.meaning} | {setting.takes} | {default} |")
     return rows

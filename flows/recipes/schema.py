@@ -1,7 +1,6 @@
 """Find out from the config classes which settings exist, which values each takes and what null means.
 
-A field annotated with a config class is a section, one with `dict[...]` a *table* (a mapping with names that the user
-chooses, such as `data.mix`), any other a single value.
+A field of a config class is a section, one of `dict[...]` a table, any other a single value.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from pydantic import BaseModel
 
 from trnflow.tasks.system.redaction import scrub
 
+# an error shows so many characters of a value
 LONGEST = 60
-"""The most characters of a value that an error shows."""
 
 
 def known_settings(root: type[BaseModel], path: Iterable[str]) -> list[str]:
-    """Return the settings of the section at `path` (empty: the recipe itself); empty for a value or table."""
+    """Return the settings of the section at `path`; [] for a value or table."""
     kind = config_in(annotation_at(root, path))
     return list(kind.model_fields) if kind is not None else []
 
@@ -34,13 +33,13 @@ def annotation_at(root: Any, path: Iterable[str]) -> Any:
 
 
 def below(annotation: Any, name: str) -> Any:
-    """Return the annotation of one entry of a section, table or list (`name` is then an index as text); None if there
-    can't be one."""
+    """Return the annotation of the entry `name` of a section, table or list; None if there can't be one."""
     if annotation is Any:
         return Any
     table = table_in(annotation)
     if table is not None:
         return get_args(table)[1]
+    # a list's entry is named by its index
     if name.isdecimal():
         lists = [kind for kind in kinds_of(annotation) if get_origin(kind) in (tuple, list)]
         return get_args(lists[0])[0] if lists else None
@@ -52,13 +51,12 @@ def below(annotation: Any, name: str) -> Any:
 
 
 def table_in(annotation: Any) -> Any:
-    """Return the `dict[...]` inside an annotation such as `dict[str, int] | None`, or None."""
+    """Return the `dict[...]` in an annotation such as `dict[str, int] | None`, or None."""
     return next((kind for kind in kinds_of(annotation) if get_origin(kind) is dict), None)
 
 
 def config_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the config class inside an annotation such as `TrainTokenizer | None`, or None; not that inside a
-    `dict[...]`."""
+    """Return the config class in an annotation such as `TrainTokenizer | None`, or None; not that of a table."""
     kinds = (kind for kind in kinds_of(annotation) if isinstance(kind, type))
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
@@ -88,8 +86,7 @@ def takes_null(annotation: Any) -> bool:
 def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
     """Merge the settings `other` into `into`, in place; values of `other` win.
 
-    Mappings are merged entry by entry; any other value, and `{}`, replaces. In a table, null removes the entry, or is
-    stored if there is none and the table's values may be null.
+    Mappings are merged entry by entry; any other value, and `{}`, replaces. In a table, null removes the entry.
     """
     table = annotation is Any or table_in(annotation) is not None
     for name, value in other.items():
@@ -105,12 +102,13 @@ def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
 
 
 def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
-    """Return a copy without settings that are null where null is no allowed value: null means the default there."""
+    """Return a copy without settings that are null where null is no allowed value."""
     kept = {}
     for name, value in tree.items():
         inner = below(annotation, name)
         if isinstance(value, dict):
             kept[name] = without_null(value, inner)
+        # such a null means the default
         elif value is not None or takes_null(inner):
             kept[name] = value
     return kept
@@ -148,8 +146,7 @@ def choices(annotation: Any) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error message: one line, secrets hidden, cut to LONGEST characters; a mapping or list is
-    only named."""
+    """Return a value for an error: one line, secrets hidden; a mapping or list is only named."""
     if isinstance(value, dict):
         return "a mapping" if value else "{}"
     if isinstance(value, list):

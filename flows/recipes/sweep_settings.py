@@ -1,4 +1,4 @@
-"""The section `sweep` of a recipe: which settings `trnflow sweep` varies, and how it chooses the best trial."""
+"""The section `sweep` of a recipe."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SweepConfig(StageConfig):
 
     @property
     def is_maximised(self) -> bool:
-        """Whether a higher `metric` is better: by `direction`, else by the metric's name."""
+        """Whether a higher `metric` is better."""
         if self.direction is None:
             return self.metric.endswith(("accuracy", "f1", "f1_macro", "f1_weighted"))
         return self.direction == "max"

@@ -1,5 +1,5 @@
 """Turn pydantic's errors about a recipe into one ConfigError with file and line, setting, value, allowed values and
-nearest known name. Messages of our own validators are kept."""
+nearest known name."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ REMOVED = {
     "model.trust_remote_code": "was removed: it ran code beside the weights that is in no stage's key, so a change of that code "
     "was a hit, and the code was not in the result",
 }
-"""Dotted name of a setting that was removed -> the reason, for the error message."""
+"""{setting that was removed: why}"""
+# No error shows values of this mapping: they may be secrets.
 HIDDEN = ("launch", "environment")
-"""The mapping whose values no error shows."""
 OURS = ("value_error", "assertion_error")
-"""The types of the errors that our own validators raise."""
+"""The types of errors of our own validators."""
 
 
 class Recipes(NamedTuple):
@@ -44,7 +44,7 @@ class Recipes(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One problem that pydantic found in a recipe.
+    """One problem that pydantic found.
 
     Attributes:
         kind: pydantic's type of the error, such as `extra_forbidden`.
@@ -59,9 +59,9 @@ class Problem(NamedTuple):
 
 
 def refused(error: ValidationError, read: Recipes) -> ConfigError:
-    """Return one ConfigError about the problems that pydantic found. Its fix is for the first only."""
-    found = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))
-    described = [_described(problem, read) for problem in found if not _is_covered(problem, found)]
+    """Return one ConfigError about all problems, with the fix of the first."""
+    problems = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))
+    described = [_described(problem, read) for problem in problems if not _is_covered(problem, problems)]
     return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])
 
 
@@ -87,9 +87,9 @@ def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool
     return tuple(path), False
 
 
-def _is_covered(problem: Problem, found: dict[Problem, None]) -> bool:
-    """Return whether another problem describes the mistake better: one of a setting below it, or a wrong name."""
-    path, others = problem.setting, [other for other in found if other is not problem]
+def _is_covered(problem: Problem, problems: dict[Problem, None]) -> bool:
+    """Return whether another problem describes the mistake better: of a setting below, or of a wrong name."""
+    path, others = problem.setting, [other for other in problems if other is not problem]
     return not problem.text and any(
         other.setting[: len(path)] == path
         and (len(other.setting) > len(path) or (other.at_name and not problem.at_name))
@@ -98,7 +98,7 @@ def _is_covered(problem: Problem, found: dict[Problem, None]) -> bool:
 
 
 def _described(problem: Problem, read: Recipes) -> tuple[str, str]:
-    """Return (what is wrong, the fix) as texts."""
+    """Return (what is wrong, the fix)."""
     path, setting = problem.setting, ".".join(problem.setting) or "the recipe"
     where = origin_of(path, read.origins)
     if problem.kind == "extra_forbidden":

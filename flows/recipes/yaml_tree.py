@@ -1,6 +1,6 @@
 """Read YAML from untrusted files: limited size and depth, the types of JSON alone, the line of every entry.
 
-Unlike in YAML 1.1, 5e-5 is a number and 2024-07-26 is text. All errors are ConfigErrors that name file and line.
+Unlike in YAML 1.1, 5e-5 is a number and 2024-07-26 is text.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import ENVIRONMENT
 
 OVERRIDE = "override "
-"""The text before an override's name, where an error would name a file and line."""
+"""Stands before an override's name, where an error would name file and line."""
 Lines = dict[tuple[str, ...], int]
+# PyYAML recurses in C: deeper nesting would end the process
 DEPTH = 50
-"""The deepest nesting: PyYAML recurses in C, which would end the process."""
+# values of a file, each alias replaced by its value
 NODES = 100_000
-"""The most values in a file, with each alias replaced by its value."""
 BYTES = 1 << 20
+# 64-bit signed
 INTEGER = 2**63
-"""Integers must be at least -INTEGER and less than INTEGER (64-bit signed)."""
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 
@@ -32,8 +32,8 @@ def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
     """Parse a YAML file, and return its value (None if empty) and {path: line number}.
 
     Raises:
-        ConfigError: Not UTF-8 or valid YAML, larger than BYTES, more values than NODES, deeper than DEPTH, a name
-        set twice, or a value that JSON does not have.
+        ConfigError: Not UTF-8 or valid YAML, larger than BYTES, more values than NODES, deeper than DEPTH, a name set
+        twice, or a value that JSON does not have.
     """
     if len(data) > BYTES:
         raise ConfigError(f"{place} has more than {BYTES:,} bytes", "a recipe holds settings alone: check the path")
@@ -48,7 +48,7 @@ def read_yaml(data: bytes, place: str) -> tuple[Any, Lines]:
 
 
 def read_value(text: str, place: str) -> Any:
-    """Parse the value of an override: `3` becomes a number. Raises ConfigError as `read_yaml`."""
+    """Parse the value of an override: `3` becomes a number. Raises ConfigError as `read_yaml` does."""
     if len(text) > BYTES:
         raise ConfigError(f"{place}: the value has more than {BYTES:,} characters", "write it into a recipe file")
     try:
@@ -81,9 +81,9 @@ def _read(text: str, place: str) -> tuple[Any, Lines]:
             loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        said = getattr(error, "problem", None) or " ".join(str(error).split())
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(
-            f"{_at(place, mark)}: not valid YAML: {said}", "correct the line, or quote the value"
+            f"{_at(place, mark)}: not valid YAML: {problem}", "correct the line, or quote the value"
         ) from error
 
 
@@ -93,8 +93,9 @@ def _at(place: str, mark: Any) -> str:
 
 
 def _check_depth(text: str, place: str) -> None:
-    """Raise ConfigError for nesting deeper than DEPTH. Reads the parser's events, which needs no recursion."""
+    """Raise ConfigError for nesting deeper than DEPTH."""
     depth = 0
+    # reading events needs no recursion
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
@@ -109,16 +110,17 @@ def _refuse_depth(where: str) -> NoReturn:
 
 
 def _measure(node: yaml.Node, place: str, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return (number of values, depth) of a node, counting each alias as the value that it names. Raises ConfigError."""
+    """Return (number of values, depth) of a node, each alias counted as its value. Raises ConfigError beyond NODES,
+    DEPTH."""
     where = _at(place, node.start_mark)
     if node.tag not in _TAGS:
         name = node.tag.removeprefix("tag:yaml.org,2002:")
         raise ConfigError(f"{where}: a recipe holds no value of the type {name}", "quote it if it is text")
     if id(node) in known:
-        found = known[id(node)]
-        if found is None:
+        measured = known[id(node)]
+        if measured is None:
             raise ConfigError(f"{where}: an alias (*name) is inside what it names", "write the value out")
-        return found
+        return measured
     known[id(node)] = None
     _name_by_text(node, where)
     size, depth = 1, 0
@@ -188,13 +190,14 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _no_value(node: yaml.Node, why: str) -> yaml.YAMLError:
-    """Return an error for a scalar that is no value. It does not show the value, which may be a secret."""
+    """Return an error for a scalar that is no value."""
+    # the value is not shown: it may be a secret
     return yaml.constructor.ConstructorError(None, None, f"the value {why}", node.start_mark)
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-    for first, found in _Loader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")

@@ -1,5 +1,5 @@
-"""Services that a run uses: Prefect's server, its deployments, automations and task runners, the tables that Prefect
-shows of a run, and the listener that records a run's results in MLflow.
+"""Prefect's server, deployments, automations and task runners, what Prefect shows of a run, and the listener for
+MLflow.
 
 Only these modules and `trnflow.flows.deployments` import Prefect.
 """

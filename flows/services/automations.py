@@ -1,11 +1,9 @@
-"""The automations that `trnflow deploy` creates in Prefect, by name:
+"""The automations that `trnflow deploy` creates in Prefect:
 
-- `trnflow: data changed` runs the deployment `retrain` when the event `trnflow.data.changed` names a recipe.
-- `trnflow: retrained` notifies when a retraining was promoted, kept, stopped or failed.
-- `trnflow: NAME did not run` notifies when no retraining of a scheduled recipe ended in 1.5 times the schedule's
-longest pause.
-
-A disabled automation stays disabled; one with the tag `trnflow` that is not wanted any more is deleted.
+- `trnflow: data changed` runs the deployment `retrain` on the event `trnflow.data.changed`.
+- `trnflow: retrained` notifies when a retrain was promoted, kept, stopped or failed.
+- `trnflow: NAME did not run` notifies when no retrain of a scheduled recipe ended in 1.5 times the schedule's longest
+  pause.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import Automation, AutomationCore
 
 TOLD = ("promoted", "kept", "stopped", "failed")
-"""The outcomes of a retraining about which a notification is sent."""
+"""The outcomes of a retrain that are notified."""
 DATES = 1000
 """How many dates of a schedule are looked at to find its longest pause."""
 
 
 class Renewed(NamedTuple):
-    """The automations with the tag `trnflow` after `renew`, and the block that notifies, if any."""
+    """The automations with the tag `trnflow`, and the block that notifies, if any."""
 
     names: list[str]
     notified: Block | None
@@ -49,13 +47,15 @@ def renew(
 ) -> Renewed:
     """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`.
 
+    A disabled automation stays disabled.
+
     Args:
-        recipe_names: {case of a deployment or schedule: the recipe's own name}.
-        notify: The value of TRNFLOW_NOTIFY. If None, the block that the present automations use is kept.
-        further: More automations that are wanted, such as those of `recovery_automations`.
+        recipe_names: {case: the recipe's own name}.
+        notify: The value of TRNFLOW_NOTIFY; None keeps the block in use.
+        further: More automations that are wanted.
 
     Raises:
-        ConfigError: TRNFLOW_NOTIFY names a block that Prefect does not have or that can't send notifications.
+        ConfigError: Prefect does not have the block, or the block can't notify.
     """
     from prefect.events.filters import AutomationFilter, AutomationFilterTags
 
@@ -74,7 +74,7 @@ def renew(
 
 
 def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
-    """Return the longest time between two of the schedule's next 1000 dates; None if it has fewer than two."""
+    """Return the longest time between two of the schedule's next 1000 dates, or None."""
     from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 
     kinds: dict[str, Any] = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}
@@ -131,7 +131,7 @@ def _retrained(block: Block) -> AutomationCore:
 
 
 def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
-    """Return the automation that waits for any end of a recipe's retraining."""
+    """Return the automation that waits for any end of a recipe's retrain."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     within = max(1.5 * pause, timedelta(seconds=10))  # Prefect's least
@@ -154,15 +154,16 @@ def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
 
 
 def _pauses(retrain: DeploymentResponse, recipe_names: dict[Case, str]) -> dict[str, timedelta]:
-    """Return {recipe: longest pause of its active schedules}; of several schedules the one with the shortest counts."""
-    found: dict[str, timedelta] = {}
+    """Return {recipe: longest pause of its active schedules}."""
+    pauses: dict[str, timedelta] = {}
     for schedule in retrain.schedules:
         parameters = {**retrain.parameters, **schedule.parameters}
         name = recipe_names.get(case_of(parameters))
         pause = longest_pause(schedule) if schedule.active and not retrain.paused else None
         if name is not None and pause is not None:
-            found[name] = min(pause, found.get(name, pause))
-    return found
+            # of several schedules the one with the shortest pause counts
+            pauses[name] = min(pause, pauses.get(name, pause))
+    return pauses
 
 
 def _match(recipe: str) -> Any:
@@ -180,16 +181,17 @@ def _put(client: SyncPrefectClient, wanted: AutomationCore, present: Automation 
 
 
 def _sorted(value: Any) -> Any:
-    """Return a JSON value with its lists of texts sorted: Prefect's sets have no order."""
+    """Return a JSON value with its lists of texts sorted."""
     if isinstance(value, dict):
-        return {name: _sorted(item) for name, item in value.items()}
+        return {name: _sorted(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return sorted(value) if all(isinstance(item, str) for item in value) else [_sorted(item) for item in value]
+        # Prefect's sets have no order
+        return sorted(value) if all(isinstance(inner, str) for inner in value) else [_sorted(inner) for inner in value]
     return value
 
 
 def _block_of(client: SyncPrefectClient, present: Iterable[Automation]) -> Block | None:
-    """Return the block through which the present automations send notifications, if Prefect still has it."""
+    """Return the block through which the present automations notify, if Prefect still has it."""
     from prefect.exceptions import ObjectNotFound
 
     for automation in present:

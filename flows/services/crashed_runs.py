@@ -1,4 +1,4 @@
-"""Find the retrains whose flow run crashed too often to be scheduled again, and report them by an event to Prefect."""
+"""Report by an event the retrains whose flow run crashed too often to be scheduled again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 class CrashedRun:
     """A crashed flow run of the deployment `retrain`.
 
-    Attributes:
-        starts: How often the flow run began.
-        crashed: When the flow run crashed last.
-        recipe, overrides: The flow run's parameters, as the user gave them.
+    starts: how often it began; crashed: when it crashed last; recipe, overrides: as the user gave them.
     """
 
     id: UUID
@@ -35,28 +32,29 @@ class CrashedRun:
 
     @property
     def event_id(self) -> UUID:
-        """The id of the event that reports the crash: a second report of the same crash has the same id."""
+        """The id of the event that reports the crash."""
+        # a second report of one crash has the same id
         return uuid5(NAMESPACE_URL, f"trnflow crashed {self.id} {self.starts}")
 
 
 def unreported_crashes(times: int) -> list[CrashedRun]:
-    """Return the crashed retrains of the last day that began more often than `times` and have no
-    `trnflow.retrain.failed` event yet. Raises ConfigError if Prefect's server can't be reached."""
+    """Return the last day's crashed retrains that began more than `times` and have no report. Raises ConfigError if
+    Prefect's server can't be reached."""
     with connected() as client:
-        found = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
-        return [run for run in found if _is_recent(run) and not _is_sent(client, run.event_id)]
+        crashed = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
+        return [run for run in crashed if _is_recent(run) and not _is_sent(client, run.event_id)]
 
 
 def _crashed_retrains(client: SyncPrefectClient) -> list[FlowRun]:
     from prefect.client.schemas import filters
 
     wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [TAG]}}
-    found = client.read_flow_runs(
+    runs = client.read_flow_runs(
         flow_filter=filters.FlowFilter(name=filters.FlowFilterName(any_=["retrain"])),
         flow_run_filter=filters.FlowRunFilter.model_validate(wanted),
         sort=NEWEST_FIRST,
     )
-    return [run for run in found if run.deployment_id]
+    return [run for run in runs if run.deployment_id]
 
 
 def _crashed_run(run: FlowRun) -> CrashedRun:
@@ -76,17 +74,12 @@ def _is_sent(client: SyncPrefectClient, event: UUID) -> bool:
 
 
 def send_report(run: CrashedRun, name: str, payload: Meta) -> None:
-    """Send the event `trnflow.retrain.failed` about a crashed retrain to Prefect's server.
+    """Send the event `trnflow.retrain.failed`. Raises ConfigError if Prefect's server can't be reached.
 
-    Args:
-        name: The recipe's own name.
-        payload: The JSON of the retrain's outcome, without secrets.
-
-    Raises:
-        ConfigError: Prefect's server can't be reached.
+    name: the recipe's own; payload: the JSON of the retrain's outcome, without secrets.
     """
     from prefect.events import Event
 
     related = [{"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.role": "flow-run"}]
-    told = {"id": run.event_id, "event": f"{RETRAINED}failed", "payload": payload, "related": related}
-    send_events([Event.model_validate({**told, "resource": recipe_resource(name)})])
+    event = {"id": run.event_id, "event": f"{RETRAINED}failed", "payload": payload, "related": related}
+    send_events([Event.model_validate({**event, "resource": recipe_resource(name)})])

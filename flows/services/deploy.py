@@ -1,4 +1,4 @@
-"""Register the deployments of `prefect.yaml` and their automations with Prefect's server, and start a worker."""
+"""Register the deployments of `prefect.yaml` and their automations, and start a worker."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 POOL = "local"
 FILE = "prefect.yaml"
 RETRAIN = "retrain"
-"""The name of the deployment that an event about changed data runs."""
+"""The deployment that an event about changed data runs."""
+# Flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once; with four, the
+# local server answers while a hundred events come in.
 AT_ONCE = "4"
-"""The most flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once; with
-four, the local server answers while a hundred events come in."""
 WORKER = "from trnflow.flows.services.recovery import prefect_worker; prefect_worker()"
 """The program of a worker's process."""
 SERVER_FAILED = "Server error '5"
-"""Part of the message with which Prefect's client reports an HTTP status of 500 or more."""
+"""Part of the message of Prefect's client for an HTTP status of 500 or more."""
+# how long the server may take to plan a schedule's next run: it looks at new deployments every 5 seconds
 SCHEDULE_SECONDS = 90.0
-"""How long the server may take to plan a schedule's next run. Its scheduler looks at new deployments every 5 seconds."""
 
 
 class Deployed(NamedTuple):
-    """What `deploy` registered; `notified` is `TYPE/NAME` of the block that notifies, or None."""
+    """What `deploy` registered. notified: `TYPE/NAME` of the block that notifies, or None."""
 
     names: list[str]
     automations: list[str]
@@ -52,22 +52,15 @@ class Deployed(NamedTuple):
 
 
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
-    """Register all deployments of `folder`/prefect.yaml and their automations, and wait until each active schedule has
-    a planned run.
+    """Register all deployments of `folder`/prefect.yaml and their automations, and wait for their schedules' first
+    runs.
 
-    Starts the local server if no other is configured, and creates the work pool if the server has none.
-
-    Args:
-        folder: The checkout with the prefect.yaml.
-        seconds: How long to wait for the schedules.
-        replace: Whether to delete another checkout's deployments, after Prefect has accepted trials of the new
-        ones.
+    The local server is started if no other is configured. replace: delete another checkout's deployments.
 
     Raises:
-        ConfigError: `folder` has no prefect.yaml, a deployment names a recipe that can't be read, TRNFLOW_NOTIFY
-        names no block, the server has deployments of another checkout, or it can't be reached or fails.
-        ProcessFailed: Prefect refused a deployment, its server failed, or an active schedule has no run after
-        `seconds`.
+        ConfigError: There is no prefect.yaml, a recipe or block can't be read, the server has deployments of another
+        checkout, or it can't be reached.
+        ProcessFailed: Prefect refused a deployment, its server failed, or a schedule has no run after `seconds`.
     """
     document = _declared(folder / FILE)
     names = [str(deployment["name"]) for deployment in document["deployments"]]
@@ -82,13 +75,11 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
-    """Replace this process by a Prefect worker of the pool `local`. Lost flow runs are tended first.
+    """Tend lost flow runs, then replace this process by a Prefect worker. Raises ConfigError if Prefect's server can't
+    be
+    reached.
 
-    Args:
-        report: Reports to Prefect the retrains that crashed too often to be scheduled again.
-
-    Raises:
-        ConfigError: Prefect's server can't be reached.
+    report: reports the retrains that crashed too often.
     """
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
     tend_runs()
@@ -99,7 +90,7 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
 
 
 def _declared(file: Path) -> Meta:
-    """Return the content of a prefect.yaml. Raises ConfigError if there is no such file."""
+    """Return the content of a prefect.yaml. Raises ConfigError if there is none."""
     try:
         document: Meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -108,12 +99,12 @@ def _declared(file: Path) -> Meta:
 
 
 def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> Renewed:
-    """Add to our registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
+    """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
     with connected() as client:
         deployments = client.read_deployments(flow_filter=our_flows(), deployment_filter=_named(names))
         _mark(client, deployments)
         offer_recipes(client, deployments, recipes)
-        retrain = next((one for one in deployments if one.name == RETRAIN), None)
+        retrain = next((deployment for deployment in deployments if deployment.name == RETRAIN), None)
         return renew(client, retrain, recipes, notify, recovery_automations())
 
 
@@ -121,22 +112,23 @@ def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> N
     """Give each deployment the tag and the heartbeats without which `recovery.py` leaves its runs alone."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
-    for one in deployments:
-        variables = dict(one.job_variables or {})
+    for deployment in deployments:
+        variables = dict(deployment.job_variables or {})
         environ = dict(variables.get("env") or {})
-        if TAG in one.tags and environ | HEARTBEATS == environ:
+        if TAG in deployment.tags and environ | HEARTBEATS == environ:
             continue
-        changed = {"tags": sorted({*one.tags, TAG}), "job_variables": {**variables, "env": environ | HEARTBEATS}}
-        client.update_deployment(one.id, DeploymentUpdate.model_validate(changed))
+        changed = {"tags": sorted({*deployment.tags, TAG}), "job_variables": {**variables, "env": environ | HEARTBEATS}}
+        client.update_deployment(deployment.id, DeploymentUpdate.model_validate(changed))
 
 
 def _prepare_server(home: Path, folder: Path, document: Meta, notify: str | None, *, replace: bool) -> None:
-    """Check the new deployments as far as possible, create the work pool, and delete another checkout's deployments."""
+    """Check the new deployments, create the work pool, and delete another checkout's deployments."""
     with connected() as client:
         others = others_on(client, folder, replace=replace)
         check_block(client, notify)
         _make_pool(client)
         if others:
+            # the old ones go only after Prefect accepted the new ones
             try_deployments(client, document, lambda file: _register(home, folder, file))
             delete(client, others)
 
@@ -153,15 +145,15 @@ def _make_pool(client: SyncPrefectClient) -> None:
 
 
 def _register(home: Path, folder: Path, file: Path) -> None:
-    """Register all deployments of a prefect.yaml for the checkout `folder`. Raises ProcessFailed."""
+    """Register all deployments of a prefect.yaml for the checkout `folder`. Raises ProcessFailed if Prefect refuses."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        declared, said = folder / FILE, _last_line(done)
-        if SERVER_FAILED in said:
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if process.returncode:
+        declared, message = folder / FILE, _last_line(process)
+        if SERVER_FAILED in message:
             cause, fix = cause_of_failure(home)
-            raise ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or said}", fix)
-        raise ProcessFailed(f"Prefect refused a deployment of {declared}: {said}", f"correct {declared}")
+            raise ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or message}", fix)
+        raise ProcessFailed(f"Prefect refused a deployment of {declared}: {message}", f"correct {declared}")
 
 
 def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:
@@ -174,7 +166,7 @@ def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:
 
 
 def _never_scheduled(home: Path, waiting: list[str], seconds: float) -> ProcessFailed:
-    """Return the error about the deployments `waiting`, of which no flow run was planned."""
+    """Return the error about deployments of which no flow run was planned."""
     cause, fix = cause_of_failure(home)
     if not cause:
         error = last_error(home)
@@ -186,18 +178,18 @@ def _never_scheduled(home: Path, waiting: list[str], seconds: float) -> ProcessF
 
 
 def _unscheduled(client: SyncPrefectClient, names: list[str]) -> list[str]:
-    """Return those of `names` whose deployment has an active schedule but no scheduled flow run yet."""
+    """Return those of `names` with an active schedule but no scheduled flow run yet."""
     from prefect.client.schemas import filters
 
     scheduled = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
-    found = []
+    unscheduled = []
     for deployment in client.read_deployments(deployment_filter=_named(names)):
         if deployment.paused or not any(schedule.active for schedule in deployment.schedules):
             continue
         own = filters.DeploymentFilter(id=filters.DeploymentFilterId(any_=[deployment.id]))
         if not client.read_flow_runs(deployment_filter=own, flow_run_filter=scheduled, limit=1):
-            found.append(deployment.name)
-    return found
+            unscheduled.append(deployment.name)
+    return unscheduled
 
 
 def _named(names: list[str]) -> DeploymentFilter:
@@ -206,6 +198,6 @@ def _named(names: list[str]) -> DeploymentFilter:
     return filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=names))
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return lines[-1].strip() if lines else f"exit code {done.returncode}"
+def _last_line(process: subprocess.CompletedProcess[str]) -> str:
+    lines = (process.stderr.strip() or process.stdout.strip()).splitlines()
+    return lines[-1].strip() if lines else f"exit code {process.returncode}"

@@ -1,4 +1,4 @@
-"""The recipes that deployments name, and the list of recipes that the form of a deployment offers."""
+"""The recipes that deployments name, and those that their forms offer."""
 
 from __future__ import annotations
 
@@ -27,31 +27,30 @@ def case_of(parameters: Meta) -> Case:
 
 
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
-    """Read all recipes that a prefect.yaml names, and return {case: the recipe's own name}.
-
-    Cases with `{{ }}`, which Prefect fills in, are left out. Raises ConfigError, which names `file` and the deployment.
-    """
-    found: dict[Case, str] = {}
+    """Read all recipes that a prefect.yaml names, and return {case: the recipe's own name}. Raises ConfigError for a
+    recipe that can't be read."""
+    names: dict[Case, str] = {}
     for deployment, parameters in _parameters(document):
         case = case_of(parameters)
+        # Prefect fills `{{ }}` in
         if parameters.get(PARAMETER) is None or any("{{" in text for text in case):
             continue
         try:
-            found[case] = settings.load(case[0], case[1:]).name
+            names[case] = settings.load(case[0], case[1:]).name
         except ConfigError as error:
             raise ConfigError(f"{file}: deployment {deployment}: {error.message}", error.fix) from error
-    return found
+    return names
 
 
 def offer_recipes(client: SyncPrefectClient, deployments: Iterable[DeploymentResponse], named: Iterable[Case]) -> None:
-    """Limit the parameter `recipe` of deployments to the shipped recipes and those in `named`. Prefect's form offers
-    these, and Prefect refuses other values before a run begins."""
+    """Limit the parameter `recipe` of deployments to the shipped recipes and those in `named`."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
     recipes = sorted({*recipe_names(), *(case[0] for case in named)})
     for deployment in deployments:
         schema: dict[str, Any] = deployment.parameter_openapi_schema or {}
         if PARAMETER in schema.get("properties", {}):
+            # Prefect's form offers these, and Prefect refuses other values before a run begins
             schema["properties"][PARAMETER]["enum"] = recipes
             client.update_deployment(
                 deployment.id, DeploymentUpdate.model_validate({"parameter_openapi_schema": schema})
@@ -59,7 +58,7 @@ def offer_recipes(client: SyncPrefectClient, deployments: Iterable[DeploymentRes
 
 
 def _parameters(document: Meta) -> Iterator[tuple[str, Meta]]:
-    """Yield the name and the parameters of each deployment, and of each of its schedules."""
+    """Yield (name, parameters) of each deployment, and of each of its schedules."""
     for deployment in document["deployments"]:
         own = deployment.get("parameters") or {}
         schedules = [*(deployment.get("schedules") or ()), *filter(None, [deployment.get("schedule")])]

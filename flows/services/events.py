@@ -1,5 +1,4 @@
-"""Send events to Prefect's server in one request, and raise its failure, which Prefect's own background sender would
-not report."""
+"""Send events to Prefect's server."""
 
 from __future__ import annotations
 
@@ -20,48 +19,44 @@ if TYPE_CHECKING:
 
 CHANGED = "trnflow.data.changed"
 RETRAINED = "trnflow.retrain."
-"""A retraining's event: this and its outcome, such as `promoted`."""
+"""A retrain's event: this and its outcome, such as `promoted`."""
 RECIPE = "trnflow.recipe."
-"""A recipe's resource id in Prefect's events: this and its name."""
+"""A recipe's resource id: this and its name."""
 
 
 def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
-    """Return the event `trnflow.data.changed`, on which an automation runs the deployment `retrain`.
+    """Return the event `trnflow.data.changed`. Raises ConfigError if an override contains a secret.
 
-    Args:
-        finding: The JSON that `trnflow watch` prints.
-        recipe, overrides: As the user gave them, since the deployment knows the recipe by that name.
-
-    Raises:
-        ConfigError: An override contains a secret, which the event would carry.
+    finding: the JSON that `trnflow watch` prints; recipe, overrides: as the user gave them.
     """
     if [hide_override(text) for text in overrides] != overrides:
         fix = "write ${NAME} in its place, which the worker's environment fills in, or use --retrain"
         raise ConfigError("an override has a secret, which an event can't carry", fix)
     from prefect.events import Event
 
+    # the deployment knows the recipe by the name that the user gave
     payload = {**hide(finding), "recipe": recipe, "overrides": overrides}
     resource = recipe_resource(finding["recipe"])
     return Event.model_validate({"event": CHANGED, "resource": resource, "payload": payload})
 
 
 def recipe_resource(name: str) -> dict[str, str]:
-    """Return the resource of an event about the recipe with this own name."""
+    """Return the resource of an event about a recipe."""
     return {"prefect.resource.id": f"{RECIPE}{name}", "prefect.resource.name": name}
 
 
 def send_events(events: list[Event]) -> None:
-    """Send events to the Prefect server of PREFECT_API_URL. Raises ConfigError if it can't be reached or refuses one."""
+    """Send events in one request. Raises ConfigError if Prefect's server can't be reached or refuses one."""
     if not events:
         return
     with connected() as client:
+        # Prefect's own background sender would not report a failure
         client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
 
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """Yield a client of the Prefect server of PREFECT_API_URL. Raises ConfigError if a request within the context
-    fails."""
+    """Yield a client of the Prefect server of PREFECT_API_URL. Raises ConfigError if a request within fails."""
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
 
@@ -73,17 +68,17 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def unreachable(error: Exception) -> ConfigError:
-    """Return a ConfigError for the exception of a failed request: unreachable, refused, or failed (status 500 or more).
-    If the local server's disk is full, the error says so."""
+    """Return a ConfigError for a failed request: unreachable, refused, or failed because the local server's disk is
+    full."""
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 
     server = f"Prefect's server at {hide(str(PREFECT_API_URL.value()))}"
     if isinstance(error, HTTPStatusError):
-        said = scrub(str(error).splitlines()[0])
+        message = scrub(str(error).splitlines()[0])
         if not error.response.is_server_error:
-            return ConfigError(f"{server} refused a request: {said}", "read the server's log")
+            return ConfigError(f"{server} refused a request: {message}", "read the server's log")
         cause, fix = cause_of_failure(home_folder())
-        return ConfigError(f"{server} failed: {cause or said}", fix)
-    said = scrub(" ".join(str(error).split())) or type(error).__name__
-    return ConfigError(f"{server} can't be reached: {said}", "start it (`trnflow up`), or correct PREFECT_API_URL")
+        return ConfigError(f"{server} failed: {cause or message}", fix)
+    message = scrub(" ".join(str(error).split())) or type(error).__name__
+    return ConfigError(f"{server} can't be reached: {message}", "start it (`trnflow up`), or correct PREFECT_API_URL")

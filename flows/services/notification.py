@@ -1,8 +1,7 @@
-"""Find or create the Prefect block that notifies about retraining, and define its messages.
+"""The Prefect block that notifies of retrains, and its messages.
 
-TRNFLOW_NOTIFY names the block: the address of a webhook, which is kept, encrypted by Prefect, in a block named
-`trnflow`; `TYPE/NAME` of an existing block, such as `slack-webhook/team`; or `off`. An address that is no longer used
-is deleted from Prefect. Without the variable, the block of the last `trnflow deploy` is kept.
+TRNFLOW_NOTIFY names the block: the address of a webhook, which Prefect keeps encrypted in a block named `trnflow`;
+`TYPE/NAME` of an existing block, such as `slack-webhook/team`; or `off`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 VARIABLE = "TRNFLOW_NOTIFY"
 OFF = "off"
 BLOCK = "trnflow"
-"""The name of the block that `trnflow deploy` creates for an address."""
+"""The block that `trnflow deploy` creates for an address."""
 WEBHOOK, SLACK = "webhook", "slack-webhook"
 SLACK_HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
 FIX = f"set {VARIABLE} to the address of a webhook, to TYPE/NAME of a block in Prefect, or to {OFF}"
@@ -48,11 +47,11 @@ difference {{ '%+.4g' | format(m.difference) }} \
 {% endif %}\
 {% set page = flow_run | ui_url %}{% if page %}{{ page }}
 {% endif %}"""
-"""Template of a message; its event's payload is the JSON of `trnflow retrain`."""
+"""Template of a message; the event's payload is the JSON of `trnflow retrain`."""
 
 
 class Block(NamedTuple):
-    """A Prefect block that sends notifications; as text `TYPE/NAME`."""
+    """A Prefect block that notifies; as text `TYPE/NAME`."""
 
     id: UUID
     kind: str
@@ -63,12 +62,8 @@ class Block(NamedTuple):
 
 
 def take_setting() -> str | None:
-    """Remove TRNFLOW_NOTIFY from the environment and return its value, or None.
-
-    Raises:
-        ConfigError: The value is neither an address, nor `TYPE/NAME`, nor `off`. The message does not show the
-        value.
-    """
+    """Remove TRNFLOW_NOTIFY from the environment and return its value, or None. Raises ConfigError, without the value,
+    for another form."""
     value = os.environ.pop(VARIABLE, "").strip()
     if not value:
         return None
@@ -81,21 +76,21 @@ def take_setting() -> str | None:
 
 
 def find_block(client: SyncPrefectClient, value: str) -> Block | None:
-    """Return the block that a value of TRNFLOW_NOTIFY names, None for `off`; an address creates or updates the block
-    `trnflow`. Raises ConfigError if Prefect has no such block, or it can't notify."""
+    """Return the block that a value of TRNFLOW_NOTIFY names, None for `off`; an address creates or updates its block.
+    Raises ConfigError if Prefect has no such block, or the block can't notify."""
     if value == OFF:
         return None
     return _keep_address(client, value) if _is_address(value) else _existing_block(client, value)
 
 
 def check_block(client: SyncPrefectClient, value: str | None) -> None:
-    """Raise ConfigError if TRNFLOW_NOTIFY names a block that Prefect does not have or that can't notify."""
+    """Raise ConfigError if Prefect does not have the block of TRNFLOW_NOTIFY, or it can't notify."""
     if value is not None and value != OFF and not _is_address(value):
         _existing_block(client, value)
 
 
 def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
-    """Delete from Prefect the blocks that were created for an address, except `used`."""
+    """Delete the blocks that were created for an address, except `used`."""
     from prefect.exceptions import ObjectNotFound
 
     for kind in (WEBHOOK, SLACK):
@@ -106,7 +101,7 @@ def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
 
 
 def retrain_message(block: Block) -> ActionTypes:
-    """Return an automation's action: a message how a retraining ended, why, and the compared metrics."""
+    """Return an automation's action: a message how a retrain ended, why, and the compared metrics."""
     rendered = "{% set text %}" + RETRAIN_TEXT + "{% endset %}"
     document = rendered + "{{ {'text': text, 'event': event.event, 'retrain': event.payload} | tojson }}"
     return _message(
@@ -115,7 +110,7 @@ def retrain_message(block: Block) -> ActionTypes:
 
 
 def plain_message(block: Block, subject: str, text: str, **further: Any) -> ActionTypes:
-    """Return an automation's action that sends a fixed text. further: more fields of the JSON that a webhook gets."""
+    """Return an automation's action that sends a fixed text. further: more fields of a webhook's JSON."""
     document = json.dumps({"text": text, **further})
     return _message(block, _literal(subject), _literal(text), _literal(document))
 
@@ -135,7 +130,7 @@ def _literal(text: str) -> str:
 
 
 def _existing_block(client: SyncPrefectClient, value: str) -> Block:
-    """Return the block `TYPE/NAME`. Raises ConfigError if Prefect has none, or it can't notify."""
+    """Return the block `TYPE/NAME`. Raises ConfigError if Prefect has none, or the block can't notify."""
     from prefect.exceptions import ObjectNotFound
 
     kind, _, name = value.partition("/")

@@ -1,4 +1,4 @@
-"""Find the addresses of the web pages of Prefect and MLflow."""
+"""The addresses of Prefect's and MLflow's pages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from trnflow.tasks.tracking import tracking_page
 
 
 def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:
-    """Return two lines: the addresses of Prefect's and MLflow's pages. folder: what a relative `tracking.uri` is joined
-    to."""
+    """Return two lines: Prefect's and MLflow's pages. folder: what a relative `tracking.uri` is joined to."""
     return [f"prefect: {_prefect(home)}", f"mlflow:  {_mlflow(home, tracking, folder)}"]
 
 
 def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
-    """Return the address of MLflow: `tracking.uri` with its variables filled in, else MLFLOW_TRACKING_URI, else
-    `mlflow.db` in `home`."""
+    """Return MLflow's address: `tracking.uri`, else MLFLOW_TRACKING_URI, else `mlflow.db` in `home`."""
     if tracking.uri:
         return located_database(fill_address(tracking.uri, "tracking.uri"), folder)
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"

@@ -1,4 +1,4 @@
-"""Find the address of Prefect's API: the one that the user configured, else that of this project's local server."""
+"""Find the address of Prefect's API."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ NAME = "PREFECT_API_URL"
 
 
 def api_url(home: Path) -> str | None:
-    """Return the URL of Prefect's API: the configured one, else that of the home's last local server, else None."""
+    """Return the configured URL of Prefect's API, else that of the home's last local server, else None."""
     return configured_url() or recorded_server(home).get("url")
 
 
 def configured_url() -> str | None:
-    """Return the URL of Prefect's API from the places where Prefect looks, in its order; None if none is set. A file
-    that can't be read is skipped."""
+    """Return the URL of Prefect's API from the places where Prefect looks, in its order, or None."""
     tables = (
         os.environ.get(NAME),
         _dotenv().get(NAME),
@@ -30,10 +29,10 @@ def configured_url() -> str | None:
 
 
 def recorded_server(home: Path) -> dict[str, Any]:
-    """Return `<home>/prefect/server.json`, the record of the last local server, running or not; {} if there is none.
+    """Return `<home>/prefect/server.json`, the record of the last local server, running or not; {} without one.
 
-    Its fields: "url" of the API, "page", "port", "pid", "process" (tells the process from a later one with this pid),
-    "started", "log", "stays" (until `trnflow down`).
+    Its fields: "url" of the API, "page", "port", "pid", "process" (a `Process.tag`), "started", "log", "stays" (until
+    `trnflow down`).
     """
     try:
         return dict(json.loads((home / "prefect" / "server.json").read_text(encoding="utf-8")))

@@ -1,9 +1,7 @@
-"""A local Prefect server in the background, one for each home, used by all its runs.
+"""A local Prefect server in the background, one for each home, on 127.0.0.1.
 
-State, database and log lie in `<home>/prefect`. The server listens on 127.0.0.1, on port 4200 or another free one.
-Starting takes 5 s, 9 s with a new database. `prefect server start --background` writes no log, and fails when a port is
-taken, a pid file was left, or two processes start at once; here a file lock lets one process bind the port and pass the
-socket on.
+State, database and log lie in `<home>/prefect`. Starting takes 5 s, 9 s with a new database. It is not `prefect server
+start --background`, which writes no log, and fails on a taken port, a left pid file or a second start.
 """
 
 from __future__ import annotations
@@ -39,34 +37,34 @@ STOP_SECONDS = ((signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0))
 DATABASE_SETTINGS = tuple(
     f"PREFECT_{of}_DATABASE_{what}" for what in ("CONNECTION_URL", "HOST") for of in ("SERVER", "API")
 )
-"""Environment variables of Prefect that name the server's database."""
+"""Prefect's variables that name the server's database."""
 LEAST_FREE = 1 << 20
-"""The free bytes below which a disk counts as full."""
+"""Bytes; a disk with fewer free counts as full."""
 DATABASE_TROUBLES = {
     "Can't locate revision": "was made by another version of Prefect",
     "file is not a database": "is damaged",
     "disk image is malformed": "is damaged",
 }
-"""Part of Prefect's log -> what our error says about the database."""
+"""{part of Prefect's log: what our error says about the database}"""
 MOVE_ASIDE = "move that file away and run `trnflow deploy` again, which loses the pages of past runs but no result"
 FREE_SPACE = "free some space there"
 ERROR_LINE = re.compile(r"(\w+\.)*\w*([Ee]rror|Exception)\b: |.*\| ERROR +\|")
 
+# a server that `trnflow up` did not start ends after this time without use
 IDLE_SECONDS = 3600.0
-"""A server that `trnflow up` did not start ends after this time without use."""
 IDLE = "TRNFLOW_SERVER_IDLE_SECONDS"
-"""The environment variable whose value, a number of seconds, replaces IDLE_SECONDS."""
+"""The variable that replaces IDLE_SECONDS."""
 PROGRAM = Path(__file__).with_name("server_process.py")
 
 
 def ensure_server(home: Path, *, stays: bool = False) -> str:
-    """Return the URL of a Prefect API, and start the home's local server if no other is configured.
+    """Return the URL of a Prefect API; start the home's local server if no other is configured.
 
-    A configured URL is returned unchecked. stays: whether a started server runs until `stop_server`.
+    stays: the server runs until `stop_server`.
 
     Raises:
         ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
-        ProcessFailed: The local server ended at once or did not answer in time; the message names its log.
+        ProcessFailed: The server ended at once or did not answer in time.
     """
     if url := configured_url():
         return url
@@ -75,11 +73,10 @@ def ensure_server(home: Path, *, stays: bool = False) -> str:
 
 
 def start_server(home: Path, *, stays: bool = False) -> None:
-    """Start the local server of `home` unless it runs; returns before it answers. stays: also changes a running server.
+    """Start the local server of `home` unless it runs, and return before it answers. stays: also changes a running
+    server.
 
-    Raises:
-        ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
-        ProcessFailed: No port is free.
+    Raises ConfigError for a wrong TRNFLOW_SERVER_IDLE_SECONDS, ProcessFailed if no port is free.
     """
     make_home(home)
     folder = home / "prefect"
@@ -113,14 +110,14 @@ def stop_server(home: Path) -> bool:
 
 
 def running_server(home: Path) -> dict[str, Any] | None:
-    """Return the local server's record if its process runs on this machine, else None. It may not answer yet."""
+    """Return the local server's record if its process runs here, else None. It may not answer yet."""
     server = recorded_server(home)
     process = read_tag(server.get("process", ""))
     return server if process and process.is_running_here() else None
 
 
 def last_error(home: Path) -> str:
-    """Return the last error in the local server's log; empty if there is none, or another server is configured."""
+    """Return the last error in the local server's log; "" without one, or if another server is configured."""
     server = recorded_server(home)
     log = home / "prefect" / "server.log"
     if configured_url() not in (None, server.get("url")) or not log.exists():
@@ -129,8 +126,8 @@ def last_error(home: Path) -> str:
 
 
 def cause_of_failure(home: Path) -> tuple[str, str]:
-    """Return (cause, fix) for a server that answers with errors. The only cause that is recognised is a full disk; else
-    the cause is empty."""
+    """Return (cause, fix) for a server that answers with errors; only a full disk is recognised, else the cause is
+    ""."""
     folder = home / "prefect"
     if configured_url() not in (None, recorded_server(home).get("url")):
         return "", "read the server's log; does its database run?"
@@ -146,7 +143,7 @@ def _last_error(lines: list[str]) -> str:
 
 
 def _wait(home: Path) -> str:
-    """Wait until the local server answers, and return its URL."""
+    """Wait until the local server answers, and return its URL. Raises ProcessFailed."""
     deadline = time.monotonic() + START_SECONDS
     while (server := running_server(home)) and time.monotonic() < deadline:
         if _answers(server["url"]):
@@ -179,15 +176,15 @@ def _cause(folder: Path, text: str) -> tuple[str, str]:
         return scrub(_last_error(text.splitlines())), f"check {setting}, read {log}"
     if shutil.disk_usage(folder).free < LEAST_FREE or "disk is full" in text:
         return f"the disk of {folder} is full", FREE_SPACE
-    for sign, found in DATABASE_TROUBLES.items():
+    for sign, trouble in DATABASE_TROUBLES.items():
         if sign in text:
-            return f"its database {file} {found}", f"{MOVE_ASIDE}, or install the Prefect that made it"
+            return f"its database {file} {trouble}", f"{MOVE_ASIDE}, or install the Prefect that made it"
     lines = text.splitlines()
     return scrub(_last_error(lines) or (lines[-1] if lines else "")), f"read {log}"
 
 
 def _database_setting() -> str:
-    """Return the environment variable that names the server's database, or "" for the default."""
+    """Return the variable that names the server's database, or ""."""
     return next((name for name in DATABASE_SETTINGS if os.environ.get(name)), "")
 
 
@@ -201,16 +198,16 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _one_starter(folder: Path) -> Iterator[None]:
-    """Hold the file lock for starting the server; touching the file keeps an idle server from ending."""
+    """Hold the file lock for starting the server within the context."""
     with (folder / "server.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # an idle server sees the touch, and does not end
         os.utime(lock.fileno())
         yield
 
 
 def _spawn(folder: Path, listener: socket.socket, seconds: float) -> dict[str, Any]:
-    """Start the server on a listening socket, in its own session, and return its record. seconds: time without use
-    until it ends."""
+    """Start the server on a listening socket, in its own session, and return its record."""
     port = listener.getsockname()[1]
     log = folder / "server.log"
     with log.open("wb") as output:
@@ -233,13 +230,13 @@ def _spawn(folder: Path, listener: socket.socket, seconds: float) -> dict[str, A
 
 
 def _record(folder: Path, server: dict[str, Any]) -> None:
-    """Write the record of a server to server.json."""
+    """Write server.json."""
     (folder / "server.json.new").write_text(json.dumps(server), encoding="utf-8")
     (folder / "server.json.new").replace(folder / "server.json")
 
 
 def _idle_seconds() -> float:
-    """Return the time without use after which a server ends."""
+    """Return the time without use after which a server ends. Raises ConfigError."""
     text = os.environ.get(IDLE) or str(IDLE_SECONDS)
     try:
         seconds = float(text)
@@ -271,6 +268,7 @@ def _environment(folder: Path, port: int) -> dict[str, str]:
 def _listener(ports: tuple[int, ...]) -> socket.socket:
     """Return a listening socket on the first free port of `ports`; port 0 means any."""
     for port in dict.fromkeys(ports):
+        # bound here, under the file lock, and passed on: `prefect server start` fails when two processes start at once
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

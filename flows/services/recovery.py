@@ -1,8 +1,7 @@
 """End the flow runs whose process was lost, and schedule them again.
 
-Nobody reports the end of a process whose worker died too. Automations mark a run without heartbeats as crashed and
-schedule it again; training then goes on from its newest checkpoint. They miss a run that stops together with the
-server, and events that the server lost; `tend_runs` finds such runs when a worker starts and in each run of `watch`.
+Nobody reports the end of a process whose worker died, too. Automations mark a run without heartbeats as crashed. They
+miss a run that stops together with the server, and events that the server lost; `tend_runs` finds these.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ if TYPE_CHECKING:
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore
 
+# Automations act on flow runs with this tag alone: other flows may have the same names, but send fewer heartbeats.
 TAG = "trnflow"
-"""The tag of the flow runs on which the automations act: other flows on the server may have the same names, but send
-fewer heartbeats."""
+# seconds: the shortest interval that Prefect accepts
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
-"""A heartbeat every 30 seconds, the shortest interval that Prefect accepts."""
+# Prefect's client asks again on status 503 (SQLite is locked); 500 is the answer while PostgreSQL is away
 PATIENT = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
-"""Lets Prefect's client ask again on status 500, the answer while PostgreSQL is away (503, SQLite is locked, is always
-asked again)."""
 
 SILENT_SECONDS = 90.0
 PENDING_SECONDS = 300.0
@@ -41,8 +38,8 @@ TIMES = 3
 AGAIN = "The run crashed, and was scheduled again. What it finished is not done again."
 
 FLOWS = ["finetune", "prepare", "retrain", "sweep", "watch"]
+# `watch` is not among them: it begins a new run every few minutes anyway
 SCHEDULED_AGAIN = ["finetune", "prepare", "retrain", "sweep"]
-"""The flows whose crashed runs are scheduled again. `watch` begins a new run every few minutes anyway."""
 
 TAGGED = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
 NEWEST_FIRST: Any = "START_TIME_DESC"
@@ -61,9 +58,9 @@ def recovery_automations(
     """Return the automations that mark lost flow runs as crashed or cancelled, and schedule crashed ones again.
 
     Args:
-        silent: Seconds without a heartbeat after which a run is crashed; Prefect's least is 10.
-        pending: Seconds after which a run that a worker took but that did not begin is crashed.
-        cancelling: Seconds after which a run that was asked to stop is cancelled.
+        silent: Seconds without a heartbeat until a run is crashed; Prefect's least is 10.
+        pending: Seconds until a run that did not begin is crashed.
+        cancelling: Seconds until a run that was asked to stop is cancelled.
         times: How often a deployment's crashed run is scheduled again.
     """
     from prefect.client.schemas.objects import StateType
@@ -113,16 +110,11 @@ def recovery_automations(
 
 
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
-    """Find the lost flow runs that the automations missed, and return how many were acted on, live ones among them.
+    """Act on the lost flow runs that the automations missed, and return their number, live ones among them.
 
-    - A run that did not begin within `pending` seconds is marked as crashed.
-    - For each other unfinished run an event opens an automation's window again: without a heartbeat the run is crashed,
-    or cancelled if it was being cancelled.
-    - A run that crashed more than `left` seconds and less than a day ago, after at most `times` starts, is scheduled
-    again.
-
-    Raises:
-        ConfigError: Prefect's server can't be reached.
+    A run that did not begin within `pending` seconds is crashed; one that crashed more than `left` seconds and less
+    than a
+    day ago, after at most `times` starts, is scheduled again. Raises ConfigError if Prefect's server can't be reached.
     """
     from prefect.client.schemas import filters
     from prefect.states import Scheduled
@@ -133,18 +125,19 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
     flows = our_flows()
     with connected() as client:
         names = {flow.id: flow.name for flow in client.read_flows(flow_filter=flows)}
-        found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
-        left_runs = [run for run in found if _is_left(run, names[run.flow_id], left, times)]
+        runs = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
+        left_runs = [run for run in runs if _is_left(run, names[run.flow_id], left, times)]
         crashed = [run for run in left_runs if not _was_tried(client, run)]
         for run in crashed:
             client.set_flow_run_state(run.id, Scheduled(message=AGAIN))
-    lost = [run for run in found if _is_unfinished(run)]
+    lost = [run for run in runs if _is_unfinished(run)]
+    # the event opens an automation's window again: without a heartbeat in it the run is crashed or cancelled
     send_events([_announcement(run, names[run.flow_id]) for run in lost])
     return unbegun + len(lost) + len(crashed)
 
 
 def our_flows() -> FlowFilter:
-    """Return Prefect's filter for trnflow's five flows: another project may have deployments of the same names."""
+    """Return Prefect's filter for trnflow's five flows."""
     from prefect.client.schemas import filters
 
     return filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
@@ -159,8 +152,8 @@ def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
     wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING"]}}, "tags": {"all_": [TAG]}})
     flows = our_flows()
     with connected() as client:
-        found = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
-        unbegun = [run for run in found if run.deployment_id is not None and _age(run) > pending]
+        runs = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
+        unbegun = [run for run in runs if run.deployment_id is not None and _age(run) > pending]
         for run in unbegun:
             client.set_flow_run_state(run.id, Crashed(message=_unbegun(pending)))
     return len(unbegun)
@@ -171,7 +164,7 @@ def _unbegun(pending: float) -> str:
 
 
 def prefect_worker() -> None:
-    """Run Prefect's command line with this process's arguments and `leave_counted_runs`."""
+    """Run Prefect's command line with `leave_counted_runs`."""
     from prefect.cli import app
 
     leave_counted_runs()
@@ -179,25 +172,21 @@ def prefect_worker() -> None:
 
 
 def leave_counted_runs() -> None:
-    """Change Prefect's worker class: it leaves a flow run alone while an earlier process of this run counts against its
-    limit.
-
-    Unchanged, a worker that takes a rescheduled run of a killed process raises RuntimeError and ends. The changed one
-    takes the run 10 s later.
-    """
+    """Let Prefect's workers leave a flow run alone while an earlier process of this run counts against the limit."""
     from prefect.workers.process import ProcessWorker
 
+    # unchanged, a worker that takes a killed process's run raises RuntimeError and ends; so it takes the run 10 s later
     submit = ProcessWorker._submit_scheduled_flow_runs
 
     async def submit_free(worker: ProcessWorker, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
         counted = worker.limiter.statistics().borrowers
-        return await submit(worker, [one for one in flow_run_response if one.flow_run.id not in counted])
+        return await submit(worker, [response for response in flow_run_response if response.flow_run.id not in counted])
 
     ProcessWorker._submit_scheduled_flow_runs = submit_free  # type: ignore[assignment,method-assign]
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:
-    """Return the event that opens a window for a flow run of the named flow."""
+    """Return an event of a flow run, after which an automation waits for the run's next heartbeat."""
     from prefect.events import Event
 
     is_cancelling = run.state is not None and run.state.is_cancelling()
@@ -217,7 +206,7 @@ def _announcement(run: FlowRun, flow: str) -> Event:
 
 
 def _is_unfinished(run: FlowRun) -> bool:
-    """Return whether a flow run, other than the present one, should have ended."""
+    """Return whether a flow run, other than the present one, is running or being cancelled."""
     if run.state is None or str(run.id) == os.environ.get("PREFECT__FLOW_RUN_ID"):
         return False
     return run.state.is_running() or run.state.is_cancelling()
@@ -267,7 +256,7 @@ def _lost(
 def _again(
     name: str, description: str, expect: set[str], counts: list[str], action: ChangeFlowRunState
 ) -> AutomationCore:
-    """Return an automation that acts, once a day at most, on an event of a run that began so many times."""
+    """Return an automation that acts, once a day at most, on an event of a run with one of these numbers of starts."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     trigger = EventTrigger.model_validate(

@@ -1,10 +1,9 @@
-"""The process of the local Prefect server: serve, and end when nothing has used the server for a while.
+"""The process of the local Prefect server: serve, and end when nothing uses the server.
 
     python server_process.py DESCRIPTOR SECONDS     in the folder `<home>/prefect`
 
-DESCRIPTOR is the listening socket's. Requests and open connections are use; an active schedule or `"stays": true` in
-`server.json` keeps the server. A process that needs the server takes the lock `server.lock` and touches it; the server
-takes the same lock before it ends, so no run loses it.
+DESCRIPTOR is the listening socket's. Requests and open connections are use; an active schedule, or `"stays": true` in
+`server.json`, keeps the server.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 LOCK, STATE = Path("server.lock"), Path("server.json")
-"""The file lock of processes that start the server, and the server's record. Both are in the working directory."""
+"""The file lock of processes that start the server, and the server's record."""
 LOOK_SECONDS = 10.0
 """The longest pause between two looks at what uses the server."""
 END_SECONDS = 20.0
-"""The longest time for an orderly end; then the process exits."""
+"""The longest time for an orderly end."""
 TURN_SECONDS = 60.0
-"""The longest wait of a transaction for its turn; then it waits for SQLite's own lock."""
+"""The longest wait of a transaction for its turn."""
 PAGE = 200
 """How many deployments Prefect returns at once."""
 
 
 class Idleness:
-    """Measures how long nothing has used the server: no request, no open connection, no touch of `server.lock`."""
+    """Measures how long nothing has used the server."""
 
     def __init__(self, server: uvicorn.Server, seconds: float) -> None:
         self._server, self._seconds = server, seconds
@@ -52,8 +51,7 @@ class Idleness:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing has used the server for `seconds`. Reading this property restarts the count if the server was
-        used."""
+        """Whether nothing has used the server for `seconds`. Reading this after a use restarts the count."""
         seen = (self._server.server_state.total_requests, touched())
         if seen != self._seen or self._server.server_state.connections:
             self.begin_anew()
@@ -71,7 +69,7 @@ class Idleness:
 
 
 def touched() -> int:
-    """Return when `server.lock` was touched last, in nanoseconds since 1970; 0 if it is missing."""
+    """Return when `server.lock` was touched last, in nanoseconds since 1970, or 0."""
     try:
         return LOCK.stat().st_mtime_ns
     except FileNotFoundError:
@@ -97,13 +95,11 @@ def main() -> None:
 
 
 def take_turns() -> None:
-    """Let the server's transactions on SQLite run one at a time, each with the right to write from its beginning.
-
-    Most transactions read, then write: SQLite refuses the write if another wrote in between, and Prefect answers 503.
-    With turns 30 events and 4 flow runs take 16 s instead of 107. Has no effect on PostgreSQL.
-    """
+    """Let the server's transactions on SQLite run one at a time, each with the right to write from its beginning."""
     from prefect.server.database.configurations import AioSqliteConfiguration
 
+    # most transactions read, then write: SQLite refuses the write if another wrote in between, and Prefect answers 503.
+    # With turns 30 events and 4 flow runs take 16 s instead of 107.
     begin = AioSqliteConfiguration.begin_transaction
     turns: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
 
@@ -133,8 +129,7 @@ async def _at_most(turn: asyncio.Lock, seconds: float) -> AsyncIterator[None]:
 
 
 def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: float) -> None:
-    """Wait until nothing has used the server for `seconds` and no deployment has an active schedule, then end the
-    process."""
+    """Wait until nothing has used the server for `seconds` and no schedule is active, then end the process."""
     while not server.started:
         time.sleep(0.1)
     port = listener.getsockname()[1]
@@ -153,16 +148,16 @@ def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: floa
 
 
 def is_scheduled(port: int) -> bool:
-    """Return whether a deployment that is not paused has an active schedule; True if the server can't be asked."""
+    """Return whether an unpaused deployment has an active schedule; True if the server can't be asked."""
     wanted: dict[str, Any] = {"deployments": {"paused": {"eq_": False}}, "limit": PAGE, "offset": 0}
     while True:
         try:
-            found = _ask(port, "/api/deployments/filter", wanted)
+            deployments = _ask(port, "/api/deployments/filter", wanted)
         except (OSError, http.client.HTTPException, ValueError):
             return True
-        if any(schedule["active"] for deployment in found for schedule in deployment["schedules"]):
+        if any(schedule["active"] for deployment in deployments for schedule in deployment["schedules"]):
             return True
-        if len(found) < PAGE:
+        if len(deployments) < PAGE:
             return False
         wanted["offset"] += PAGE
 
@@ -179,9 +174,10 @@ def _ask(port: int, path: str, body: dict[str, Any]) -> Any:
 
 
 def _ended(server: uvicorn.Server, idleness: Idleness) -> bool:
-    """Begin to end the server, and keep the lock until the process has ended. Return False if the server has to stay."""
+    """Begin to end the server; return False if it has to stay."""
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        # held until the process has ended: whoever starts or needs the server takes it, too, so no run loses its server
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         state = json.loads(STATE.read_text(encoding="utf-8"))
         if not idleness.was_touched and state["pid"] == os.getpid() and not state.get("stays"):

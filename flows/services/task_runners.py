@@ -1,8 +1,6 @@
 """Make the parts of stages on Prefect's task runners: processes of this machine, a Ray or a Dask cluster.
 
-Each part is a task run. The task runner starts with the first part and serves the whole run. A local Dask cluster
-listens on 127.0.0.1; a local Ray cluster listens on all interfaces, so it gets a token that is made for the run. Ray
-and Dask pickle the data they send: use only clusters that you trust.
+Each part is a task run. Ray and Dask pickle the data they send: use only clusters that you trust.
 """
 
 from __future__ import annotations
@@ -36,14 +34,13 @@ PARENT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def task_runner(config: TaskRunnerConfig) -> Iterator[TaskRunner | None]:
-    """Yield the task runner of a run, which ends with the context; None for `task_runner.kind: threads`. Raises
-    MissingDependency."""
+    """Yield the task runner of a run, None for `task_runner.kind: threads`. Raises MissingDependency."""
     with contextlib.ExitStack() as stack:
         yield None if config.kind == "threads" else TaskRunner(config, stack)
 
 
 class TaskRunner:
-    """Makes each part in a task run of one of Prefect's task runners (a `PartMaker`). stack: ends the task runner."""
+    """Makes each part in a task run (see `PartMaker`). stack: its end stops the task runner."""
 
     def __init__(self, config: TaskRunnerConfig, stack: contextlib.ExitStack) -> None:
         self._config = config
@@ -55,11 +52,11 @@ class TaskRunner:
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make each part in a task run and put it into the store. Yield, in the order of `jobs`, {"artifact": digest on
-        record, "made": digest of the result made now, "said": events}.
+        """Make each part and put it into the store. Yield, in order, {"artifact": digest on record, "made": digest of
+        the result
+        made now, "said": events}.
 
-        At most twice as many parts as workers are submitted at once. When the caller stops early, waiting parts are
-        cancelled.
+        At most twice as many parts as workers wait at once.
 
         Raises:
             ProcessFailed: A worker died.
@@ -99,30 +96,31 @@ class TaskRunner:
 
 
 def _result(future: Any) -> Meta:
-    """Wait for a part and return its result. Raises the part's TrnflowError, or ProcessFailed when the worker died."""
+    """Wait for a part and return its result. Raises TrnflowError, or ProcessFailed when the worker died."""
     try:
         result: Meta = future.result()
     except TrnflowError:
         raise
     except Exception as error:  # each kind of cluster has its own exception for a worker that died
-        said = scrub(" ".join(str(error).split()))[:300]
+        message = scrub(" ".join(str(error).split()))[:300]
         raise ProcessFailed(
-            f"a worker failed with {type(error).__name__}: {said}", "run again: finished shards are kept"
+            f"a worker failed with {type(error).__name__}: {message}", "run again: finished shards are kept"
         ) from error
     return result
 
 
 def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
-    where, said = hide(config.address) or "this machine", scrub(" ".join(str(error).split()))[:200]
+    where, message = hide(config.address) or "this machine", scrub(" ".join(str(error).split()))[:200]
     return ConfigError(
-        f"task_runner: {config.kind} can't be used on {where}: {said}",
+        f"task_runner: {config.kind} can't be used on {where}: {message}",
         "check task_runner.address, or set task_runner.kind=threads",
     )
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, name=make_part_apart.__name__)
 def _task(job: Meta) -> Meta:
-    """Make a part. Secrets are hidden in errors, which Prefect writes to its database."""
+    """Make a part."""
+    # Prefect writes errors to its database: secrets are hidden in them
     learn({"root": job["store"]})
     scrub_logs()
     try:
@@ -145,6 +143,7 @@ def _made(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
 
 def _ray(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
     if not config.address:  # ray reads these variables once, when it is imported
+        # a local Ray cluster listens on all interfaces: a token made for the run keeps others out
         stack.enter_context(_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}))
     from prefect_ray import RayTaskRunner
 
@@ -155,7 +154,7 @@ def _ray(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
 
 
 def _address(config: TaskRunnerConfig) -> str:
-    """Return the cluster's address, with its `${NAME}` variables filled in."""
+    """Return the cluster's address, with its `${NAME}` filled in."""
     return fill(config.address or "", "task_runner.address")
 
 
@@ -188,11 +187,11 @@ def _kill_processes() -> None:
 
 
 def _end_with_the_flow(flow: int) -> None:
-    """End this worker process when the flow's process has died. Polls: the kernel's parent-death signal comes when the
-    starting thread ends."""
+    """End this worker process when the flow's process has died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def look() -> None:
+        # polled: the kernel's parent-death signal comes when the starting thread ends
         while os.getppid() == flow:
             time.sleep(PARENT_SECONDS)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Write a sweep's results to `<home>/sweeps/<name>`: `sweep.json`, and `best.yaml`, a recipe with the best settings."""
+"""Write a sweep's results to `<home>/sweeps/<name>`: `sweep.json` and `best.yaml`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from trnflow.tasks.system.redaction import hide
 from trnflow.tasks.system.whole_file import write_whole
 
 PATHS = ("source", "root", "uri")
-"""The last names of settings that may be paths, also in entries of `splits`."""
+"""The last names of settings that may be paths."""
+# values of this section may be secrets: not copied from the command line into a file
 PRIVATE = "launch"
-"""A section whose values may be secrets: not copied from the command line into a file."""
 
 
 def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta | None) -> Meta:
-    """Return the content of sweep.json: schema, study, recipe, metric, direction ("max" or "min"), trials and best (as
-    `Tried`), winner (`SweepStudy.winner`, null if of other settings than the best trial's), shared_seconds (saved by
-    results in the store)."""
+    """Return the content of sweep.json. shared_seconds: saved by results in the store."""
     sweep = plan.recipe.sweep
     return {
         "schema": 1,
@@ -37,27 +35,27 @@ def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta |
         "direction": "max" if sweep.is_maximised else "min",
         "trials": [trial._asdict() for trial in trials],
         "best": best._asdict() if best else None,
+        # null if the best trial has other settings by now
         "winner": winner if winner and best and winner["settings"] == best.settings else None,
         "shared_seconds": round(sum(trial.shared_seconds for trial in trials), 3),
     }
 
 
 def write_json(folder: Path, content: Meta) -> None:
-    """Write sweep.json into `folder`; secrets are replaced by `***`."""
+    """Write sweep.json into `folder`, secrets hidden."""
     write_whole(folder / "sweep.json", f"{json.dumps(hide(content), indent=1)}\n")
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
-    """Write best.yaml into `folder`: the sweep's recipe, extended by every setting of the best trial that differs,
-    without `launch`, `sweep` and secrets. If the recipe is complete only with the overrides, best.yaml has all
-    settings."""
-    found = plan.best_recipe(best.settings)
-    after = found.model_dump(mode="json")
+    """Write best.yaml into `folder`: a recipe that extends the sweep's by all settings of the best trial that differ,
+    without `launch`, `sweep` and secrets."""
+    recipe = plan.best_recipe(best.settings)
+    after = recipe.model_dump(mode="json")
     try:
         before = settings.load(plan.named).model_dump(mode="json")
     except ConfigError:  # the recipe is complete only with the overrides: write all settings
         before = {name: {} for name, section in after.items() if isinstance(section, dict)}
-    tree = _changes(before, after, found)
+    tree = _changes(before, after, recipe)
     extends = str(Path(plan.named).expanduser().absolute()) if plan.named.endswith((".yaml", ".yml")) else plan.named
     about = (
         f"# Trial {best.number} of the sweep {plan.name}: {plan.recipe.sweep.metric} {best.value:.6g} on validation.\n"
@@ -71,25 +69,26 @@ def write_best(folder: Path, plan: Plan, best: Tried) -> None:
 
 def _changes(before: Meta, after: Meta, recipe: Recipe, above: tuple[str, ...] = ()) -> Meta:
     """Return the settings of `after` that differ from `before`; an entry that is gone is null, which removes it."""
-    found: Meta = {}
+    changes: Meta = {}
     for name in [*before, *(name for name in after if name not in before)]:
         path = (*above, name)
         old, new = before.get(name), after.get(name)
         if old == new or path == ("sweep",) or path[0] in (PRIVATE, "name", "description"):
             continue
         if isinstance(old, Mapping) and isinstance(new, dict) and new:
-            found[name] = _changes(dict(old), new, recipe, path)
+            changes[name] = _changes(dict(old), new, recipe, path)
         else:
-            found[name] = _absolute(new, path, recipe)
-    return found
+            changes[name] = _absolute(new, path, recipe)
+    return changes
 
 
 def _absolute(value: Any, path: tuple[str, ...], recipe: Recipe) -> Json:
-    """Make a relative path of the command line absolute, because best.yaml lies in another folder."""
+    """Make a relative path of the command line absolute."""
     if isinstance(value, dict):
         return {name: _absolute(inner, (*path, name), recipe) for name, inner in value.items()}
     named = path[-1] in PATHS or "splits" in path
     if not (named and isinstance(value, str)) or "://" in value:
         return value
+    # best.yaml lies in another folder
     place = recipe.folder(".".join(path)) / Path(value).expanduser()
     return str(place) if place.exists() else value

@@ -1,4 +1,4 @@
-"""Make sweep.html, a sweep's page: one file without scripts that loads nothing. Jinja escapes all texts."""
+"""Make sweep.html: one file without scripts that loads nothing. Jinja escapes all texts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PLOTS = {
     "plot_param_importances": "How much of the metric's variance each setting explains (fANOVA)",
     "plot_parallel_coordinate": "Settings and metric of each trial, one line a trial",
 }
-"""Function of `optuna.visualization.matplotlib` -> what its plot shows."""
+"""{function of `optuna.visualization.matplotlib`: what its plot shows}"""
 
 STATES = {
     "pruned": "a pruned trial ended early, since an evaluation was worse than the median of earlier trials",
     "killed": "the sweep was killed during a killed trial, and a later trial has its settings",
     "failed": "the errors of failed trials are below",
 }
-"""State of a trial that a reader may not know -> what it means."""
+"""{state of a trial that a reader may not know: what it means}"""
 
 
 def sweep_page(content: Meta, study: Study) -> str:
-    """Return a sweep's page as HTML: best trial, the winner's metrics, plots of the study, and all trials. content: of
+    """Return a sweep's page as HTML: best trial, the winner's metrics, plots of the study, all trials. content: of
     sweep.json."""
     from jinja2 import Environment, StrictUndefined
 
@@ -69,7 +69,7 @@ def _best(best: Meta) -> Meta:
 
 
 def _winner(winner: Meta) -> list[Meta]:
-    """Return a table of the metrics on the test split, and one of all others; an empty one is left out."""
+    """Return a table of the metrics on the test split, and one of all others."""
     test = winner.get("test", {})  # sweeps of an earlier version did not tell them apart
     training = {name: value for name, value in winner["metrics"].items() if name not in test}
     tables = {"Its whole run, on the test split": test, "Its data, training and export": training}

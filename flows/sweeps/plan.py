@@ -1,4 +1,4 @@
-"""Read the plan of a sweep: the recipe, the settings that vary, and the definition that identifies its study."""
+"""Read the plan of a sweep: the recipe, the settings that vary, and the study's definition."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trnflow.tasks.system.private_files import lookup_name
 from trnflow.tasks.system.redaction import hide, hide_override
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# These sections have no influence on training's metrics: a resumed sweep may change them.
 AROUND = (
     "description",
     "checks",
@@ -34,20 +35,15 @@ AROUND = (
     "export",
     "evaluate",
 )
-"""Sections without influence on the metrics of training: a resumed sweep may change them."""
+# ends the recipe's name in trials, which do not count as runs of the recipe
 SUFFIX = ".sweep"
-"""Ends the recipe's name in runs of trials, which are not counted as runs of the recipe."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """A sweep whose settings were checked.
 
-    Attributes:
-        named: The recipe's name or file, as the user gave it.
-        overrides: Overrides that all trials have in common.
-        recipe: The recipe with these overrides.
-        space: The settings that vary.
+    named: the recipe as the user gave it; overrides: of all trials; space: the settings that vary.
     """
 
     named: str
@@ -57,7 +53,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the study and of the sweep's folder: `sweep.name`, by default the recipe's."""
+        """The name of the study and of the sweep's folder."""
         return self.recipe.sweep.name or self.recipe.name
 
     def folder(self, home: Path) -> Path:
@@ -71,26 +67,26 @@ class Plan:
         return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
 
     def store_id(self, store: Store) -> str:
-        """Return an id that tells the stores apart whose sweeps share a database; "" for the default database, which
-        belongs to one home. A local store's id depends on its home: another machine may have another store at the
-        same path."""
+        """Return an id that tells the stores apart whose sweeps share a database; "" for the home's own database."""
         if not self.recipe.sweep.database:
             return ""
         root = str(hide(store.root))
+        # another machine may have another local store at the same path
         return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
 
     def trial_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe of a trial, its name with `.sweep` at the end. Raises ConfigError if the recipe does not
-        allow these values."""
+        """Return the recipe of a trial, its name with `.sweep` at the end. Raises ConfigError if it does not allow
+        these values."""
         varied = [override(setting, value) for setting, value in values.items()]
         return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
 
     def best_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe with the best trial's values, under the recipe's own name."""
-        return settings.load(self.named, [*self.overrides, *(override(*one) for one in values.items())])
+        """Return the recipe with the best trial's values, under its own name."""
+        return settings.load(self.named, [*self.overrides, *(override(*pair) for pair in values.items())])
 
     def refuse_changed(self) -> None:
-        """Raise ConfigError if the recipe's file was edited since this plan was read: each trial reads it again."""
+        """Raise ConfigError if the recipe's file was edited since this plan was read."""
+        # each trial reads the file again
         now = replace(self, recipe=settings.load(self.named, self.overrides))
         if now.definition() != self.definition():
             raise ConfigError(
@@ -99,26 +95,23 @@ class Plan:
             )
 
     def definition(self) -> Meta:
-        """Return what must be unchanged when a sweep is resumed: the recipe without the varied settings and without
-        sections that do not affect training's metrics, the space, metric and direction."""
+        """Return what must be unchanged when a sweep is resumed: the recipe without varied settings and AROUND, the
+        space, metric and direction."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))
         sweep = self.recipe.sweep
         direction = "max" if sweep.is_maximised else "min"
-        space = {one.setting: one.to_json() for one in self.space}
+        space = {dimension.setting: dimension.to_json() for dimension in self.space}
         return {"recipe": common, "space": space, "metric": sweep.metric, "direction": direction}
 
 
 def read_plan(named: str, texts: Sequence[str]) -> Plan:
-    """Read a recipe and check the sweep that its section `sweep` and the command line describe.
+    """Read a recipe, and check the sweep that its section `sweep` and the command line describe.
 
-    Args:
-        texts: `section.setting=value`; a range or choices add to `sweep.settings`, a single value fixes its
-        setting.
-
-    Raises:
-        ConfigError: A setting, range, choice or option is wrong, or nothing varies.
+    texts: `section.setting=value`; a range or choices vary the setting, a single value fixes it. Raises ConfigError for
+    a
+    wrong setting, range or choice, and if nothing varies.
     """
     varied, fixed = separate(texts)
     recipe = settings.load(named, fixed)
@@ -132,8 +125,8 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
         except ConfigError as error:
             if setting in varied:
                 raise
-            said = error.message.removeprefix(f"override {setting}: ")
-            raise ConfigError(f"sweep.settings of {name}: {said}", error.fix) from error
+            message = error.message.removeprefix(f"override {setting}: ")
+            raise ConfigError(f"sweep.settings of {name}: {message}", error.fix) from error
 
     name = named if named in recipe_names() else Path(named).name
     if not written:

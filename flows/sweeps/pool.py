@@ -18,8 +18,8 @@ from trnflow.tasks.system.process import this_process
 
 
 def check_fit(recipe: Recipe) -> None:
-    """Raise ConfigError if this machine has too few GPUs or cores for `sweep.parallel` trials, or if trials on Neuron
-    are to run in parallel."""
+    """Raise ConfigError if this machine has too few devices for `sweep.parallel` trials, or for several trials on
+    Neuron."""
     wanted, each = recipe.sweep.parallel, recipe.train.devices
     if wanted == 1:
         return
@@ -36,8 +36,8 @@ def check_fit(recipe: Recipe) -> None:
 
 
 def on_slot(recipe: Recipe, slot: int) -> Recipe:
-    """Return the recipe of a trial beside others: its CUDA_VISIBLE_DEVICES names the GPUs of its slot (0 to
-    `sweep.parallel` - 1). Unchanged on other devices."""
+    """Return the recipe of one of several trials at a time: on GPUs, CUDA_VISIBLE_DEVICES names those of its slot (0 to
+    `sweep.parallel` - 1)."""
     if recipe.train.device != "cuda" or recipe.sweep.parallel == 1:
         return recipe
     each = recipe.train.devices
@@ -50,13 +50,9 @@ def on_slot(recipe: Recipe, slot: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of a sweep: one for its study, one for each device.
+    """The leases of a sweep: of its study, and of each device.
 
-    If the sweep's process dies, its leases end, those of devices only after the trials' processes.
-
-    Attributes:
-        say: Called with the holder of a lease before this process waits.
-        wait: Whether to wait for a held lease; otherwise that is a ConfigError.
+    say: called with the holder of a lease before this process waits; wait: wait for a held lease, else ConfigError.
     """
 
     recipe: Recipe
@@ -67,7 +63,7 @@ class Leases:
 
     @contextmanager
     def hold_study(self) -> Iterator[None]:
-        """Hold the study's lease, so that no other process runs its trials."""
+        """Hold the study's lease: no other process runs its trials."""
         key = digest_of({"sweep": f"the study {self.study}"}).removeprefix("sha256:")
         with self._held(key, f"another sweep has the study {self.study}", new_run_id()):
             yield
@@ -103,12 +99,12 @@ class Leases:
 
 
 def _gpus(recipe: Recipe) -> list[str]:
-    """Return the usable GPUs as CUDA_VISIBLE_DEVICES names them: of `launch.environment`, else of this process."""
+    """Return the usable GPUs as CUDA_VISIBLE_DEVICES names them."""
     return gpu_names(filled_environment(recipe.launch)) or visible_gpus({}, _count("cuda"))
 
 
 def _count(device: str) -> int:
-    """Return the number of this machine's GPUs, or of the cores that this process may use."""
+    """Return the number of this machine's GPUs, or of usable cores."""
     if device == "cpu":
         return len(os.sched_getaffinity(0))
     import torch

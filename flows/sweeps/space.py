@@ -1,7 +1,6 @@
-"""Parse the settings that a sweep varies, and check each against the recipe's config classes.
+"""Parse the settings that a sweep varies, and check each against the recipe.
 
-A range is `1e-5..1e-4`, `1e-5..1e-4:log` or, with a step, `16..64:16`; choices are `4,8,16`. Ends and choices are tried
-on the recipe before the first trial.
+A range is `1e-5..1e-4`, `1e-5..1e-4:log` or, with a step, `16..64:16`; choices are `4,8,16`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 SECTIONS = ("data", "format", "model", "tokenize", "pack", "train")
-"""The sections of a recipe on which the metrics of training depend."""
+"""The sections on which the metrics of training depend."""
 FORM = "a range is low..high, low..high:log or low..high:step, and choices are a,b,c"
 RANGE = re.compile(r"([^\s,\[\]{}'\"]*?)\.\.([^\s,:\[\]{}'\"]*)(?::(\S*))?")
 """low..high, with :log or :step."""
@@ -37,10 +36,7 @@ CHOICES = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^,"'\[\]{}]*)(?:,|$)""")
 class Dimension:
     """One setting that varies: over `values` if there are any, else from `low` to `high`.
 
-    Attributes:
-        log: Whether values are drawn evenly on a logarithmic scale.
-        step: The distance between neighbouring values; None for any value between the ends.
-        whole: Whether the values are whole numbers.
+    log: drawn evenly on a logarithmic scale; step: None for any value between the ends; whole: whole numbers.
     """
 
     setting: str
@@ -59,7 +55,8 @@ class Dimension:
         return f"{self.low!r}..{self.high!r}{ending}"
 
     def ends(self) -> tuple[Any, ...]:
-        """Return the values to try before the first trial: all choices, or both ends."""
+        """Return all choices, or both ends."""
+        # tried on the recipe before the first trial
         return self.values or (self.low, self.high)
 
     def grid(self) -> tuple[Any, ...]:
@@ -76,7 +73,7 @@ class Dimension:
         return tuple(self.low + number * step for number in range(count))
 
     def distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution from which samplers draw values of the setting."""
+        """Return the Optuna distribution of the setting's values."""
         from optuna import distributions
 
         if self.values:
@@ -87,10 +84,10 @@ class Dimension:
 
 
 def combinations(space: Iterable[Dimension]) -> list[dict[str, Any]]:
-    """Return every combination of the values of all dimensions, as {setting: value}."""
+    """Return every combination of all dimensions' values, as {setting: value}."""
     dimensions = list(space)
     values = product(*(dimension.grid() for dimension in dimensions))
-    return [{one.setting: value for one, value in zip(dimensions, some, strict=True)} for some in values]
+    return [{dimension.setting: value for dimension, value in zip(dimensions, some, strict=True)} for some in values]
 
 
 def separate(texts: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -107,16 +104,11 @@ def separate(texts: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[Dimension, ...]:
-    """Return the dimensions of a sweep.
+    """Return the dimensions of a sweep. Raises ConfigError.
 
-    Args:
-        written: {setting: a range as text, or choices as text or list}.
-        refuse: Called with (setting, value) for each end and choice; raises ConfigError if the recipe refuses the
-        value.
-
-    Raises:
-        ConfigError: A setting does not exist or does not influence training, a range is malformed, or a value has
-        the wrong type.
+    written: {setting: a range as text, or choices as text or list}; refuse: called with (setting, value) of each end
+    and
+    choice, raises ConfigError.
     """
     dimensions = tuple(_dimension(name, value) for name, value in sorted(written.items()))
     for dimension in dimensions:
@@ -160,28 +152,29 @@ def _of_choices(name: str, values: list[Any]) -> Dimension:
 
 
 def _is_range(name: str, text: str) -> bool:
-    """Return whether a text is a range; `a..b` may also be a path, such as `../rows`."""
-    found = RANGE.fullmatch(text.strip())
-    if found is None:
+    """Return whether a text is a range."""
+    match = RANGE.fullmatch(text.strip())
+    if match is None:
         return False
-    return bool({int, float} & _kinds(name)) or None not in (_number(found[1]), _number(found[2]))
+    # `a..b` may also be a path, such as `../rows`
+    return bool({int, float} & _kinds(name)) or None not in (_number(match[1]), _number(match[2]))
 
 
 def _of_range(name: str, text: str) -> Dimension:
-    found = RANGE.fullmatch(text.strip())
-    assert found is not None
-    low, high = _number(found[1]), _number(found[2])
+    match = RANGE.fullmatch(text.strip())
+    assert match is not None
+    low, high = _number(match[1]), _number(match[2])
     kinds = _kinds(name)
     if kinds and not {int, float} & kinds:
         raise ConfigError(f"sweep: {name} takes no number, so it has no range {cut(text)}", "give choices: a,b,c")
     if low is None or high is None:
         raise ConfigError(f"sweep: the range {cut(text)} of {name} has an end that is no number", FORM)
     if not low < high:
-        fix = f"write the lower end first; a value that does not vary is written {name}={cut(found[1])}"
+        fix = f"write the lower end first; a value that does not vary is written {name}={cut(match[1])}"
         raise ConfigError(f"sweep: the range {cut(text)} of {name} is empty", fix)
-    log, step = found[3] == "log", _number(found[3] or "")
-    if found[3] is not None and not log and not (step and step > 0):
-        raise ConfigError(f"sweep: {cut(found[3])} is neither log nor a step above 0 (the range of {name})", FORM)
+    log, step = match[3] == "log", _number(match[3] or "")
+    if match[3] is not None and not log and not (step and step > 0):
+        raise ConfigError(f"sweep: {cut(match[3])} is neither log nor a step above 0 (the range of {name})", FORM)
     if log and low <= 0:
         raise ConfigError(f"sweep: the range {cut(text)} of {name} is logarithmic, so its ends are above 0", FORM)
     whole = bool(kinds) and float not in kinds
@@ -208,11 +201,11 @@ def _number(text: str) -> float | None:
 
 def _choices(text: str) -> list[str]:
     """Split a text at its commas; [text] if it is one value, such as a list in brackets."""
-    found, at = [], 0
+    choices, at = [], 0
     while at < len(text):
-        one = CHOICES.match(text, at)
-        if one is None:
+        match = CHOICES.match(text, at)
+        if match is None:
             return [text]
-        found.append(one[1].strip())
-        at = one.end()
-    return [*found, ""] if text.endswith(",") else found
+        choices.append(match[1].strip())
+        at = match.end()
+    return [*choices, ""] if text.endswith(",") else choices

@@ -1,8 +1,4 @@
-"""The Optuna study of a sweep: proposes each trial's settings and keeps the results in a database.
-
-With one trial at a time, proposals depend only on the seed and earlier results, so a resumed sweep proposes the same.
-After a lost database this holds up to the first pruned trial: a training found in the store reports no evaluations.
-"""
+"""The Optuna study of a sweep: proposes each trial's settings and keeps the results in a database."""
 
 from __future__ import annotations
 
@@ -27,16 +23,16 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 TRIALS = 20
-"""The number of trials if neither recipe nor command line says one."""
+"""The number of trials if none is given."""
 RANDOM_TRIALS = 5
 """Trials that the sampler tpe draws at random before it uses results."""
 DEFINITION, WINNER, STORE = "definition", "winner", "store"
-"""Names of the study's attributes in the database; RUN is one too. STORE: which store the sweep's trials are in."""
+"""The study's attributes in the database; RUN is one too."""
 AGAIN, RUN, ERROR, SHARED, STOPPED = "again", "run", "error", "shared_seconds", "stopped"
-"""Names of a trial's attributes in the database. AGAIN: the number of the trial that this one repeats. STOPPED: its run was
-interrupted, or ended by the machine or the store, and it was not the trial that killed the sweep."""
+"""A trial's attributes in the database. AGAIN: the number of the trial that this one repeats. STOPPED: not ended by its
+own settings."""
+# A trial during which the sweep was killed so often is not repeated: it may be the cause.
 MOST_KILLS = 3
-"""A trial during which the sweep was killed so often is not repeated: it may be the cause."""
 STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 BUSY_SECONDS = 60
 
@@ -45,10 +41,9 @@ class Tried(NamedTuple):
     """A trial as the database has it.
 
     Attributes:
-        settings: {setting: value} of the settings that the sweep varies.
         value: The trial's metric; None unless the trial completed.
         state: completed, pruned, failed, running, waiting, or killed (a later trial repeats it).
-        run: The id of the trial's run; None before it began.
+        run: The id of its run; None before it began.
         error: Why the trial failed, such as "killed 3 times".
         shared_seconds: Saved because stages before training were in the store.
     """
@@ -63,11 +58,9 @@ class Tried(NamedTuple):
 
 
 class SweepStudy:
-    """The study of one sweep, made by `open_study`. Threads may share it. Methods raise StoreError if the database
-    can't be used.
+    """The study of one sweep. Threads may share it. Methods raise StoreError.
 
-    Attributes:
-        is_new: Whether the study had no trial when it was opened.
+    is_new: the study had no trial when it was opened.
     """
 
     def __init__(
@@ -80,7 +73,7 @@ class SweepStudy:
 
     @property
     def identity(self) -> str:
-        """The id of the sweep's own run, in which MLflow nests the trials' runs; kept when the sweep is resumed."""
+        """The id of the sweep's own run, in which MLflow nests the trials' runs."""
         with self._access():
             return str(self._study.user_attrs[RUN])
 
@@ -93,7 +86,7 @@ class SweepStudy:
 
     @property
     def has_trials_left(self) -> bool:
-        """Whether trials are left to run, queued ones included; running ones count as done."""
+        """Whether trials are left to run; running ones count as done."""
         counted = [trial for trial in self.trials() if trial.state != "killed"]
         is_queued = any(trial.state == "waiting" for trial in counted)
         return is_queued or self._number([trial.settings for trial in counted]) < self.total
@@ -105,30 +98,32 @@ class SweepStudy:
     def trials(self) -> list[Tried]:
         """Return all trials by number, also those that a killed sweep left running."""
         with self._access():
-            found = self._study.get_trials(deepcopy=False)
-        repeated = _repeated(found)
-        return [_tried(trial, trial.number in repeated, _kills(trial, found)) for trial in found]
+            records = self._study.get_trials(deepcopy=False)
+        repeated = _repeated(records)
+        return [_tried(trial, trial.number in repeated, _kills(trial, records)) for trial in records]
 
     def best(self) -> Tried | None:
-        """Return the completed trial with the best metric, of equals the first; None if none completed."""
-        done = [trial for trial in self.trials() if trial.value is not None and trial.state == "completed"]
+        """Return the completed trial with the best metric, of equals the first, or None."""
+        completed = [trial for trial in self.trials() if trial.value is not None and trial.state == "completed"]
         sign = -1 if self._config.is_maximised else 1
-        return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        return min(completed, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     def queue_again(self) -> list[int]:
-        """Queue a repetition of each trial that a killed sweep left running, and of failed ones if none ended well;
-        return the numbers of repeated trials. Call it before the first `next`."""
+        """Queue each trial that a killed sweep left running, and failed ones if none ended well; return their numbers.
+
+        Call it before the first `next`.
+        """
         from optuna.trial import TrialState
 
         with self._access():
-            found = self._study.get_trials(deepcopy=False)
-            repeated, queued = _repeated(found), []
+            records = self._study.get_trials(deepcopy=False)
+            repeated, queued = _repeated(records), []
             states = {TrialState.RUNNING}
-            if not {TrialState.COMPLETE, TrialState.PRUNED} & {trial.state for trial in found}:
+            if not {TrialState.COMPLETE, TrialState.PRUNED} & {trial.state for trial in records}:
                 states.add(TrialState.FAIL)
-            for trial in found:
+            for trial in records:
                 is_open = trial.state in states and trial.number not in repeated
-                if is_open and _kills(trial, found) < MOST_KILLS:
+                if is_open and _kills(trial, records) < MOST_KILLS:
                     # queued first: a kill between the two calls loses no trial
                     self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
                     queued.append(trial.number)
@@ -141,32 +136,34 @@ class SweepStudy:
         from optuna.trial import TrialState
 
         with self._access():
-            found = self._study.get_trials(deepcopy=False)
-            repeated = _repeated(found)
-            counted = [trial for trial in found if trial.number not in repeated]
-            if not any(trial.state == TrialState.WAITING for trial in found):
+            records = self._study.get_trials(deepcopy=False)
+            repeated = _repeated(records)
+            counted = [trial for trial in records if trial.number not in repeated]
+            if not any(trial.state == TrialState.WAITING for trial in records):
                 tried = [trial.params for trial in counted]
                 if self._number(tried) >= self.total:
                     return None
                 if self._grid is not None:
                     self._study.enqueue_trial(next(some for some in self._grid if some not in tried))
             begun = sum(trial.state != TrialState.WAITING for trial in counted)
+            # proposals depend on the seed and earlier results alone, so that a resumed sweep proposes the same. After a
+            # lost database this holds up to the first pruned trial: a training found in the store reports no
+            # evaluations.
             self._study.sampler = self._sampler(self._config.seed + begun)
-            return self._study.ask({one.setting: one.distribution() for one in self._space})
+            return self._study.ask({dimension.setting: dimension.distribution() for dimension in self._space})
 
     def note_run(self, trial: Trial, run: str) -> None:
-        """Record the id of the run that does a trial."""
+        """Record the id of a trial's run."""
         with self._access():
             trial.set_user_attr(RUN, run)
 
     def note_shared(self, trial: Trial, seconds: float) -> None:
-        """Record `Tried.shared_seconds`, before the trial's end is recorded."""
+        """Record `Tried.shared_seconds`, before the trial's end."""
         with self._access():
             trial.set_user_attr(SHARED, round(seconds, 3))
 
     def note_stopped(self, trial: Trial) -> None:
-        """Record that a trial was stopped for a reason other than its settings; a resumed sweep repeats it, and it
-        counts as no kill."""
+        """Record that a trial was stopped for another reason than its settings: it is repeated."""
         with self._access():
             trial.set_user_attr(STOPPED, True)
 
@@ -182,7 +179,7 @@ class SweepStudy:
             self._study.tell(trial, value)
 
     def prune(self, trial: Trial) -> None:
-        """Record that a trial was ended early, after `report` returned True."""
+        """Record that a trial was pruned."""
         from optuna.trial import TrialState
 
         with self._access():
@@ -200,20 +197,17 @@ class SweepStudy:
     def winner(self) -> Meta | None:
         """The document that `set_winner` recorded last, or None."""
         with self._access():
-            found: Meta | None = self._study.user_attrs.get(WINNER)
-        return found
+            document: Meta | None = self._study.user_attrs.get(WINNER)
+        return document
 
     def set_winner(self, document: Meta) -> None:
-        """Record the winner, the run of the whole pipeline with the best settings.
-
-        document: trial, settings, run, metrics of all stages, test (metrics on the test split), around (sections
-        `export`, `evaluate`).
-        """
+        """Record the winner: trial, settings, run, metrics, test (metrics on the test split), around (its `export`,
+        `evaluate`)."""
         with self._access():
             self._study.set_user_attr(WINNER, document)
 
     def figure_source(self) -> Study:
-        """Return the Optuna study, from which Optuna's plotting functions read the trials."""
+        """Return the Optuna study, for Optuna's plotting functions."""
         return self._study
 
     def _sampler(self, seed: int) -> BaseSampler:
@@ -232,16 +226,15 @@ class SweepStudy:
 def open_study(
     name: str, config: SweepConfig, space: Sequence[Dimension], definition: Meta, database: str, store: str = ""
 ) -> SweepStudy:
-    """Open the study with this name, or create it. One of another definition is made anew if none of its trials ended
-    well.
+    """Open the study with this name, or create it.
 
     Args:
-        definition: `Plan.definition`, kept with the study, so that another sweep does not continue it.
-        database: The SQLAlchemy URL of Optuna's database.
+        definition: `Plan.definition`: another sweep does not continue the study.
+        database: The SQLAlchemy URL.
         store: `Plan.store_id`.
 
     Raises:
-        ConfigError: The study has results and another definition, or belongs to a sweep of another store.
+        ConfigError: The study has results and another definition, or is of another store.
         MissingDependency: Optuna is not installed.
         StoreError: The database can't be used.
     """
@@ -286,9 +279,9 @@ def _storage(database: str, options: dict[str, Any]) -> RDBStorage:
         if install := missing_driver(error):
             raise MissingDependency(f"the driver of the database {hide(database)} is not installed", install) from error
         is_malformed = isinstance(error, ValueError)  # whose message may quote a part of the password
-        said = "its URL is malformed" if is_malformed else " ".join(str(error.__cause__ or error).split())
+        problem = "its URL is malformed" if is_malformed else " ".join(str(error.__cause__ or error).split())
         raise StoreError(
-            f"the database of the sweep, {hide(database)}, can't be used: {scrub(said)}",
+            f"the database of the sweep, {hide(database)}, can't be used: {scrub(problem)}",
             "install its driver, or name another one: sweep.database=URL",
         ) from error
 
@@ -310,7 +303,7 @@ def _other(name: str, before: Meta, now: Meta) -> ConfigError:
     """Return the error for a study of another definition."""
     old, new = (dict(leaves(document)) for document in (before, now))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    shown = [f"{one} was {old.get(one)} and is {new.get(one)}" for one in names[:2]]
+    shown = [f"{setting} was {old.get(setting)} and is {new.get(setting)}" for setting in names[:2]]
     more = f", and {len(names) - 2} more" if len(names) > 2 else ""
     return ConfigError(
         scrub(f"the study {name} belongs to another sweep: {'; '.join(shown)}{more}"),
@@ -332,9 +325,9 @@ def _tried(trial: FrozenTrial, is_repeated: bool, kills: int) -> Tried:
     state = "killed" if is_repeated else STATES[trial.state.name]
     value = trial.values[0] if trial.values and state == "completed" else None
     settings = trial.params or dict(trial.system_attrs.get("fixed_params", {}))
-    told = trial.user_attrs
-    error = told.get(ERROR) or (f"killed {kills} times" if state == "failed" else None)
-    return Tried(trial.number, settings, value, state, told.get(RUN), error, told.get(SHARED, 0.0))
+    attributes = trial.user_attrs
+    error = attributes.get(ERROR) or (f"killed {kills} times" if state == "failed" else None)
+    return Tried(trial.number, settings, value, state, attributes.get(RUN), error, attributes.get(SHARED, 0.0))
 
 
 @contextmanager
@@ -346,8 +339,8 @@ def database_errors(database: str) -> Iterator[None]:
     try:
         yield
     except (StorageInternalError, SQLAlchemyError, KeyError, ModuleNotFoundError) as error:
-        said = reason(error)
+        problem = reason(error)
         raise StoreError(
-            f"the database of the sweep, {hide(database)}, can't be used: {scrub(said)}",
+            f"the database of the sweep, {hide(database)}, can't be used: {scrub(problem)}",
             "finished trials stay in the store: mend the database or remove it, and run the same command again",
         ) from error

@@ -1,7 +1,7 @@
-"""Run the trials of a sweep, then the whole pipeline with the best settings.
+"""Run the trials of a sweep, then the winner.
 
-Trials are runs that end after training and share stages through the store. The same command resumes a sweep: finished
-trials are kept, running ones repeated from their saved state.
+Trials share stages through the store. The same command resumes a sweep: finished trials are kept, running ones repeated
+from their partial state.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from trnflow.tasks.system.whole_file import write_whole
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+# the sweep ends if so many trials failed and none ended well
 HOPELESS = 3
-"""The sweep ends if so many trials failed and none ended well."""
 POLL_SECONDS = 0.5
 PAGE_SECONDS = 60.0
-"""The page is drawn again if it is older than this, and when the sweep ends."""
+"""The page is drawn again if it is older."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Sweep:
         run: Runs a trial's pipeline, or the winner's.
         say: Called with a line for each trial that ends and each run that is waited for.
         show: Called with the content of sweep.json after each trial.
-        errors: The errors of failed and pruned trials, in the order of their ends.
+        errors: Of failed and pruned trials, in the order of their ends.
         stopping: Set to end all trials.
         writing: Held while result files are written.
         drawn: When sweep.html was written, in monotonic seconds.
@@ -69,9 +69,8 @@ class Sweep:
     def run_trials(self) -> None:
         """Run all trials that are left, `sweep.parallel` at a time, and write the results after each.
 
-        Raises:
-            TrnflowError: The first three trials (or all) failed, the recipe's file changed, or the sweep was
-            interrupted or can't go on.
+        Raises TrnflowError if the first three trials (or all) failed, the recipe's file changed, or the sweep can't go
+        on.
         """
         parallel = self.plan.recipe.sweep.parallel
         if parallel == 1:
@@ -95,7 +94,7 @@ class Sweep:
         return content
 
     def write_page(self, content: Meta) -> None:
-        """Write sweep.html beside sweep.json."""
+        """Write sweep.html."""
         with database_errors(self.plan.database(self.store.home)):
             page = sweep_page(hide(content), self.study.figure_source())
         write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
@@ -132,15 +131,15 @@ class Sweep:
 
     def _line(self, number: int) -> str:
         trials = self.study.trials()
-        one, best = trials[number], self.study.best()
-        done = sum(trial.state in ("completed", "pruned", "failed") for trial in trials)
-        said = f"{self.plan.recipe.sweep.metric} {one.value:.4g}" if one.value is not None else one.state
+        trial, best = trials[number], self.study.best()
+        ended = sum(some.state in ("completed", "pruned", "failed") for some in trials)
+        ending = f"{self.plan.recipe.sweep.metric} {trial.value:.4g}" if trial.value is not None else trial.state
         known = f" (best {best.value:.4g}, trial {best.number})" if best and best.value is not None else ""
-        why = f": {scrub(one.error)}" if one.error else ""
-        return f"trial {number} ({done} of {self.study.total}): {shown(one.settings)}: {said}{why}{known}"
+        why = f": {scrub(trial.error)}" if trial.error else ""
+        return f"trial {number} ({ended} of {self.study.total}): {shown(trial.settings)}: {ending}{why}{known}"
 
     def _refuse_hopeless(self) -> None:
-        """Raise the first trial's error if HOPELESS trials, or all, failed and none ended well."""
+        """Raise the first trial's error if HOPELESS trials, or all, failed."""
         trials = self.study.trials()
         bad = [trial for trial in trials if trial.state == "failed"]
         good = any(trial.state in ("completed", "pruned") for trial in trials)
@@ -165,18 +164,14 @@ def sweep(
     wait: bool = False,
     show: Callable[[Meta], None] = lambda content: None,
 ) -> tuple[Meta, Result | None]:
-    """Run the trials that are left, then the winner: the whole pipeline with the best trial's settings.
+    """Run the trials that are left, then the winner; return (content of sweep.json, the winner's result or None).
 
     Args:
-        run: Runs a recipe's pipeline: up to training for a trial, whole for the winner.
+        run: Runs a recipe's pipeline: up to training for a trial.
         say: Called with a line for each trial that ends and each run that is waited for.
-        listeners: Called with the events of the winner's run.
-        wait: Whether to wait for another sweep or training that holds the study or devices; otherwise a
-        ConfigError.
+        listeners: Of the winner's run.
+        wait: Wait for another holder of the study or devices, else ConfigError.
         show: Called with the content of sweep.json after each trial, and at the end.
-
-    Returns:
-        The content of sweep.json, and the winner's result, None if it was made before or no trial completed.
 
     Raises:
         TrnflowError: The first three trials failed, or the sweep was interrupted or can't go on.
@@ -219,8 +214,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
 
 
 def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None:
-    """Run and record the winner; None if no trial completed, or the winner is known for the same `export` and
-    `evaluate`."""
+    """Run and record the winner; None if no trial completed, or the winner is known for these sections."""
     best, before = going.study.best(), going.study.winner or {}
     if best is None:
         return None
@@ -235,23 +229,23 @@ def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None
     if result.error is None:
         metrics = {name: value for step in result.steps for name, value in step.metrics.items()}
         test = next((step.metrics for step in result.steps if step.name == TESTED), {})
-        found = {"trial": best.number, "settings": best.settings, "run": result.run, "metrics": metrics, "test": test}
-        going.study.set_winner({**found, "around": around})
+        winner = {"trial": best.number, "settings": best.settings, "run": result.run, "metrics": metrics, "test": test}
+        going.study.set_winner({**winner, "around": around})
     return result
 
 
 def shown(values: Meta) -> str:
-    """Return a trial's settings as `name=value` pairs, floats with four significant digits."""
+    """Return a trial's settings as `name=value` pairs."""
     return " ".join(
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
     )
 
 
 def _await(workers: list[Future[None]]) -> None:
-    """Wait until all threads have ended, and raise the first error. Waits are short: Python raises KeyboardInterrupt
-    between them."""
+    """Wait until all threads have ended, and raise the first error."""
     left = set(workers)
+    # in short waits: Python raises KeyboardInterrupt between them
     while left:
-        done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
-        for worker in done:
+        ended, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+        for worker in ended:
             worker.result()

@@ -1,5 +1,4 @@
-"""Run one trial of a sweep: an ordinary run of the recipe with the trial's settings, which ends after the stage
-`train`."""
+"""Run one trial of a sweep."""
 
 from __future__ import annotations
 
@@ -26,15 +25,15 @@ from trnflow.tasks.store import Store
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+# trials stop after the stage whose metrics compare them: none looks at the test split
 LAST = "train"
-"""The stage whose metrics compare trials. Trials stop after it: none looks at the test split."""
 TESTED = "evaluate_model"
 """The stage that looks at the test split, in the winner's run alone."""
+# These end the sweep: the trial's settings are not to blame, and it is repeated.
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
-"""Errors that end the sweep: a trial's settings are not to blame, and it is repeated."""
 
 Run = Callable[[Recipe, Options, str, tuple[Listener, ...], dict[str, str]], Result]
-"""Runs a recipe's pipeline: (recipe, options, id of the run, listeners, tags of the run in MLflow) -> result."""
+"""Runs a recipe's pipeline: (recipe, options, run's id, listeners, MLflow's tags) -> result."""
 SWEEP = "trnflow.sweep"
 """The tag that nests a run in the sweep's own run in MLflow."""
 
@@ -45,15 +44,14 @@ class Pruned(Interrupted):
 
 @dataclass
 class Watch(Listener):
-    """Listener of a trial's run: reports each evaluation to the study, and ends the run when the trial is pruned or the
-    sweep stops.
+    """Listener of a trial's run: reports each evaluation to the study, and ends a pruned trial.
 
     Attributes:
         stopping: Set by the sweep to end its trials.
         say: Called with a line for each other run that the trial waits for.
         key: The key of train; None until training begins.
         pruned: Whether the study ended the trial.
-        lost: The error that ends the whole sweep: the database failed, or training does not report `metric`.
+        lost: The error that ends the whole sweep.
     """
 
     study: SweepStudy
@@ -96,7 +94,7 @@ class Watch(Listener):
         self._heed()
 
     def _refuse_unreported(self, values: Meta) -> None:
-        """Raise ConfigError if an evaluation has not the sweep's metric; the first one comes before step 1."""
+        """Raise ConfigError if an evaluation has not the sweep's metric."""
         if "eval_loss" not in values:
             return
         known = {"train_loss", *values, *(f"{name}_before" for name in values)}
@@ -120,19 +118,15 @@ def run_trial(
     stopping: threading.Event,
     say: Callable[[str], None],
 ) -> Result:
-    """Run the pipeline up to training with a trial's settings, and record its end in the study. A pruned trial's
-    checkpoints are removed, unless another run trains with the same key.
+    """Run the pipeline up to training with a trial's settings, and record its end in the study; return the run's
+    result.
 
     Args:
         stopping: When set, the trial ends; the same sweep command repeats it.
         say: Called with a line for each other run that the trial waits for.
 
-    Returns:
-        The result of the run; its `error` is set if training was pruned or failed.
-
     Raises:
-        TrnflowError: The trial was interrupted, or store, machine or a missing library made it fail; it stays
-        unfinished.
+        TrnflowError: The trial was interrupted, or store, machine or a missing library made it fail.
         ConfigError: Training does not report `sweep.metric`.
     """
     metric = recipe.sweep.metric
@@ -163,7 +157,7 @@ def run_trial(
 
 
 def unreported(metric: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a sweep's metric that training does not report. known: those that it reports."""
+    """Return the error for a metric that training does not report. known: those that it reports."""
     return ConfigError(
         f"training reports no metric {metric}: it reports {', '.join(sorted(known)) or 'nothing'}",
         "name one of these: --metric NAME",
@@ -189,7 +183,8 @@ def _record_value(study: SweepStudy, trial: Trial, metric: str, result: Result) 
 
 
 def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
-    """Remove a pruned trial's training state, unless another run trains with the same key."""
+    """Remove a pruned trial's partial state."""
+    # unless another run trains with the same key
     lease = store.waiter(key, run=run, attempt=run, ttl=ttl).take()
     if lease is not None:
         with lease:
@@ -207,7 +202,7 @@ def _seconds_of(store: Store, step: Step) -> float:
 def run_directly(
     recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
 ) -> Result:
-    """Run a recipe's pipeline in this process, recorded in MLflow unless tracking is off: the `Run` of `trnflow sweep`."""
+    """Run a recipe's pipeline in this process, recorded in MLflow: the `Run` of `trnflow sweep`."""
     from trnflow.flows.services.mlflow_listener import Tracking
 
     store = open_store(recipe)

@@ -1,11 +1,7 @@
-"""List the files of the project that a stage may read: those that the stage's key covers. The key is the hash of
-everything that decides the stage's result. While the stage runs, `trnflow.tasks.keys.file_audit` checks each file that the
-stage opens against this list.
+"""Build a stage's permit.
 
-The project is the folder that contains the package `trnflow`, or the stage's own package, if that folder has a
-`pyproject.toml` or `.git`; otherwise (installed packages) only the packages of this project and of the stage. A stage
-may also read two groups of modules whose code its key does not hash: PLUMBING, of which the key has version numbers
-(schema numbers) instead, and CARRIERS (`trnflow.tasks.launch` and others), which only move data and are not in the key.
+The project is the folder that holds the package `trnflow` or the stage's own package, if that folder has a
+`pyproject.toml` or `.git`; else (installed) these packages alone.
 """
 
 from __future__ import annotations
@@ -22,8 +18,8 @@ from trnflow.tasks.keys.file_audit import Permit, edited
 from trnflow.tasks.keys.hash_cache import Memo, stamp
 from trnflow.tasks.stage import Stage
 
+# These modules only move data, so no key has them. Paths are relative to the folder that holds the packages.
 CARRIERS = ("trnflow/tasks/launch", "trnflow/tasks/store", "trnflow/tasks/system", "trnflow/tasks/keys/file_audit.py")
-"""Code of the runner that a stage's process uses. Paths relative to the folder that holds the packages."""
 
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TMPDIR")
 
@@ -31,18 +27,12 @@ CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CAC
 def permit_for(
     stage: Stage, code: Meta, inputs: Iterable[Input | Source], places: Iterable[str | Path], memo: Memo
 ) -> Permit:
-    """Build the permit of a stage: the files of the project that it may read, because its key (the hash of everything
-    that decides its result) covers them. Takes about a millisecond.
+    """Build a stage's permit; takes about 1 ms.
 
     Args:
-        stage: The description of the stage function. Its declared assets (other files that the stage reads, listed in
-            its decorator) may be read.
-        code: The table `code` of the stage's key document (the JSON of which the key is the hash): {module: code hash,
-            or for some modules of this project a schema number}. These modules may be read.
-        inputs: The artifacts and sources (data or a model from outside the store) that the stage reads in this call.
-            The files of sources may be read.
-        places: Folders that hold data and no code, such as the home (the folder of local state) and the store.
-        memo: The hash cache, which remembers the code hashes of files that have not changed.
+        code: The table `code` of the stage's key document.
+        inputs: Artifacts and sources that the stage reads; files of sources are permitted.
+        places: Folders that hold no code, such as the home and the store.
 
     Raises:
         CodeError: A module has changed since the key was computed.
@@ -60,7 +50,7 @@ def permit_for(
 
 
 def _known(stage: Stage, code: Meta, top: str) -> Iterator[tuple[str, Path]]:
-    """Yield (module or package, file) of all modules in the code part of the stage's key, and of PLUMBING."""
+    """Yield (module or asset, file) of all that the stage's key covers, and of PLUMBING."""
     locate = locator({top, "trnflow"})
     for name in (*code, *PLUMBING):
         path = locate(name)
@@ -71,16 +61,17 @@ def _known(stage: Stage, code: Meta, top: str) -> Iterator[tuple[str, Path]]:
 
 
 def _hashed(stage: Stage, code: Meta, known: dict[str, str], memo: Memo) -> dict[str, tuple[str, str]]:
-    """Return {path: (stamp, code hash)} of the modules that the key names by a hash of their code."""
-    found = {}
+    """Return {path: (stamp, code hash)} of the modules that the key names by a hash."""
+    hashed = {}
     for path, name in known.items():
         if name in stage.assets or not str(code.get(name, "")).startswith("sha256:"):
             continue
+        # taken before the file is read: an edit in between shows as another stamp
         now = stamp(path)
         if code[name] != analyse(path, memo)["hash"]:
             raise edited(stage.name, name)
-        found[path] = (now, code[name])
-    return found
+        hashed[path] = (now, code[name])
+    return hashed
 
 
 def _roots(base: str, top: str) -> list[str]:
@@ -93,11 +84,11 @@ def _roots(base: str, top: str) -> list[str]:
 
 
 def _sorted_out(paths: list[Path], roots: tuple[tuple[str, str], ...]) -> tuple[set[str], set[str]]:
-    """Return (files, folders): those of `paths` that lie below a root. A folder that contains a root is left out,
-    because it would permit all files of the project."""
+    """Return (files, folders) of those `paths` that lie below a root."""
     files: set[str] = set()
     folders: set[str] = set()
     for path in (form for given in paths for form in _forms(given)):
+        # a folder that contains a root would permit all files of the project
         if not any(f"{path}{os.sep}".startswith(root) and f"{path}{os.sep}" != root for root, _ in roots):
             continue
         if path.is_file():
@@ -108,18 +99,18 @@ def _sorted_out(paths: list[Path], roots: tuple[tuple[str, str], ...]) -> tuple[
 
 
 def _locations(inputs: Iterable[Input | Source]) -> Iterator[str]:
-    """Yield each string in a source's location that is the path of an existing file or folder."""
-    pending: list[Json] = [item.location for item in inputs if isinstance(item, Source)]
+    """Yield each absolute path in the locations of sources."""
+    pending: list[Json] = [given.location for given in inputs if isinstance(given, Source)]
     while pending:
-        found: Any = pending.pop()
-        if isinstance(found, dict):
-            pending.extend(found.values())
-        elif isinstance(found, list | tuple):
-            pending.extend(found)
-        elif isinstance(found, str) and os.path.isabs(found):
-            yield found
+        value: Any = pending.pop()
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+        elif isinstance(value, str) and os.path.isabs(value):
+            yield value
 
 
 def _forms(path: Path) -> set[Path]:
-    """Return the absolute path as given, and the path with symbolic links resolved."""
+    """Return the absolute path as given, and with links resolved."""
     return {path.absolute(), path.resolve()}

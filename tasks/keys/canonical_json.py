@@ -1,6 +1,4 @@
-"""Canonical JSON: each value has exactly one text, so values are equal (in value and type) exactly if their texts, and
-therefore their digests, are equal.
-"""
+"""Canonical JSON: equal values (of equal types), and no others, have equal texts and digests."""
 
 from __future__ import annotations
 
@@ -15,11 +13,10 @@ _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False
 
 
 def canonical(value: Json) -> str:
-    """Return the canonical JSON text of a value: keys sorted, no spaces; 1, 1.0 and true stay distinct at any depth.
+    """Return the canonical JSON of a value: sorted keys, no spaces; 1, 1.0 and true stay distinct.
 
-    Raises:
-        TypeError: a key is not a string, a number is not finite, a value has a type that JSON does not have, or lists
-            and objects are nested deeper than Python's json module can write (about 1,000 levels)."""
+    Raises TypeError for a key that is no string, a number that is not finite, or deep nesting (about 1,000 levels).
+    """
     _check(value)
     try:
         return _dumps(value)
@@ -28,26 +25,27 @@ def canonical(value: Json) -> str:
 
 
 def digest_of(value: Json) -> str:
-    """Return `sha256:<hex>` of the canonical JSON text of a value. Raises TypeError as `canonical` does."""
+    """Return `sha256:<hex>` of the canonical JSON of a value. Raises TypeError."""
     return f"sha256:{hashlib.sha256(canonical(value).encode()).hexdigest()}"
 
 
 def _check(value: Json) -> None:
-    """Raise TypeError for a value that `json` would refuse, or write as another value: the keys 1 and "1" alike."""
+    """Raise TypeError for a value that is not JSON."""
     pending = [value]
     while pending:
-        item = pending.pop()
-        kind = type(item)
-        if kind is float and not math.isfinite(item):
-            raise TypeError(f"a key document can't hold {item}: numbers must be finite")
+        part = pending.pop()
+        kind = type(part)
+        if kind is float and not math.isfinite(part):
+            raise TypeError(f"a key document can't hold {part}: numbers must be finite")
         if kind in _SCALARS:
             continue
-        if isinstance(item, dict):
-            for name in item:
+        if isinstance(part, dict):
+            for name in part:
+                # `json` would write the keys 1 and "1" alike
                 if type(name) is not str:
                     raise TypeError(f"a key document can't hold the key {name!r}: only strings")
-            pending.extend(item.values())
-        elif isinstance(item, list | tuple):
-            pending.extend(item)
+            pending.extend(part.values())
+        elif isinstance(part, list | tuple):
+            pending.extend(part)
         else:
-            raise TypeError(f"a key document can't hold a value of type {kind.__name__}: {item!r}")
+            raise TypeError(f"a key document can't hold a value of type {kind.__name__}: {part!r}")

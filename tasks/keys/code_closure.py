@@ -1,12 +1,7 @@
-"""Compute the code part of a stage key (the hash by which a stage's earlier result is found): a hash of each
-first-party module that the stage's module imports, at any depth. First-party modules are those of the package `trnflow`
-and of the stage's own top-level package.
+"""The table `code` of key documents: a hash of each module in a stage's closure, or its SCHEMA number (PLUMBING).
 
-A module's hash is that of its AST (syntax tree) without docstrings, comments, positions and the texts of `raise`
-statements, so that an error can be worded better and no stage runs again. PLUMBING is a set of modules of this project
-that every stage uses: the key has a number (schema number) for each of them instead of a hash, so that an upgrade of
-this project does not make every result obsolete. For third-party distributions the key has their versions, except those
-of TRANSPORT, which only move or check bytes. Costs about 1 ms a stage with a warm cache.
+A hash leaves out docstrings, comments, layout and the texts of `raise`. Third-party distributions count by version.
+Costs about 1 ms a stage with a warm hash cache.
 """
 
 from __future__ import annotations
@@ -25,9 +20,11 @@ from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import Memo, stamp
 
+# Python 3.11 counts the depth of a syntax tree for all threads together: parsing may fail while another thread parses.
 ATTEMPTS = 5
-"""How often a file is parsed before an error of the interpreter is believed."""
 
+# Modules of every stage: an upgrade of this project must not make all results obsolete. Each has a SCHEMA number; raise
+# it when a change of the module changes results.
 PLUMBING = frozenset(
     {
         "trnflow", "trnflow.tasks", "trnflow.tasks.artifact",
@@ -41,10 +38,9 @@ PLUMBING = frozenset(
         "trnflow.tasks.system.private_files", "trnflow.tasks.system.redaction", "trnflow.tasks.system.threads",
     }
 )  # fmt: skip
-"""Modules whose code is not hashed. Each has a SCHEMA number; raise it when a change of the module changes results."""
 
+# Distributions that move or check bytes and can't change a result: in no key.
 TRANSPORT = frozenset({"pydantic", "typing-extensions", "fsspec", "huggingface-hub", "rich", "s3fs"})
-"""Distributions that move or check bytes and can't change a result; their versions are not part of keys."""
 
 DISTRIBUTIONS = {
     "yaml": "pyyaml",
@@ -52,42 +48,35 @@ DISTRIBUTIONS = {
     "torch_xla": "torch-xla",
     "huggingface_hub": "huggingface-hub",
 }
-"""Distributions with another name than the package that is imported: {import name: distribution}."""
+"""{package that is imported: distribution of another name}"""
 
+# {distribution: others that do part of its work}. transformers needs none: a stage that tokenizes imports tokenizers
+# itself, and safetensors returns the same bits in every version.
 FRIENDS = {"datasets": ("pyarrow",)}
-"""{distribution: other distributions that do part of its work}: their versions are part of the key, too. transformers
-needs no entry: a stage that tokenizes imports tokenizers itself, and safetensors returns the same bits in every
-version."""
 
+# Kind of `analyse`'s values in the hash cache. Rename it when `code_hash` changes: an unchanged file would keep its old
+# hash.
 ANALYSIS = "code without raised texts"
-"""The kind of `analyse`'s values in the hash cache. Rename it when `code_hash` changes: a file that did not change would
-keep its old hash."""
 
+# Strings in these expressions of a `raise` count: they decide what is formatted in, and are no text.
 FORMATTED = (ast.FormattedValue, ast.Subscript, ast.Compare)
-"""Expressions in the call of a `raise` whose strings count: they decide what is formatted in, and are no text."""
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-"""The fields of a statement of Python's AST that contain statements."""
+"""The fields of a statement that hold statements."""
 
 
 def project_folder(package: str) -> Path:
-    """Return the folder that contains a top-level package, such as `trnflow`: a checkout or site-packages. Imports the
-    package."""
+    """Import a top-level package and return the folder that contains it: a checkout or site-packages."""
     # Links are not resolved: a package may hold links to its folders, and modules have the names below it.
     return Path(next(iter(import_module(package).__path__))).parent
 
 
 def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
-    """Find the code that a stage's module consists of: the module itself, everything that it imports, at any depth, and
-    the packages that contain these modules. Return this code as two tables of the stage's key document, (code, env).
+    """Return the tables (code, env) of the key document of a stage in `module`.
 
-    code: {first-party module (of `trnflow` or of the stage's own top-level package): `sha256:<hex>` of its code}. For a
-    module of PLUMBING the value is `schema:<number>` instead: the module's code is not hashed, and the number is raised
-    when a change of the module changes results. env: {third-party distribution: its version}, and under `python` the
-    interpreter's version, such as `3.12`.
-
-    module: the dotted name of the stage's module; memo: the hash cache, which remembers the code hashes of files that
-    have not changed. Raises CodeError when the module's own file is not found."""
+    code: {module: `sha256:<hex>`, or `schema:<number>`}; env: {distribution: version, "python": such as `3.12`}.
+    Raises CodeError when the stage's module has no file.
+    """
     top = module.split(".")[0]
     locate = locator({top, "trnflow"})
     code: dict[str, str] = {}
@@ -105,10 +94,10 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
         analysed = analyse(path, memo)
         code[name] = analysed["hash"]
         foreign.update(analysed["foreign"])
-        found = [*_parents(name), *analysed["imports"]]
+        modules = [*_parents(name), *analysed["imports"]]
         # `a` is located before `a.b`: if it is a file, `a.b` is no module, and the disk is not asked
-        pending.extend(other for other in reversed(found) if other not in seen)
-        seen.update(found)
+        pending.extend(other for other in reversed(modules) if other not in seen)
+        seen.update(modules)
     if module not in code:  # a key without the stage's own code would pass in silence
         raise CodeError(
             f"the code of {module} is not in its key: {project_folder(top)} has no file of this module",
@@ -118,13 +107,14 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def locator(roots: set[str]) -> Callable[[str], str | None]:
-    """Return a function that maps a module's dotted name to the module's file, or to None for a name that is no module
-    of the top-level packages `roots`."""
+    """Return a function that maps a dotted name to the module's file, or to None if it is no module of the packages
+    `roots`."""
     folders = {root: f"{project_folder(root)}/{root}" for root in roots}
     plain: dict[str, str] = {}
 
     def locate(name: str) -> str | None:
-        """Return the file of a module, or None. The module is looked up on disk, not imported."""
+        """Return the file of a module, or None."""
+        # looked up on disk, not imported
         root, _, rest = name.partition(".")
         if root not in folders or name.rpartition(".")[0] in plain:
             return None  # foreign, or a name inside a file: `from trnflow.tasks.errors import DataError`
@@ -146,9 +136,7 @@ def _schema(name: str) -> int:
 
 
 def analyse(path: str, memo: Memo) -> Meta:
-    """Return the facts about a Python file that stage keys use: {"hash": its `code_hash`, "imports":
-    dotted names that may be modules, "foreign": third-party packages}. memo: the hash cache, which remembers the result
-    while the file does not change."""
+    """Return {"hash", "imports": names that may be modules, "foreign": third-party packages} of a Python file."""
     now = stamp(path)
     known = memo.get(ANALYSIS, path, now)
     if known is None:
@@ -164,13 +152,12 @@ def analyse(path: str, memo: Memo) -> Meta:
 
 
 def hash_file(path: Path) -> str:
-    """Return the `code_hash` of a Python file. The file is always read; the hash cache is not used."""
+    """Return the `code_hash` of a Python file, which is always read."""
     return code_hash(_parsed(path))
 
 
 def _parsed(path: Path) -> ast.Module:
-    """Return a file's syntax tree. Python 3.11 counts the depth of a tree for all threads together, so that it may fail with
-    a SystemError ("recursion depth mismatch") while another thread parses, too: the file is then parsed again."""
+    """Return a file's syntax tree."""
     text = path.read_text(encoding="utf-8")
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(SystemError):
@@ -179,8 +166,11 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def code_hash(tree: ast.Module) -> str:
-    """Return `sha256:<hex>` of a module's AST without docstrings, comments, positions, imports under TYPE_CHECKING and
-    the string constants in the call of a `raise`. Changes `tree`."""
+    """Return `sha256:<hex>` of a module's syntax tree without docstrings, texts of `raise` and imports under
+    TYPE_CHECKING.
+
+    Changes `tree`.
+    """
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             # a string as a statement has no effect: a docstring, or the text below a constant
@@ -192,8 +182,8 @@ def code_hash(tree: ast.Module) -> str:
 
 
 def _statements(tree: ast.Module, leave_out: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[ast.AST]:
-    """Yield the module and each statement in it, at any depth, but not those that `leave_out` names, nor what is in them.
-    Expressions, most of a tree, are not looked at."""
+    """Yield the module and all statements in it, but those that `leave_out` names and what is in them."""
+    # expressions, most of a tree, are not looked at: half the time for the same hashes
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -204,10 +194,10 @@ def _statements(tree: ast.Module, leave_out: Callable[[ast.AST], bool] = lambda 
 
 
 def _drop_texts(expression: ast.AST) -> None:
-    """Remove the string constants of an expression, at any depth, but not those of what it formats in."""
+    """Remove the string constants of an expression, but those of FORMATTED."""
     for name, value in ast.iter_fields(expression):
         if isinstance(value, list):
-            value[:] = [item for item in value if not _is_string(item)]
+            value[:] = [entry for entry in value if not _is_string(entry)]
         elif _is_string(value):
             setattr(expression, name, None)
     for below in ast.iter_child_nodes(expression):
@@ -230,13 +220,13 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """Yield each dotted name that an import statement anywhere in the module may load. `from a import b` may load the
-    module a.b."""
+    """Yield each name that an import statement may load."""
     for node in _statements(tree, leave_out=_is_type_checking):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module
+            # `from a import b` may load the module a.b
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -244,20 +234,19 @@ def _environment(foreign: set[str], memo: Memo) -> dict[str, str]:
     names = {DISTRIBUTIONS.get(name, name) for name in foreign}
     names.update(friend for name in list(names) for friend in FRIENDS.get(name, ()))
     versions = installed_versions(names - TRANSPORT - {"trnflow"}, memo)
-    found = {name: version for name, version in sorted(versions.items()) if version is not None}
-    return {"python": f"{sys.version_info.major}.{sys.version_info.minor}", **found}
+    installed = {name: version for name, version in sorted(versions.items()) if version is not None}
+    return {"python": f"{sys.version_info.major}.{sys.version_info.minor}", **installed}
 
 
 def installed_versions(names: set[str], memo: Memo) -> dict[str, str | None]:
-    """Return {distribution: installed version, or None if it is not installed} for the distributions `names`. The hash
-    cache `memo` remembers the result until a packages folder on sys.path changes, because importing importlib.metadata
-    takes 50 ms."""
+    """Return {distribution: version, or None if not installed}."""
     folders = [folder for folder in sys.path if os.path.isdir(folder) and "packages" in folder]
     now = digest_of([stamp(folder) for folder in folders])
     where = "|".join(folders)
     known: dict[str, str | None] = memo.get("versions", where, now) or {}
     missing = names - known.keys()
     if missing:
+        # takes 50 ms, so the hash cache keeps versions until a packages folder changes
         from importlib.metadata import PackageNotFoundError, version
 
         for name in missing:

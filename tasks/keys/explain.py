@@ -1,5 +1,4 @@
-"""Find the differences between two key documents (the JSON of which a stage's key is the hash: code, parameters,
-inputs, environment, accelerator). They explain to the user why a stage would run again."""
+"""Differences between key documents: why a stage would run again."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ class Change(NamedTuple):
     """A value that differs between two key documents (the JSON of which a stage's key is the hash).
 
     Attributes:
-        part: the table of the key documents that has the value: code, params, inputs, env or accel.
+        part: the table of the key documents that has the value: code, params, inputs, env or accel; or `schema`.
         name: the value's dotted name below that table; in the table code, the module's name.
         before, after: the value in each document, None where it does not exist.
     """
@@ -34,7 +33,7 @@ class Change(NamedTuple):
 
 def difference(before: Meta, after: Meta) -> list[Change]:
     """List every value that differs between two key documents (the JSON of which a stage's key is the hash), also
-    values that only one of them has. Sorted by table, in the order code, params, inputs, env, accel, then by name. []
+    values that only one of them has. Sorted by table, in the order code, params, inputs, env, accel, schema, then by name. []
     if the documents differ nowhere."""
     changes = []
     for part in PARTS:
@@ -48,55 +47,47 @@ def difference(before: Meta, after: Meta) -> list[Change]:
 
 
 def moved_settings(before: Meta, after: Meta) -> dict[str, str]:
-    """Find settings of a recipe that moved to another section without changing the last word of their dotted name.
-    Returns {old dotted name: new dotted name}.
+    """Return {old name: new name} of settings that moved to another section. Values may differ.
 
-    before, after: the tables `params` of two key documents (the JSON of which a stage's key is the hash). A setting
-    counts as moved if exactly one dotted name with its last word is only in `before`, and exactly one only in `after`;
-    their values may differ."""
+    before, after: tables `params`.
+    """
     old, new = (dict(_leaves(params)).keys() for params in (before, after))
-    gone, found = _by_last_part(old - new), _by_last_part(new - old)
-    return {gone[last][0]: found[last][0] for last in gone if len(gone[last]) == len(found.get(last, ())) == 1}
+    gone, appeared = _by_last_part(old - new), _by_last_part(new - old)
+    # only a last word that is gone once and new once tells for sure where a setting went
+    return {gone[last][0]: appeared[last][0] for last in gone if len(gone[last]) == len(appeared.get(last, ())) == 1}
 
 
 def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[Change]] | None:
-    """Find the earlier result of a stage that is most like a planned one: the record (the store's document of a result)
-    whose key document (the JSON of which a stage's key is the hash) differs from `document` in the fewest values.
-    Return (record, differences); in each difference `before` is the record's value, and `after` the value in
-    `document`. None if there are no records.
-
-    records: records, or other documents with a key document in the field `document`, newest first; of several with
-    equally few differences the newest is returned. document: the key document of the planned result."""
+    """Return (record, differences) of the record nearest to `document`, the newest of several; None without records."""
     scored = [(record, difference(record["document"], document)) for record in records]
     return min(scored, key=lambda pair: len(pair[1]), default=None)
 
 
 def _leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
     if isinstance(value, dict) and value:
-        for key, item in value.items():
+        for key, entry in value.items():
             # the code part is not nested; the dots in its names belong to module names
-            yield from _leaves(item, f"{name}.{key}" if name else key)
+            yield from _leaves(entry, f"{name}.{key}" if name else key)
     else:
         yield name, value
 
 
 def _by_last_part(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
+    by_last: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        found[name.rpartition(".")[2]].append(name)
-    return found
+        by_last[name.rpartition(".")[2]].append(name)
+    return by_last
 
 
 def _is_filled(name: str, empty: Meta, other: Meta) -> bool:
-    """Return whether `name` is an empty table in `empty` and has entries in `other`. The entries are then listed one by
-    one."""
+    """Return whether `name` is an empty table in `empty`, and has entries in `other`."""
     return empty.get(name) == {} and any(
-        found.startswith(f"{name}." if name else "") for found in other if found != name
+        entry.startswith(f"{name}." if name else "") for entry in other if entry != name
     )
 
 
-def _same(one: Json, other: Json) -> bool:
-    return type(one) is type(other) and one == other
+def _same(first: Json, second: Json) -> bool:
+    return type(first) is type(second) and first == second
 
 
 def _short(value: Json) -> str:

@@ -1,15 +1,7 @@
-"""Check while a stage runs that it reads no file of the project that its key does not include.
+"""The audit: refuse each file of the project that a stage opens and its key does not cover.
 
-A stage's key is the hash of everything that decides its result. It includes the modules that are imported by import
-statements, directly or indirectly, and the declared assets (other files that the stage reads, listed in its decorator).
-If the stage read any other file of the project (a module imported by name, a template beside the code), an edit of it could
-change the result but not the key. So an audit hook in the stage's process checks every file that Python opens, compiled
-modules included. A file that the `Permit` lacks raises CodeError at once, before hours of training are spent, and again at
-the end if the stage caught that error. A module that was edited after the key was computed is refused, too.
-
-Checked: files that Python opens in this process, in any thread, and scripts passed to a subprocess. Not checked: files that
-native libraries open (pyarrow, tokenizers, safetensors), and files that a subprocess reads.
-Costs 0.2 ms a stage, 0.1 us an audit event, 1 us an opened file, 5 us one of the project (tests/bench/bench_proof.py).
+Sees files that Python opens in this process, and scripts passed to a subprocess; not files that native libraries or
+subprocesses read. Costs 0.2 ms a stage, 1 us an opened file.
 """
 
 from __future__ import annotations
@@ -33,17 +25,13 @@ from trnflow.tasks.keys.hash_cache import stamp
 
 @dataclass(frozen=True)
 class Permit:
-    """The files of the project that a stage may read, because its key (the hash of everything that decides its result)
-    covers them. All paths are absolute; folders end with a separator.
+    """A stage's permit. Paths are absolute; folders end with a separator.
 
     Attributes:
-        stage: The stage's name, for messages.
-        roots: The folders of the project that are checked, each as (folder, base): `base` is the folder to which paths
-            in messages are relative. Files outside these folders may be read.
-        files: Files that may be read: those included in the stage's key, and inputs.
-        exempt: Folders below the roots that hold no code and may be read: the store, the Python environment, inputs.
-        code: {path of a module: (stamp, code hash)} when the key was computed; a stamp is a file's inode, size and
-            times (see `trnflow.tasks.keys.hash_cache.stamp`).
+        roots: Checked folders as (folder, base); paths in messages are relative to `base`.
+        files: Files that the key covers, and inputs.
+        exempt: Folders below the roots that hold no code.
+        code: {module's path: (stamp, code hash)} when the key was computed.
     """
 
     stage: str
@@ -53,26 +41,20 @@ class Permit:
     code: dict[str, tuple[str, str]]
 
     def refused(self, path: str) -> str | None:
-        """Check whether the stage may read a file, by this permit: the list of project files that the stage's cache key
-        covers. Return None if it may, else the file's path relative to the project.
-
-        path: absolute. Besides the files of the permit, a stage may read files outside the project, and files in hidden
-        folders (.git, .venv, .trnflow) or in `__pycache__`. None is returned, too, if `path` is not a file.
-        """
+        """Return None if the stage may read the file at the absolute path `path`, else its path relative to the
+        project."""
         if path in self.files or path.startswith(self.exempt):
             return None
         for root, base in self.roots:
             if path.startswith(root):
+                # folders such as .git, .venv and .trnflow
                 hidden = os.sep + "." in path[len(root) - 1 :] or os.sep + "__pycache__" + os.sep in path
                 return None if hidden or not os.path.isfile(path) else path[len(base) :]
         return None
 
     def edited(self, path: str) -> bool:
-        """Return whether a module's code has changed since the stage's cache key was computed; False for a file that is
-        not in the attribute `code` (the modules whose code the key covers).
-
-        path: the module's file, absolute. The file is read only if its stamp (inode, size and times) has changed.
-        """
+        """Return whether a module's code has changed since the key was computed; False for files that are not in
+        `code`."""
         known = self.code.get(path)
         if known is None or stamp(path) == known[0]:
             return False
@@ -81,27 +63,19 @@ class Permit:
         return hash_file(Path(path)) != known[1]
 
     def to_json(self) -> Meta:
-        """Return the permit (the files of the project that a stage may read) as a JSON object, which `from_json`
-        reads."""
+        """Return the permit as JSON."""
         return {**asdict(self), "files": sorted(self.files)}
 
     @classmethod
     def from_json(cls, document: Json) -> Permit:
-        """Return the permit (the files of the project that a stage may read) from the JSON object that `to_json`
-        returned."""
+        """Return the permit that `to_json` wrote."""
         roots = tuple((root, base) for root, base in document["roots"])
-        code = {path: (then, found) for path, (then, found) in document["code"].items()}
+        code = {path: (then, code_hash) for path, (then, code_hash) in document["code"].items()}
         return cls(document["stage"], roots, frozenset(document["files"]), tuple(document["exempt"]), code)
 
 
 class Witness:
-    """Check the files and modules that one stage reads, and record violations: reads of files that the permit (the list
-    of project files that the stage's cache key covers) does not allow, or of modules that were edited.
-
-    Attributes:
-        permit: The files of the project that the stage may read.
-        violations: The errors raised so far, in order.
-    """
+    """Checks the files of one stage. violations: the errors raised so far."""
 
     def __init__(self, permit: Permit) -> None:
         self.permit = permit
@@ -109,17 +83,13 @@ class Witness:
         self._looking: set[int] = set()  # threads that are just reading a module to see whether it was edited
 
     def opened(self, path: Any) -> None:
-        """Check that the stage may read a file that the process is about to open. Source lines that are read to be
-        shown in a traceback are not checked.
+        """Check a file that the process is about to open. Raises CodeError, and adds it to `violations`.
 
-        path: as Python opened the file: text, bytes or a path object; a file descriptor is ignored.
-
-        Raises:
-            CodeError: The permit (the list of project files that the stage's cache key covers) does not allow the file,
-                or the module was edited since the key was computed. The error is also added to `violations`.
+        path: text, bytes or a path object; descriptors are ignored.
         """
         source = _source(_absolute(path))
         name = self.permit.refused(source)
+        # a traceback shows source lines of any module: showing them is no use of them
         if (name is None and source not in self.permit.code) or get_ident() in self._looking or _is_traceback():
             return
         if name is not None:
@@ -132,8 +102,7 @@ class Witness:
             self._looking.discard(get_ident())
 
     def used(self, module: ModuleType) -> None:
-        """Check the file that a loaded module came from. CodeError, which is also added to `violations`, if the permit
-        (the list of project files that the stage's cache key covers) does not allow the file."""
+        """Check the file of a loaded module. Raises CodeError, and adds it to `violations`."""
         name = self.permit.refused(_file(module))
         if name is not None:
             self._refuse(_unknown(self.permit.stage, name))
@@ -143,16 +112,13 @@ class Witness:
         raise error
 
     def refuse_recorded(self) -> None:
-        """Raise the first of `violations` (the CodeErrors for files that the stage read although its cache key does not
-        cover them), even if the stage caught that error; do nothing if there is none."""
+        """Raise the first violation, even if the stage caught it."""
         if self.violations:
             raise self.violations[0]
 
 
 def edited(stage: str, what: str) -> CodeError:
-    """Return, without raising it, the error for a module that changed since the stage's key (the hash of everything
-    that decides its result) was computed. stage: the stage's name; what: the module's name or file.
-    """
+    """Return the error for a module that changed since the key was computed. what: its name or file."""
     return CodeError(
         f"{what} was edited while this run was going: what {stage} would run is not what its key says, so nothing is published",
         "run again (training goes on from its last checkpoint if you undo the edit)",
@@ -161,15 +127,11 @@ def edited(stage: str, what: str) -> CodeError:
 
 @contextmanager
 def watch_process(permit: Permit) -> Iterator[None]:
-    """Check the files that this process reads while the context is open; at its end, check that all loaded modules are
-    permitted, too.
+    """Check the files that this process reads in the context, and at its end all loaded modules.
 
-    permit: the files of the project that the stage may read. The process must have been started for this one stage.
-
-    Raises:
-        CodeError: The stage read a file or module of the project that its key (the hash of everything that decides its
-            result) does not include, or one that was edited. Raised at the access, and again at the end if the stage
-            caught it or raised another error in its place.
+    The process must have been started for this stage. Raises CodeError at the access and, if the stage caught it, at
+    the
+    end.
     """
     _install()
     witness = Witness(permit)
@@ -184,16 +146,14 @@ def watch_process(permit: Permit) -> Iterator[None]:
 
 
 def refuse_recorded() -> None:
-    """Raise the first violation recorded in this process, if any: the CodeError for a file that the stage may not read.
-    Called in the process of a stage before the result of a part (one piece of the stage's divided work) is
-    published."""
+    """Raise the first violation in this process, before a part is published."""
     for witness in _watching:
         witness.refuse_recorded()
 
 
 @contextmanager
 def _violations_raised(witness: Witness) -> Iterator[None]:
-    """Raise the first recorded violation, even if the stage caught it or raised another error in its place."""
+    """Raise the first violation, even if the stage caught it."""
     try:
         yield
     except Interrupted:
@@ -244,13 +204,13 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _file(module: Any) -> str:
-    """Return the file that a module was loaded from; empty for a module without a file, and for objects in sys.modules
-    that are not modules."""
+    """Return a module's file, or ""."""
+    # sys.modules may hold objects that are no modules
     return str(getattr(module, "__dict__", {}).get("__file__") or "")
 
 
 def _absolute(path: Any) -> str:
-    """Return the absolute path of an `open` event; "" if a file descriptor was opened."""
+    """Return the path of an `open` event; "" for a descriptor."""
     if isinstance(path, int):
         return ""
     text = os.fsdecode(path)
@@ -258,7 +218,7 @@ def _absolute(path: Any) -> str:
 
 
 def _source(path: str) -> str:
-    """Return the path of the source file of a compiled module (.pyc); any other path unchanged."""
+    """Return the source file of a compiled module; any other path unchanged."""
     if path.endswith(".pyc"):
         with contextlib.suppress(ValueError, NotImplementedError):
             return source_from_cache(path)
@@ -266,8 +226,7 @@ def _source(path: str) -> str:
 
 
 def _is_traceback() -> bool:
-    """Return whether the file is being opened by linecache, which reads source lines to show them in tracebacks and
-    warnings."""
+    """Return whether linecache opens the file."""
     frame = sys._getframe(3)
     callers = (frame, frame.f_back)
     return any(caller is not None and caller.f_globals.get("__name__") == "linecache" for caller in callers)

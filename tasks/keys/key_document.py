@@ -1,10 +1,4 @@
-"""Build the document that identifies a stage's result, and compute the stage key, by which the result is found, from
-it.
-
-The *key document* is JSON of the stage's code, parameters, inputs, environment (library versions) and accelerator. The
-sha256 of its canonical text is the stage key. The record of a result in the store keeps the document, so comparing two
-documents explains why a result was not found again.
-"""
+"""Build a stage's key document, and hash it to the key."""
 
 from __future__ import annotations
 
@@ -23,22 +17,14 @@ PARTS = ("code", "params", "inputs", "env", "accel")
 
 
 def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
-    """Return the key document of a stage (the JSON of which its key is the hash) for this config and these inputs.
+    """Return a stage's key document.
 
-    stage: the description of the stage function; inputs: {name of an input: artifact or source}; memo: the hash cache,
-    which remembers the digests of files that have not changed. Raises ConfigError when a declared asset (a file beside
-    the code that the stage reads) is missing.
+    inputs: {name: artifact or source}. Raises ConfigError when an asset is missing.
 
     Returns:
-        "schema": the version of the key document's form.
-        "stage": the stage's name.
-        "code": {module: hash of its code, or a schema number; asset: digest}.
-        "params": the settings of the stage that belong to its key.
-        "inputs": {name of an input: digest of the artifact, or identity of the source}, unless the stage defines
-            another form.
-        "env": {distribution: version}.
-        "accel": the accelerator for which the stage computes, and what else of the machine the stage names; {} if
-            nothing."""
+        {"schema", "stage", "code": {module or asset: hash}, "params": {setting: value}, "inputs": {name: digest, or
+        identity of a source}, "env": {distribution: version}, "accel": accelerator and machine, or {}}
+    """
     code, env = closure(stage.function.__module__, memo)
     return {
         "schema": SCHEMA,
@@ -52,13 +38,12 @@ def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -
 
 
 def key_of(document: Meta) -> str:
-    """Compute the stage key, by which a stage's result is found in the store: the sha256 of a key document (JSON of the
-    stage's code, parameters, inputs, environment and accelerator), 64 hexadecimal digits."""
+    """Return the key of a key document: 64 hexadecimal digits."""
     return digest_of(document).removeprefix("sha256:")
 
 
 def _assets(stage: Stage, memo: Memo) -> dict[str, str]:
-    found = {}
+    digests = {}
     folder = project_folder(stage.function.__module__.split(".")[0])
     for asset in stage.assets:
         if not (folder / asset).is_file():
@@ -66,8 +51,8 @@ def _assets(stage: Stage, memo: Memo) -> dict[str, str]:
                 f"{stage.name} declares the asset {asset}, and {folder} has no such file",
                 "correct its @stage, or add it",
             )
-        found[asset] = memo.digest(folder / asset)
-    return found
+        digests[asset] = memo.digest(folder / asset)
+    return digests
 
 
 def _accel(stage: Stage, config: StageConfig, memo: Memo) -> Meta:

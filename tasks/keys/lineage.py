@@ -1,10 +1,6 @@
-"""Trace which artifacts were made from which, and compare two runs. Pure functions of records (the store's documents
-that name the artifact that a stage made for a key) and of run documents; nothing is read or written.
+"""Lineage of artifacts, and the comparison of two runs: pure functions of records and run records.
 
-The ancestors of an artifact are the inputs in the key document of its record (the JSON of which the key is the hash),
-the inputs of those inputs, and so on; its descendants are the artifacts whose records have it among their inputs, and
-so on. A stage that runs after another stage without reading its artifact (train after precompile) does not make a
-descendant.
+A stage that runs after another without reading its artifact (train after precompile) makes no descendant.
 """
 
 from __future__ import annotations
@@ -18,12 +14,7 @@ from trnflow.tasks.keys.explain import Change, difference
 
 
 class Family:
-    """The records of a store (documents that name the artifact that a stage made for a key), linked so that the
-    ancestors of an artifact (the artifacts from which it was made) and its descendants (those made from it) can be
-    found.
-
-    records: the records of all stages, newest first. Where several records name one artifact, `up` describes the
-    newest."""
+    """The records of a store, linked by their artifacts. records: of all stages, newest first."""
 
     def __init__(self, records: Iterable[Meta]) -> None:
         self._made: dict[str, list[Meta]] = defaultdict(list)
@@ -35,32 +26,18 @@ class Family:
 
     @property
     def artifacts(self) -> list[str]:
-        """The digests of all artifacts that have a record (a document that says which stage made the artifact), in the
-        order of the records, newest first."""
+        """Digests of all artifacts on record, newest first."""
         return list(self._made)
 
     def up(self, artifact: str) -> Meta:
-        """Return how an artifact was made, with its ancestors (the artifacts from which it was made) as a tree.
-        artifact: the artifact's digest.
+        """Return how an artifact was made, as a tree of its inputs; without a record {"artifact", "stage": None}.
 
         Returns:
-            "artifact": the artifact's digest.
-            "stage", "key", "created", "attempt": from the record (the store's document of a stage's result): the stage
-                that made the artifact, the stage key for which it was made, when, and the id of the attempt (the try of
-                the stage).
-            "adopted": None if the artifact was made for this key. If the user accepted another key's result instead:
-                {"from": the other key, "created": when that result was made, "changes": texts on how the keys differ}.
-            "params", "code", "env", "accel": tables of the key document (the JSON of which the key is the hash):
-                settings, code hashes, library versions and accelerator.
-            "inputs": {name of an input: an object with these fields for an artifact, or {"source": identity} for data
-                or a model from outside the store}.
-            "shards": the number of separately stored pieces of the stage's work from which the artifact was put
-                together.
-            "also": other keys whose result is the same artifact.
-            "repeated": whether the artifact occurs earlier in the tree: then "inputs" is {} here.
-
-        For an artifact without a record, and where an artifact is among its own ancestors, the object is {"artifact",
-        "stage": None}."""
+            {"artifact", "stage", "key", "created", "adopted", "attempt": of its newest record, "params", "code", "env",
+            "accel": of its key document, "inputs": {name: such a tree, or {"source": identity}}, "shards": their
+            number,
+            "also": other keys with this artifact, "repeated": whether it occurs earlier, and has no "inputs" here}
+        """
         return self._up(artifact, (), set())
 
     def _up(self, artifact: str, below: tuple[str, ...], seen: set[str]) -> Meta:
@@ -82,23 +59,21 @@ class Family:
         }
 
     def down(self, artifact: str) -> list[Meta]:
-        """Return the artifacts that were made directly from an artifact, each with its own descendants.
+        """Return [{"stage", "key", "created", "artifact", "down"}] of what was made from an artifact, newest first.
 
-        artifact: the artifact's digest. Returns [{"stage", "key", "created" (from the record, the store's document of a
-        stage's result), "artifact": digest, "down": a list of this form, of the artifacts that were made from this
-        one}], sorted as the records of this Family, newest first. Where an artifact occurs twice, only its first entry
-        lists its descendants; the others have "down": []."""
+        "down" is a list of this form; of an artifact that occurs twice it is [] from the second place on.
+        """
         return self._down(artifact, {artifact})
 
     def _down(self, artifact: str, seen: set[str]) -> list[Meta]:
-        found = []
+        nodes = []
         for record in self._used.get(artifact, []):
-            made = record["artifact"]
+            digest = record["artifact"]
             node = {name: record[name] for name in ("stage", "key", "created", "artifact")}
-            is_new = made not in seen
-            seen.add(made)
-            found.append({**node, "down": self._down(made, seen) if is_new else []})
-        return found
+            is_new = digest not in seen
+            seen.add(digest)
+            nodes.append({**node, "down": self._down(digest, seen) if is_new else []})
+        return nodes
 
     def _input(self, value: Json, below: tuple[str, ...], seen: set[str]) -> Meta:
         if isinstance(value, str) and value.startswith("sha256:"):
@@ -107,31 +82,22 @@ class Family:
 
 
 def start_of(document: Meta) -> tuple[Meta, str | None]:
-    """Take the model that a training started from (the input `warm_start`) out of the training's key document (the JSON
-    of which the training's key is the hash). Returns (a copy of the key document without this input, the digest of the
-    model's artifact). The digest is None if the training did not start from another training's model."""
+    """Return (a train's key document without its warm start, the warm start's digest or None)."""
     inputs = dict(document.get("inputs", {}))
     start = inputs.pop("warm_start", None)
     return {**document, "inputs": inputs}, start
 
 
 def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[str, Meta]]) -> Meta:
-    """Return how two runs differ. Values that are the same in both runs are left out.
+    """Return how two runs differ.
 
-    before, after: the run documents (the store's JSON on a run: recipe, stages, keys, outcome); documents: for each of
-    the two runs {stage: key document, the JSON of which the stage's key is the hash}, without stages whose record no
-    longer exists.
+    before, after: run records; documents: {stage: key document} of each run, as far as records exist.
 
     Returns:
-        "settings": settings of the recipe that differ: [{"name", "before": value in the first run, "after": value in
-            the second}].
-        "data": inputs of the stage load_data that differ, in the same form, with "stages": ["load_data"].
-        "code": hashes of modules that differ, in the same form, with "stages": the stages that use the module.
-        "env": library versions, accelerator, host and git checkout that differ, in the same form, with "stages": the
-            stages whose key has the difference, [] for host and checkout.
-        "artifacts": stages that made different artifacts: [{"stage", "before", "after"}], with the artifacts' digests.
-        "metrics": metrics that differ: [{"stage", "name", "before", "after"}].
-        "unknown": stages that lack a key document in one of the runs; "data", "code" and "env" say nothing about them.
+        {"settings", "data", "code", "env": [{"name", "before", "after"}], all but settings with "stages", [] for host
+        and
+        checkout; "artifacts": [{"stage", "before", "after"}]; "metrics": [{"stage", "name", "before", "after"}];
+        "unknown": stages without key document in one run, which "data", "code" and "env" leave out}
     """
     old, new = documents
     changes = {stage: difference(old[stage], new[stage]) for stage in old if stage in new}
@@ -176,11 +142,10 @@ def unique(text: str, names: Iterable[str], what: str, fix: str) -> str:
 
 
 def leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield (dotted name, value) of each value in nested JSON objects that is not an object itself, such as ("a.b", 1)
-    for {"a": {"b": 1}}. name: a prefix for the names, without the dot."""
+    """Yield (dotted name, value) of all values in nested objects: ("a.b", 1) for {"a": {"b": 1}}."""
     if isinstance(value, dict):
-        for key, item in value.items():
-            yield from leaves(item, f"{name}.{key}" if name else str(key))
+        for key, below in value.items():
+            yield from leaves(below, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
 
@@ -190,8 +155,8 @@ def _digests(value: Json) -> Iterator[str]:
     if isinstance(value, str) and value.startswith("sha256:"):
         yield value
     elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _digests(item)
+        for below in value.values() if isinstance(value, dict) else value:
+            yield from _digests(below)
 
 
 def _stages(run: Meta) -> dict[str, Meta]:
@@ -203,29 +168,29 @@ def _settings(before: Meta, after: Meta) -> list[Meta]:
 
 
 def _shared(changes: dict[str, list[Change]], part: str, only: str | None = None) -> list[Meta]:
-    """Return the changes of one part of the key documents, each once, with the stages in which the change occurs."""
-    found: dict[str, Meta] = {}
-    for stage, listed in changes.items():
-        for change in listed:
+    """Return the changes of one table, each once, with the stages that have it."""
+    shared: dict[str, Meta] = {}
+    for stage, stage_changes in changes.items():
+        for change in stage_changes:
             if change.part == part and only in (None, stage):
-                found.setdefault(repr(change), {**_entry(change), "stages": []})["stages"].append(stage)
-    return list(found.values())
+                shared.setdefault(repr(change), {**_entry(change), "stages": []})["stages"].append(stage)
+    return list(shared.values())
 
 
 def _surroundings(before: Meta, after: Meta) -> list[Meta]:
-    """Return the differences between the hosts and git checkouts of two runs, which no key includes."""
+    """Return the differences of hosts and checkouts, which are in no key."""
     sides = [dict(leaves({part: run.get(part) for part in ("host", "checkout")})) for run in (before, after)]
     return [{**change, "stages": []} for change in _differing("name", sorted(sides[0] | sides[1]), sides[0], sides[1])]
 
 
 def _metrics(stages: list[str], before: dict[str, Meta], after: dict[str, Meta]) -> list[Meta]:
-    """Return each metric that differs between two runs, for every stage."""
-    found = []
+    """Return each metric that differs, for every stage."""
+    changes = []
     for stage in stages:
         sides = [dict(leaves(side.get(stage, {}).get("metrics", {}))) for side in (before, after)]
         names = list(dict.fromkeys([*sides[0], *sides[1]]))
-        found += [{"stage": stage, **change} for change in _differing("name", names, sides[0], sides[1])]
-    return found
+        changes += [{"stage": stage, **change} for change in _differing("name", names, sides[0], sides[1])]
+    return changes
 
 
 def _digests_of(stages: dict[str, Meta]) -> Meta:

@@ -1,4 +1,4 @@
-"""Run a stage in a process of its own: pass it a job spec, receive its events and its result."""
+"""Run a stage in a process of its own."""
 
+# seconds that a stopped stage may take to save its state: a spot instance gets two minutes of notice
 GRACE_SECONDS = 100.0
-"""Seconds that a stopped stage may take to save its state: less than a spot instance's two minutes of notice."""

@@ -1,11 +1,9 @@
-"""The guard: a small process between the flow and a worker, which ends all processes of the stage if either dies.
+"""The guard: ends all processes of a stage if the flow or the worker dies.
 
-    guard.py GRACE COMMAND...     stdin: the lifeline, a pipe from the parent; stdout: the event pipe; stderr: the
-    log
+    guard.py GRACE COMMAND...     stdin: lifeline; stdout: events; stderr: log
 
-The lifeline's first line is a JSON list of [pattern, replacement] that hides secrets in the log. The guard ends the
-worker when the lifeline closes, its parent changes, or on a signal: SIGTERM, then SIGKILL after GRACE seconds. It needs
-no package and starts in 20 ms (`python -I -S`). Last it writes `{"guard": {"exit": status}}`.
+The lifeline's first line, JSON [pattern, replacement] pairs, hides secrets in the log. The last event is
+`{"guard": {"exit": status}}`. Needs no package, starts in 20 ms (`python -I -S`).
 """
 
 from __future__ import annotations
@@ -31,12 +29,9 @@ STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def main(grace: float, work: list[str] | Callable[[], None]) -> int:
-    """Run as the guard: start one worker, wait until it and all its descendants have ended, and return its exit code,
-    or 128 plus the signal that killed it.
+    """Start one worker, wait until it and its descendants have ended, and return its exit code, or 128 plus the signal.
 
-    Args:
-        grace: Seconds between SIGTERM and SIGKILL.
-        work: The worker's command line, or a function that it calls after a fork.
+    grace: seconds between SIGTERM and SIGKILL; work: the worker's command line, or a function to call after a fork.
     """
     parent = os.getppid()
     wake = _wake_on_signals()
@@ -55,7 +50,7 @@ def main(grace: float, work: list[str] | Callable[[], None]) -> int:
 
 
 def _watch(worker: int, parent: int, wake: int, grace: float) -> int:
-    """Wait for the worker, stop it on a signal or a closed lifeline; return its exit code, or minus the killing signal."""
+    """Wait for the worker, and stop it on a signal or a closed lifeline; return its exit code, or minus the signal."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(LIFELINE, select.POLLIN)
@@ -85,8 +80,7 @@ def _hidden() -> list[tuple[re.Pattern[str], str]]:
 
 
 def _copy_without(hidden: list[tuple[re.Pattern[str], str]], read: int, write: int) -> threading.Thread:
-    """Start a thread that copies the worker's output to the log without secrets, until all writers have closed the
-    pipe."""
+    """Start a thread that copies the worker's output to the log without secrets."""
     os.close(write)
 
     def copy() -> None:
@@ -102,10 +96,11 @@ def _copy_without(hidden: list[tuple[re.Pattern[str], str]], read: int, write: i
 
 
 def _parted(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """Split output into (whole lines, end of the last line, rest). A rest too long for a line counts as a line."""
+    """Split output into (whole lines, end of the last line, rest)."""
     for end in (b"\n", b"\r"):
         if end in text:
             return text.rpartition(end)
+    # a rest too long for a line counts as a line
     return (text, b"", b"") if len(text) > LONGEST_LINE else (b"", b"", text)
 
 
@@ -120,8 +115,7 @@ def _log_without(hidden: list[tuple[re.Pattern[str], str]], line: bytes) -> None
 
 
 def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) -> int:
-    """Fork the worker in a session of its own, exec its command if it has one, and return its pid. own: descriptors
-    that it closes."""
+    """Fork the worker in a session of its own, and return its pid. own: descriptors that it closes."""
     guard = os.getpid()
     worker = os.fork()
     if worker:
@@ -156,16 +150,16 @@ def _reap(worker: int) -> int | None:
 
 
 def _sweep(worker: int, grace: float) -> None:
-    """End the processes that the worker left: its process group and, on Linux, all descendants, since orphans become
-    the guard's children."""
+    """End the processes that the worker left."""
+    # its process group and, on Linux, all descendants: orphans become the guard's children
     for order, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, LEFTOVER_GRACE)):
         deadline = time.monotonic() + seconds
-        told: set[int] = set()
+        signalled: set[int] = set()
         if _living(worker):
             _signal(worker, order)
         while _living(worker) and time.monotonic() < deadline:
-            for child in set(_children()) - told:  # grandchildren become children as their parents end
-                told.add(child)
+            for child in set(_children()) - signalled:  # grandchildren become children as their parents end
+                signalled.add(child)
                 _signal_one(child, order)
             time.sleep(0.02)
             _reap(worker)
@@ -182,7 +176,7 @@ def _living(group: int) -> bool:
 
 
 def _children() -> list[int]:
-    """Return this process's children (Linux); [] on other systems."""
+    """Return this process's children (Linux), else []."""
     try:
         pids = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
     except OSError:
@@ -221,21 +215,22 @@ def _drain(wake: int) -> set[int]:
 
 
 def _say(fields: dict[str, int]) -> None:
-    """Write one JSON line to the event pipe, after a line break: a killed worker may have left half a line."""
+    """Write one JSON line to the event pipe."""
     with contextlib.suppress(OSError):
+        # after a line break: a killed worker may have left half a line
         os.write(EVENTS, b"\n" + json.dumps({"guard": fields}).encode() + b"\n")
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends (Linux). If `parent` is its parent no more, exit with
-    status 1."""
+    """Let the kernel kill this process when its parent ends (Linux). Exits with 1 if `parent` has ended already."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # the parent may have ended before the call
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call Linux's prctl; do nothing elsewhere, where lifeline and process group alone end the child."""
+    """Call Linux's prctl; elsewhere lifeline and process group alone end the child."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""A job spec: a JSON file by which one process tells another which stage function to call. Nothing is pickled."""
+"""A job, as the JSON file by which one process tells another which stage function to call. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ class Step:
     """One step of a stage that works in parts.
 
     Attributes:
-        name: `whole`, `split` (list the parts), `part` (make one), or `gather` (make missing parts, put all
-        together).
-        shared: For `part` and `gather`: the folder that `split` wrote.
-        arguments: For `part`: which part.
-        todo: For `gather`: (arguments, metadata) of each part; metadata None if it is missing.
-        folder: For `gather`: its subfolder `N` has the result of part N.
-        keep: For `gather`: copy each made part to `N.kept` and report it, so that the receiver can publish it.
-        threads: Threads that make parts.
+        name: `whole`, `split` (list the parts), `part` (make one) or `gather` (make missing parts, put all together).
+        shared: The folder that `split` wrote.
+        arguments: Which part.
+        todo: (arguments, metadata or None if it is missing) of each part.
+        folder: Its subfolder `N` has the result of part N.
+        keep: Copy each part that is made to `N.kept`, and report it.
     """
 
     name: str = "whole"
@@ -48,15 +46,15 @@ class JobSpec:
     Attributes:
         function, config_type: As "module:name".
         out: The folder of the stage's files.
-        scratch: A folder for temporary files, which the caller removes; spec and result lie beside it.
+        scratch: A folder for temporary files; spec and result lie beside it.
         log: Takes the process's stdout and stderr.
         partial: {"root", "home", "key"} of a resumable stage's state, else None.
-        environ: Environment variables; not written to the file.
+        environ: Environment variables; not in the file.
         secret: Names in `environ` whose values are secrets.
-        permit: The project files that the stage may read; None: reads are not checked.
+        permit: None: reads are not checked.
         search: Folders to put on `sys.path`.
         ranks: Processes that run the stage together.
-        preload: Modules of the warm parent that forks the process; empty: start a new interpreter.
+        preload: Modules of the warm parent that forks the process; empty: a new interpreter.
     """
 
     function: str
@@ -86,15 +84,10 @@ class JobSpec:
         log: Path | None = None,
         **others: Any,
     ) -> JobSpec:
-        """Make the spec of the call `function(config, **inputs, out=Workdir(...))`; writes nothing.
+        """Make the job of the call `function(config, **inputs, out=Workdir(...))`. others: further attributes.
 
-        Args:
-            scratch: The files of spec and result get its name with an ending, the log too if it is None.
-            others: Further attributes, such as `out`.
-
-        Raises:
-            TypeError: The function can't be imported by name, or the config changes when it is written as JSON and
-            read again.
+        Raises TypeError if the function can't be imported by name, or the config changes when it is written and read
+        again.
         """
         return cls(
             function=name_of(function),
@@ -109,7 +102,7 @@ class JobSpec:
 
     @property
     def name(self) -> str:
-        """Return the name of the stage function, for messages."""
+        """The name of the stage function."""
         return self.function.rpartition(":")[2]
 
     @property
@@ -118,16 +111,16 @@ class JobSpec:
 
     @property
     def result(self) -> Path:
-        """Path of the worker's result: {"meta": metadata} or {"error": error, "details": traceback}."""
+        """The worker's result: {"meta": metadata} or {"error": error, "details": traceback}."""
         return self.scratch.with_name(f"{self.scratch.name}.result.json")
 
     @property
     def ranks_folder(self) -> Path:
-        """Path of the folder through which ranks find each other, and to which each writes its result."""
+        """Where ranks find each other, and write their results."""
         return self.scratch.with_name(f"{self.scratch.name}.ranks")
 
     def save(self) -> None:
-        """Write the spec, without `environ` and `preload`, readable by its owner alone."""
+        """Write the file, readable by its owner alone."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         document = {
             "function": self.function,
@@ -136,7 +129,7 @@ class JobSpec:
             "out": str(self.out),
             "scratch": str(self.scratch),
             "log": str(self.log),
-            "inputs": {name: _encoded(item) for name, item in self.inputs.items()},
+            "inputs": {name: _encoded(given) for name, given in self.inputs.items()},
             "partial": self.partial,
             "secret": list(self.secret),
             "permit": self.permit.to_json() if self.permit else None,
@@ -156,7 +149,7 @@ class JobSpec:
                 "out": Path(document["out"]),
                 "scratch": Path(document["scratch"]),
                 "log": Path(document["log"]),
-                "inputs": {name: _decoded(item) for name, item in document["inputs"].items()},
+                "inputs": {name: _decoded(given) for name, given in document["inputs"].items()},
                 "permit": Permit.from_json(document["permit"]) if document["permit"] else None,
                 "search": tuple(document["search"]),
                 "secret": tuple(document["secret"]),
@@ -166,13 +159,13 @@ class JobSpec:
 
 
 def resolve(name: str) -> Any:
-    """Import the object with the name "module:name", the inverse of `name_of`."""
+    """Import the object named "module:name"."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def name_of(thing: Any) -> str:
-    """Return the name of a function or class as "module:name". Raises TypeError if it can't be imported by it."""
+    """Return "module:name" of a function or class. Raises TypeError if it can't be imported by this name."""
     name = f"{thing.__module__}:{thing.__qualname__}"
     if thing.__module__ == "__main__" or getattr(sys.modules[thing.__module__], thing.__qualname__, None) is not thing:
         raise TypeError(f"{name} can't run in a process of its own: it is not at the top level of an importable module")
@@ -194,10 +187,16 @@ def _search(function: Callable[..., Meta]) -> tuple[str, ...]:
     return (str(Path(package.__file__).parents[1 if hasattr(package, "__path__") else 0]),)
 
 
-def _encoded(item: Input | Source) -> Json:
-    if isinstance(item, Input):
-        return {"is": "input", "path": str(item.path), "kind": item.kind, "meta": item.meta, "digest": item.digest}
-    return {"is": "source", "kind": item.kind, "identity": item.identity, "location": item.location, "note": item.note}
+def _encoded(given: Input | Source) -> Json:
+    if isinstance(given, Input):
+        return {"is": "input", "path": str(given.path), "kind": given.kind, "meta": given.meta, "digest": given.digest}
+    return {
+        "is": "source",
+        "kind": given.kind,
+        "identity": given.identity,
+        "location": given.location,
+        "note": given.note,
+    }
 
 
 def _decoded(document: Meta) -> Input | Source:

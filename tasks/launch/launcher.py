@@ -1,4 +1,4 @@
-"""The ways to run a stage's process; a subclass of `Launcher` each, whose `kind` is a value of `launch.kind`."""
+"""The ways to run a stage's process. Each has a `kind`, a value of `launch.kind`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trnflow.tasks.launch.local import run_job
 
 
 class Launcher:
-    """Base class of the ways to run a stage's process. kinds: all subclasses, by kind."""
+    """Base class. kinds: all subclasses, by kind."""
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Launcher]]] = {}
@@ -20,15 +20,8 @@ class Launcher:
         Launcher.kinds[cls.kind] = cls
 
     def run(self, spec: JobSpec, emit: Callable[[Meta], None], grace_seconds: float) -> Meta:
-        """Run a stage in a process, wait for its end, and return its metadata; its files are in `spec.out`.
-
-        Args:
-            emit: Called with each event, in this thread. If it raises, the stage must be stopped.
-            grace_seconds: Seconds between SIGTERM and SIGKILL.
-
-        Raises:
-            TrnflowError: The stage's own error, ProcessFailed if its process died, Interrupted if it was stopped.
-        """
+        """Run a stage in a process, wait for its end, and return its metadata, as `run_job` does. Raises
+        TrnflowError."""
         raise NotImplementedError
 
 

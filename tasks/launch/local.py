@@ -1,9 +1,4 @@
-"""Run a stage in a process of its own on this machine, under a guard that leaves no process behind.
-
-However the caller ends, the stage gets SIGTERM, `grace_seconds` to save its state, then SIGKILL, with all processes
-that it started. A stage that did not announce that it saves (`Workdir.saves`) gets STOP_SECONDS: compilers may ignore
-SIGTERM for minutes.
-"""
+"""Run a stage in a process on this machine, under a guard that leaves no process behind."""
 
 from __future__ import annotations
 
@@ -33,24 +28,23 @@ from trnflow.tasks.system.redaction import substitutions
 
 Emit = Callable[[Meta], None]
 
+# for a stage that did not announce that it saves its state: compilers may ignore SIGTERM for minutes
 STOP_SECONDS = 3.0
+# bytes: where fewer are free, a process that died without a result could not write its error
 LEAST_SPACE = 1 << 16
-"""If a process died without a result and fewer bytes are free, a full disk is named as the cause."""
 
 
 def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) -> Meta:
     """Run a stage in a process, wait for its end, and return its metadata.
-
-    If this thread raises meanwhile, by `emit` for example, the stage is stopped first.
 
     Args:
         emit: Called with each event, in this thread.
         grace_seconds: Seconds between SIGTERM and SIGKILL.
 
     Raises:
-        TrnflowError: The stage's own error; `details` is its traceback.
+        TrnflowError: The stage's own error, with its traceback in `details`.
         ProcessFailed: The process died without a result.
-        Interrupted: The stage was stopped by Ctrl-C.
+        Interrupted: Ctrl-C stopped the stage.
     """
     spec.result.unlink(missing_ok=True)
     spec.save()
@@ -60,6 +54,7 @@ def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) 
         except KeyboardInterrupt:
             job.interrupt()
             job.drain(emit)
+        # `emit`, too, may raise: the stage is stopped first
         except BaseException:
             job.interrupt()
             job.drain(lambda event: None)
@@ -68,8 +63,7 @@ def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) 
 
 
 class Guarded:
-    """Context manager that starts a guard and its worker; at the end all processes of the stage have ended. Call
-    `follow`, then `result`."""
+    """Starts a guard and its worker; at the context's end all processes of the stage have ended."""
 
     def __init__(self, spec: JobSpec, grace_seconds: float) -> None:
         self._spec = spec
@@ -125,7 +119,7 @@ class Guarded:
                 os.killpg(self._worker, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Let the guard send SIGTERM to the stage; a second call kills it. A stage that does not save is killed after
+        """Let the guard send SIGTERM to the stage; a second call kills it. A stage that does not save has
         STOP_SECONDS."""
         self._interrupted = True
         self._deadline = math.inf if self._saves else time.monotonic() + STOP_SECONDS
@@ -154,9 +148,8 @@ class Guarded:
     def result(self) -> Meta:
         """Return the metadata of the ended stage.
 
-        Raises:
-            TrnflowError: The stage's own error; ProcessFailed without a result, Interrupted if it was stopped.
-            OSError: There is no result, and the disk is full.
+        Raises TrnflowError (the stage's own, ProcessFailed without a result, Interrupted), or OSError when the disk is
+        full.
         """
         written = json.loads(self._spec.result.read_text(encoding="utf-8")) if self._spec.result.exists() else None
         if written is None:
@@ -185,7 +178,7 @@ class Guarded:
         self._guard.wait()
 
     def _read(self) -> bytes | None:
-        """Read from the event pipe: bytes, b"" at its end, None when nothing is there."""
+        """Read from the event pipe: b"" at its end, None when nothing is there."""
         try:
             return os.read(self._events, 1 << 16)
         except BlockingIOError:
@@ -224,11 +217,11 @@ def _signal_name(number: int) -> str:
 
 
 def _tail(log: Path, lines: int = 20) -> str:
-    """Return the last lines of the log, for an error message."""
+    """Return the last lines of the log."""
     try:
         with log.open("rb") as handle:
             handle.seek(max(0, log.stat().st_size - 4096))
-            said = handle.read().decode("utf-8", "replace").strip().splitlines()[-lines:]
+            words = handle.read().decode("utf-8", "replace").strip().splitlines()[-lines:]
     except FileNotFoundError:  # other runs of this home have removed it as one of the oldest
         return ""
-    return "; it last said:\n  " + "\n  ".join(said) + "\n" if said else ""
+    return "; it last said:\n  " + "\n  ".join(words) + "\n" if words else ""

@@ -1,4 +1,4 @@
-"""Build the command line of a Python process that imports its code from the same folders as this process."""
+"""Command lines of Python processes that import the same code as this process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _BOOT = (
 
 
 def python(entry: str, *arguments: str) -> list[str]:
-    """Return the command line of a new Python process that calls `entry` ("module:function") with strings. -P keeps
-    files of the working folder from being imported."""
+    """Return the command line that calls `entry` ("module:function") with strings."""
     assert trnflow.__file__
     # not resolved: in a wheel the link's target would hide a user's own `tasks`
     folder = Path(trnflow.__file__).absolute().parents[1]
+    # -P: files of the working folder are not imported
     return [sys.executable, "-P", "-c", _BOOT, str(folder), entry, *arguments]

@@ -1,9 +1,7 @@
 """Start, watch and end the ranks of a stage.
 
-Ranks stay in the worker's process group: the guard's SIGTERM reaches all. torch's process groups are set up through a
-file; only torch_xla needs a port. If a rank fails, the others, which would wait for it, get LAST_WORDS seconds to fail,
-then write their stacks and are killed. The error reported is the likeliest cause: a rank's TrnflowError, else a death
-without result, else the earliest error.
+Ranks find each other through a file; torch_xla needs a port. The error reported is the likeliest cause: a rank's
+TrnflowError, else a death without result, else the earliest error.
 """
 
 from __future__ import annotations
@@ -25,24 +23,21 @@ from trnflow.tasks.errors import Interrupted, ProcessFailed
 from trnflow.tasks.launch.guard import die_with_parent
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# the others wait for the failed rank, and would wait for ever
 LAST_WORDS = 3.0  # seconds from the first failure until the remaining ranks are killed
 STACK_SECONDS = 1.0
 POLL = 0.05
 
 
 def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pass_fds: Sequence[int] = ()) -> Meta:
-    """Start all ranks, wait until they have ended, and return the stage's result.
-
-    SIGTERM and SIGINT are blocked here, and in each rank until `enter`; only rank 0 handles them.
+    """Start all ranks, wait until they have ended, and return {"meta"}, or {"error": the likeliest cause, "details"}.
 
     Args:
-        command: Returns the command line of the rank with a number.
+        command: Returns a rank's command line.
         folder: For the ranks' results; must not exist.
         pass_fds: Descriptors that rank 0 inherits.
-
-    Returns:
-        {"meta": metadata}, or {"error": the likeliest cause, "details": tracebacks and stacks}.
     """
+    # the guard's signal reaches the whole process group: rank 0 alone handles it, and lets the others save
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if signal.sigpending() & set(SIGNALS):
         return {"error": Interrupted("stopped before the ranks were started", "run the same command again").to_json()}
@@ -66,8 +61,8 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
 
 
 def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
-    """Return a rank's environment: torchrun's variables, and TRNFLOW_RENDEZVOUS, the file through which ranks find each
-    other. gloo gets the loopback interface, so that it looks up no host name."""
+    """Return a rank's environment: torchrun's variables, and the file through which ranks find each other."""
+    # so that gloo looks up no host name
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
         "RANK": str(rank),
@@ -85,7 +80,7 @@ def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
 def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) -> None:
     """Set up this process as a rank: killed with its parent, writes its stack on SIGUSR1, receives signals from now on.
 
-    interrupt: handles SIGTERM and SIGINT in rank 0; the others ignore them and stop when rank 0 does.
+    interrupt: handles SIGTERM and SIGINT in rank 0; others ignore them.
     """
     die_with_parent(parent)
     faulthandler.register(signal.SIGUSR1, file=_stack(folder, rank).open("w"), all_threads=True)
@@ -110,8 +105,7 @@ def _free_port() -> int:
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:
-    """Wait for all ranks. If others still run LAST_WORDS seconds after a failure, let them write their stacks and
-    return their numbers, else []."""
+    """Wait for all ranks; return the numbers of those that still ran LAST_WORDS after a failure."""
     deadline: float | None = None
     while left := [rank for rank, process in enumerate(processes) if process.poll() is None]:
         if deadline is None and any(process.returncode for process in processes):
@@ -147,28 +141,28 @@ def _order(rank: int, document: Meta | None) -> tuple[int, float, int]:
 def _told(first: int, statuses: list[int], document: Meta | None, left: list[int]) -> Meta:
     where = f"rank {first} of {len(statuses)}"
     if document is not None and (first == 0 and document["error"]["type"] != ProcessFailed.__name__):
-        told: Meta = document["error"]  # every rank reports this error
-        return told
+        error: Meta = document["error"]  # every rank reports this error
+        return error
     if document is None:
         how = f"signal {signal.Signals(-statuses[first]).name}" if statuses[first] < 0 else f"exit {statuses[first]}"
         fix = "read the stage's log; if the machine ran out of memory, lower the batch size or train.devices"
-        told = ProcessFailed(f"{where} died without a word ({how}), and the others were ended", fix).to_json()
+        error = ProcessFailed(f"{where} died without a word ({how}), and the others were ended", fix).to_json()
     else:
-        told = {**document["error"], "message": f"{where}: {document['error']['message']}"}
+        error = {**document["error"], "message": f"{where}: {document['error']['message']}"}
     if left:
-        told["message"] += (
+        error["message"] += (
             f"; still at work were ranks {', '.join(map(str, left))}, whose stacks are in the stage's log"
         )
-    return told
+    return error
 
 
 def _last_words(folder: Path, rank: int, document: Meta | None) -> str:
     """Return the traceback of a failed rank, or the stack of a killed one."""
-    said = str(document.get("details", "")) if document else ""
+    words = str(document.get("details", "")) if document else ""
     stack = _stack(folder, rank)
-    if not said and stack.exists():
-        said = stack.read_text(encoding="utf-8", errors="replace")
-    return f"--- rank {rank}\n{said or 'said nothing'}\n"
+    if not words and stack.exists():
+        words = stack.read_text(encoding="utf-8", errors="replace")
+    return f"--- rank {rank}\n{words or 'words nothing'}\n"
 
 
 def _document(folder: Path, rank: int) -> Meta | None:

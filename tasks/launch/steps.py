@@ -1,4 +1,4 @@
-"""Run the steps of a stage that works in parts: split, make each part, gather; or `whole` in one process."""
+"""Run the steps of a stage that works in parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trnflow.tasks.stage import Part, Parts, Stage, Workdir
 from trnflow.tasks.system.threads import ThreadPool
 
 Inputs = Mapping[str, Input | Source]
-Said = list[Meta]
+Events = list[Meta]
 
 
 def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, out: Workdir, threads: int = 1) -> Meta:
@@ -34,13 +34,13 @@ def whole(function: Callable[..., Meta], config: StageConfig, inputs: Inputs, ou
 
 
 def split(stage: Stage, config: StageConfig, inputs: Inputs, out: Workdir) -> list[Part]:
-    """Return the list of the stage's parts; what they share is written to `out.path`."""
+    """Return the stage's parts; what they share is written to `out.path`."""
     assert stage.split is not None
     return stage.split(config, **_named(stage.split, inputs), out=out)
 
 
 def make_part(stage: Stage, config: StageConfig, inputs: Inputs, shared: Input, arguments: Meta, out: Workdir) -> Meta:
-    """Make one part and return its metadata. `out.path` must not exist yet."""
+    """Make one part and return its metadata. `out.path` must not exist."""
     assert stage.part is not None
     out.path.mkdir(parents=True)
     out.scratch.mkdir(parents=True, exist_ok=True)
@@ -61,42 +61,41 @@ def gather(
     folder: Path,
     out: Workdir,
     threads: int,
-    made: Callable[[int, Path, Meta], None] = lambda number, folder, meta: None,
+    on_part: Callable[[int, Path, Meta], None] = lambda number, folder, meta: None,
 ) -> Meta:
     """Make the missing parts, call the stage's function on all, and return its metadata.
 
-    Threads make at most `threads` parts ahead of the function; tokenizers and numpy release the GIL.
-
     Args:
-        todo: (arguments, metadata) of each part, in order; metadata None if it is missing.
-        folder: Its subfolder `N` has, or gets, the result of part N, which is deleted after it was read.
-        made: Called, in order, with number, folder and metadata of each part that was made here.
+        todo: (arguments, metadata or None if it is missing) of each part, in order.
+        folder: Its subfolder `N` has, or gets, part N, which is deleted once read.
+        made: Called with number, folder and metadata of each part made here.
     """
     with ThreadPool(threads, stage.name) as pool:
 
-        def start(number: int, arguments: Meta) -> Callable[[], tuple[Meta, Said]]:
-            place, said = folder / str(number), Said()
-            part = Workdir(place, place.with_name(f"{number}.scratch"), said.append)
+        def start(number: int, arguments: Meta) -> Callable[[], tuple[Meta, Events]]:
+            place, events = folder / str(number), Events()
+            part = Workdir(place, place.with_name(f"{number}.scratch"), events.append)
             future = pool.submit(partial(make_part, stage, config, inputs, shared, arguments, part))
-            return lambda: (future.result(), said)
+            return lambda: (future.result(), events)
 
         def results() -> Iterator[tuple[Path, Meta]]:
-            waiting: deque[tuple[int, Meta | None, Callable[[], tuple[Meta, Said]] | None]] = deque()
+            waiting: deque[tuple[int, Meta | None, Callable[[], tuple[Meta, Events]] | None]] = deque()
             following = iter(enumerate(todo))
 
             def take(count: int) -> None:
                 for number, (arguments, meta) in islice(following, count):
                     waiting.append((number, meta, start(number, arguments) if meta is None else None))
 
+            # threads work so many parts ahead of the function; tokenizers and numpy release the GIL
             take(threads + 1)
             while waiting:
                 number, meta, pending = waiting.popleft()
                 place = folder / str(number)
                 if pending is not None:
-                    meta, said = pending()
-                    for event in said:
+                    meta, events = pending()
+                    for event in events:
                         out.emit(event)
-                    made(number, place, meta)
+                    on_part(number, place, meta)
                 assert meta is not None
                 yield place, meta
                 shutil.rmtree(place)
@@ -107,7 +106,7 @@ def gather(
 
 
 def _named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs whose names are parameters of the function."""
+    """Return the inputs that are parameters of the function."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return {name: item for name, item in inputs.items() if name in names}
+    return {name: given for name, given in inputs.items() if name in names}

@@ -1,10 +1,9 @@
-"""The warm parent: a process that has imported slow libraries, and forks stage processes in 30 ms.
+"""The warm parent: imports slow libraries, and forks guards in 30 ms.
 
     warm_parent:serve SOCKET
 
-A request names modules to import while idle, or a stage to start: missing modules are imported, then a guard is forked,
-which forks the worker. Our own code is imported after the fork. The process holds no XLA client, CUDA context or
-thread: if a library started one, it refuses to fork. It ends when the flow does.
+A request names modules to import while idle, or a stage to start. Our own code is imported after the fork. The process
+ends when the flow does.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from typing import Any
 
 from trnflow.tasks.launch import guard
 
+# seconds between two checks whether the flow still runs
 LOOK_SECONDS = 1.0
-"""Seconds between two checks whether the flow still runs."""
 
+# `/proc/PID/environ` of a forked process shows the first environment alone: bytes kept there for the attempt's name
 RESERVED = 256
-"""Bytes reserved in the environment for the attempt's name, which `/proc/PID/environ` of a forked process shows."""
 
 LONGEST_REQUEST = 1 << 18
 
 
 def serve(descriptor: str) -> None:
-    """Run as a warm parent on a socket's descriptor; the process exits when the flow ends or closes the socket."""
+    """Run as a warm parent on a socket's descriptor, until the flow ends or closes the socket."""
     flow = os.getppid()
     requests = _socket(int(descriptor))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guards that ended
@@ -69,7 +68,8 @@ def _import(modules: list[str]) -> None:
 
 
 def _socket(descriptor: int) -> socket.socket:
-    """Return the socket with this descriptor, moved away from 3, which is a worker's event pipe."""
+    """Return the socket with this descriptor."""
+    # not descriptor 3, which is a worker's event pipe
     requests = socket.socket(fileno=os.dup(descriptor) if descriptor == guard.WORKER_EVENTS else descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     if nothing != guard.WORKER_EVENTS:
@@ -78,8 +78,8 @@ def _socket(descriptor: int) -> socket.socket:
 
 
 def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
-    """Fork a guard and send its pid and a pidfd; or send "threads" if this process has several, since a fork would not
-    be safe."""
+    """Fork a guard, and send its pid and a pidfd; send "threads" if this process has several."""
+    # a library has started a thread: a fork would not be safe
     if len(os.listdir("/proc/self/task")) > 1:
         requests.send(b"threads")
     elif pid := os.fork():
@@ -96,7 +96,7 @@ def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[in
 
 
 def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Run the guard of one worker, in the forked process. descriptors: lifeline, event pipe and log."""
+    """Run the guard of one worker, in the forked process."""
     status = 1
     try:
         os.setsid()
@@ -110,7 +110,7 @@ def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _work(request: dict[str, Any]) -> None:
-    """Run the worker, in the forked process: set up what a new interpreter would have, then call the function."""
+    """Run the worker, in the forked process, set up as a new interpreter would be."""
     for number in (*guard.STOP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,8 +127,7 @@ def _work(request: dict[str, Any]) -> None:
 
 
 def _show_attempt(attempt: str | None) -> None:
-    """Overwrite in memory this process's first ATTEMPT: `/proc/PID/environ` shows that and no later change of
-    `os.environ`."""
+    """Overwrite in memory this process's first ATTEMPT, which `/proc/PID/environ` shows."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     place = getenv(b"TRNFLOW_ATTEMPT")

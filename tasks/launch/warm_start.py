@@ -1,8 +1,4 @@
-"""Start and keep warm parents, and let them fork the guards of stage processes.
-
-Libraries read most environment variables when they are imported, so there is one parent for each set, LATE aside. Linux
-only; elsewhere, or if a parent can't fork, a stage starts in a new interpreter.
-"""
+"""Start and keep warm parents (Linux), and let them fork the guards of stages."""
 
 from __future__ import annotations
 
@@ -25,19 +21,18 @@ from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.warm_parent import RESERVED
 from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 
+# the store's root may hold credentials: it goes to the stage's process by the environment, not in the job's file
 PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
-"""Passes the store's root, which may hold credentials, to a stage's process."""
 
+# These change during or between commands, and no library reads them.
 IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API_URL")
-"""Variables that change during or between commands, and that no library reads."""
 
+# Keeps numpy, scipy and pyarrow from starting threads on import: a process with threads can't be forked safely.
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""Keeps numpy, scipy and pyarrow from starting threads when they are imported. pyarrow's allocator then gives memory
-back in the threads that free it."""
 
+# Modules imported before the fork do not read these, those of WITHOUT_THREADS aside. XLA_FLAGS is none: torch_xla
+# changes it on import.
 LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", ATTEMPT, PARTIAL_ROOT, *WITHOUT_THREADS, *IRRELEVANT)
-"""Variables that modules imported before the fork do not read, those of WITHOUT_THREADS aside. XLA_FLAGS is none:
-torch_xla changes it on import."""
 
 LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy")
 """Modules that every stage needs."""
@@ -50,16 +45,16 @@ HEAVY = {
     "transformers": ("transformers.modeling_utils",),
     "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
 }
-"""Distribution -> further modules to import for a stage that uses it."""
+"""{distribution: modules to import for a stage that uses it}"""
 
 MOST_PARENTS = 4
 PATIENCE = 120.0
-"""Seconds that a warm parent may take to import its modules."""
+"""Seconds that a warm parent may take to import modules."""
 
 
 def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the modules that a stage's warm parent imports before it forks. Empty where a fork does not work: not
-    Linux on x86-64, or a PJRT_DEVICE other than the CPU."""
+    """Return the modules that a stage's warm parent imports; () off Linux on x86-64, or if PJRT_DEVICE is not the
+    CPU."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or environ.get("PJRT_DEVICE", "CPU") != "CPU":
         return ()
     names = {*distributions} - ({"torch-xla"} if environ.get("USE_TORCH_XLA") == "0" else set())
@@ -67,7 +62,7 @@ def modules_for(distributions: Iterable[str], environ: Mapping[str, str]) -> tup
 
 
 class ForkedGuard:
-    """A guard that a warm parent forked, with the methods of `Popen` that `local` calls. pidfd: refers to the process."""
+    """A guard that a warm parent forked, with the methods of `Popen` that `local` calls."""
 
     def __init__(self, pidfd: int) -> None:
         self._pidfd = pidfd
@@ -79,7 +74,7 @@ class ForkedGuard:
         return 0 if self._poll.poll(0) else None
 
     def wait(self) -> int:
-        """Wait until the guard has ended; returns 0, since its exit status is unknown."""
+        """Wait for the guard's end; return 0."""
         while not self._poll.poll(500):
             pass
         return 0
@@ -93,7 +88,7 @@ class ForkedGuard:
 
 
 class WarmParent:
-    """A child process that imports slow modules once and then forks guards. The constructor does not wait for it."""
+    """A child process that imports modules and forks guards. The constructor does not wait for it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
@@ -116,26 +111,21 @@ class WarmParent:
             self._requests.send(json.dumps({"modules": modules}).encode())
 
     def start(self, request: Mapping[str, Any], descriptors: list[int]) -> ForkedGuard | None:
-        """Let the warm parent fork a guard, once the stage's modules are imported.
+        """Let the warm parent fork a guard; return None if it has ended or can't fork.
 
-        Args:
-            request: {"entry", "arguments", "modules", "grace": as in `start_guard`; "folder": the working folder;
-            "environ": {name: value, None to unset}; "attempt": the variable with the attempt's id}.
-            descriptors: The guard's stdin (lifeline), stdout (events) and stderr (log).
-
-        Returns:
-            The guard, or None if the warm parent has ended or can't fork.
+        request: {"entry", "arguments", "modules", "grace", "folder", "environ": {name: value or None}, "attempt"};
+        descriptors: the guard's stdin, stdout and stderr.
         """
         with self._lock:
             try:
                 socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
-                said, received, _, _ = self._answer()
+                answer, received, _, _ = self._answer()
             except BaseException as error:
                 self.close()  # a late answer would be read as that to the next request
                 if not isinstance(error, OSError):
                     raise
                 return None
-        return ForkedGuard(received[0]) if said.isdigit() else None
+        return ForkedGuard(received[0]) if answer.isdigit() else None
 
     def _answer(self) -> tuple[bytes, list[int], int, Any]:
         deadline = time.monotonic() + PATIENCE
@@ -168,25 +158,22 @@ def _close_all() -> None:
 
 
 def warm_parent(environ: Mapping[str, str]) -> WarmParent:
-    """Return a running warm parent with these variables, LATE aside; start one if there is none. Beyond MOST_PARENTS
-    the one used least recently is killed."""
+    """Return a running warm parent with these variables, LATE aside; start one if there is none."""
+    # libraries read most variables on import, so each set of them needs a parent of its own
     early = {name: value for name, value in environ.items() if name not in LATE}
     variables = frozenset(early.items())
     with _lock:
-        found = _parents.pop(variables, None)
-        if found is None or found.ended:
-            found = WarmParent(early)
-        _parents[variables] = found  # the first entry is the least recently used
+        parent = _parents.pop(variables, None)
+        if parent is None or parent.ended:
+            parent = WarmParent(early)
+        _parents[variables] = parent  # the first entry is the least recently used
         while len(_parents) > MOST_PARENTS:
             _parents.pop(next(iter(_parents))).close()
-        return found
+        return parent
 
 
 def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None:
-    """Start the warm parents of stages that will run later, so that they import meanwhile.
-
-    stages: (variables, modules) of each stage in order; drawing the next lets a parent begin. No modules, no parent.
-    """
+    """Start the warm parents of stages that will run later. stages: (variables, modules) of each."""
     for variables, modules in stages:
         if modules:
             warm_parent(process_environ(variables)).preload(modules)
@@ -201,16 +188,13 @@ def start_guard(
     entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
     descriptors: list[int],
 ) -> ForkedGuard | None:  # fmt: skip
-    """Fork a guard and its worker from a warm parent.
+    """Fork a guard and its worker from a warm parent; None if that has ended or can't fork.
 
     Args:
         entry: The worker's function, as "module:function".
         modules: What the warm parent imports first.
         grace: Seconds between SIGTERM and SIGKILL.
-        descriptors: The guard's stdin, stdout and stderr.
-
-    Returns:
-        The guard, or None if the warm parent has ended or can't fork.
+        descriptors: The guard's stdin (lifeline), stdout (events) and stderr (log).
     """
     request = {
         "entry": entry,

@@ -1,8 +1,6 @@
-"""The worker: the process that a stage runs in, started by a guard with the path of a job spec.
+"""The worker: calls a job's stage function, writes events as JSON lines to descriptor 3, and the result beside the job.
 
-It calls the stage function, writes events as JSON lines to descriptor 3, and the result atomically beside the spec.
-SIGTERM raises Interrupted unless the stage handles it. Ranks are its child processes; only rank 0's events are passed
-on.
+SIGTERM raises Interrupted unless the stage handles it.
 """
 
 from __future__ import annotations
@@ -37,17 +35,16 @@ from trnflow.tasks.system.redaction import know, learn, scrub, scrub_all
 
 
 def run(file: str) -> None:
-    """Run the job of a spec's file, write its result, and exit at once with 0 or 1: some libraries hang or crash when
-    they unload."""
+    """Run the job of a file, write its result, and exit with 0 or 1."""
     status = main(file)
     sys.stdout.flush()
     sys.stderr.flush()
+    # at once: some libraries hang or crash when they unload
     os._exit(status)
 
 
 def main(file: str) -> int:
-    """Run the job of a spec's file, or its ranks, and write `JobSpec.result`. Return 0, or 1 if the result is an error.
-    The file is removed if there is one rank."""
+    """Run the job of a file, or its ranks, and write `JobSpec.result`. Return 1 if the result is an error, else 0."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
     spec = _spec(file)
@@ -71,7 +68,7 @@ def rank(file: str, number: str, parent: str) -> None:
 
 
 def _spec(file: str) -> JobSpec:
-    """Read the job spec, and register its secret variables."""
+    """Read the job, and register its secrets."""
     spec = JobSpec.load(Path(file))
     for name in spec.secret:
         know(os.environ.get(name, ""))
@@ -80,7 +77,7 @@ def _spec(file: str) -> JobSpec:
 
 
 def _lead(spec: JobSpec) -> Meta:
-    """Run all ranks of the stage and return the result of rank 0."""
+    """Run all ranks of the stage, and return the result of rank 0."""
 
     def command(number: int) -> list[str]:
         return python("trnflow.tasks.launch.worker:rank", str(spec.file), str(number), str(os.getpid()))
@@ -118,20 +115,24 @@ def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
     if step.name == "split":
         return {"parts": [asdict(part) for part in steps.split(of(function), config, inputs, out)]}
     if step.name == "gather":
-        made = partial(_keep, emit) if step.keep else lambda *result: None
-        return steps.gather(of(function), config, inputs, shared, step.todo, Path(step.folder), out, step.threads, made)
+        on_part = partial(_keep, emit) if step.keep else lambda *result: None
+        return steps.gather(
+            of(function), config, inputs, shared, step.todo, Path(step.folder), out, step.threads, on_part
+        )
     return steps.whole(function, config, inputs, out, step.threads)
 
 
 def _keep(emit: Callable[[Meta], None], number: int, folder: Path, meta: Meta) -> None:
-    """Copy a part's result to `N.kept`, since the store moves the files that it takes in, and report the part."""
+    """Copy a part to `N.kept`, and report it."""
     refuse_recorded()
+    # a copy, since the store moves the files that it takes in
     shutil.copytree(folder, folder.with_name(f"{number}.kept"))
     emit({"part": number, "meta": meta})
 
 
+# ranks other than 0 report the same events as rank 0
 def _unheard(event: Meta) -> None:
-    """Drop an event: ranks other than 0 report the same events as rank 0."""
+    """Drop an event."""
 
 
 def _partial(spec: JobSpec) -> Partial | None:
@@ -143,7 +144,7 @@ def _partial(spec: JobSpec) -> Partial | None:
 
 
 class Events:
-    """Writes each event as a JSON line to a descriptor, in any thread; after the reader closed the pipe, nothing."""
+    """Writes each event as a JSON line to a descriptor, from any thread, until the reader closes the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -172,9 +173,9 @@ def _described(error: BaseException, spec: JobSpec) -> dict[str, Any]:
         return Interrupted(f"{spec.name} was interrupted", "run the same command again").to_json()
     if (cause := of_machine(error)) is not None:
         return cause.to_json()
-    said = str(error).strip().partition("\n")[0] or "no message"
+    words = str(error).strip().partition("\n")[0] or "no message"
     return ProcessFailed(
-        f"{spec.name} failed with {type(error).__name__}: {said}", f"see {spec.log}, or run again with --debug"
+        f"{spec.name} failed with {type(error).__name__}: {words}", f"see {spec.log}, or run again with --debug"
     ).to_json()
 
 

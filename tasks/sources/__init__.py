@@ -1,2 +1,1 @@
-"""Find the exact bytes that a path, a URL or a name on the Hugging Face hub in a recipe stands for, before any stage
-runs."""
+"""Resolve paths, URLs and hub names of a recipe to exact bytes, before any stage runs."""

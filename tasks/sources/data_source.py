@@ -1,8 +1,6 @@
-"""Resolve `data.source` (path, glob, URL or hub name) to exact bytes: a digest for each file, or a hub dataset's
-commit.
+"""Resolve `data.source` to a digest for each file, or to a hub dataset's commit.
 
-Paths, URLs and file names are in no key; the name of a hub dataset is. A local file whose digest is known costs one
-stat.
+The name of a hub dataset is in keys; paths, URLs and file names are not.
 """
 
 from __future__ import annotations
@@ -27,28 +25,25 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 def resolve_source(
     source: str, name: str | None, revision: str | None, settings: FileSettings, resolver: Resolver
 ) -> Source:
-    """Resolve the dataset at `source` to exact bytes.
+    """Resolve the dataset at `source`.
 
-    Args:
-        name: A hub dataset's configuration, or None.
-        revision: A hub dataset's branch, tag or commit; None for main.
+    name: a hub dataset's configuration; revision: its branch, tag or commit, None for main.
 
     Returns:
-        A Source with the identity {"files": [{"split", "format", "digest"}, ...]}, or of a hub dataset {"hub",
-        "name", "commit", "splits"}.
+        A Source with the identity {"files": [{"split", "format", "digest"}]}, or {"hub", "name", "commit", "splits"}.
 
     Raises:
         ConfigError: There is no data or no train split.
         DataError: A file can't be read.
-        MissingDependency: The package of a URL's file system is not installed.
+        MissingDependency: The package of the URL's file system is not installed.
     """
     path = local_path(source)
     if path is None:
         return resolve_url(source, settings, resolver)
-    found = local_files(path, settings.folder)
-    if found:
-        found, zips = unzipped(source, found, lambda file: Path(file.path), resolver)
-        return _resolve_local(path, found, zips, settings, resolver)
+    files = local_files(path, settings.folder)
+    if files:
+        files, zips = unzipped(source, files, lambda file: Path(file.path), resolver)
+        return _resolve_local(path, files, zips, settings, resolver)
     if _HUB_NAME.fullmatch(source) and format_of(source) is None and not settings.local(source).exists():
         return resolve_hub(source, name, revision or "main", settings, resolver)
     raise ConfigError(
@@ -58,26 +53,26 @@ def resolve_source(
 
 
 def _resolve_local(
-    source: str, found: list[DataFile], zips: ZipOf, settings: FileSettings, resolver: Resolver
+    source: str, files: list[DataFile], zips: ZipOf, settings: FileSettings, resolver: Resolver
 ) -> Source:
-    chosen = choose_files(source, found, settings)
+    chosen = choose_files(source, files, settings)
     try:
-        known = resolver.memo.stamped([item.file.path for item in chosen])
+        known = resolver.memo.stamped([split_file.file.path for split_file in chosen])
     except OSError as error:
         raise DataError(f"data.source: {error.filename} can't be read: {error.strerror}", "check the file") from error
-    entries = [item.entry(digest) for item, (digest, _) in zip(chosen, known, strict=True)]
+    entries = [split_file.entry(digest) for split_file, (digest, _) in zip(chosen, known, strict=True)]
     locations: list[Meta] = [
-        {"path": item.file.path, "stamp": now} for item, (_, now) in zip(chosen, known, strict=True)
+        {"path": split_file.file.path, "stamp": now} for split_file, (_, now) in zip(chosen, known, strict=True)
     ]
     stamps = {path: stamp(path) for path in zips.values()}
     for location in locations if zips else ():
         path = zips[location["path"]]
         location["zip"] = {"path": str(path), "stamp": stamps[path]}
-    return files_source(entries, locations, _not_read(found, chosen))
+    return files_source(entries, locations, _not_read(files, chosen))
 
 
-def _not_read(found: list[DataFile], chosen: list[SplitFile]) -> str:
+def _not_read(files: list[DataFile], chosen: list[SplitFile]) -> str:
     """Return a note that names the data files of no split, or ""."""
-    used = {item.file.path for item in chosen}
-    names = [file.name for file in found if file.path not in used and format_of(file.name)]
+    used = {split_file.file.path for split_file in chosen}
+    names = [file.name for file in files if file.path not in used and format_of(file.name)]
     return f"not read: {', '.join(names[:5])}" if names else ""

@@ -1,7 +1,4 @@
-"""The cache of downloaded and unpacked data files: `<home>/cache/data/<sha256>`, one file for each content.
-
-A file appears when it is complete; its digest is checked before it is used again.
-"""
+"""The cache of downloaded and unpacked files: `<home>/cache/data/<sha256>`."""
 
 from __future__ import annotations
 
@@ -14,28 +11,27 @@ from typing import IO
 from trnflow.tasks.keys.hash_cache import Memo
 
 _CHUNK = 1 << 20
-"""Number of bytes that are copied at a time."""
 
 
 class DownloadCache:
-    """A folder of downloaded files, named by their digests."""
+    """A folder of files named by their digests, each whole."""
 
     def __init__(self, folder: Path, memo: Memo) -> None:
         self.folder = folder
         self._memo = memo
 
     def path(self, digest: str) -> Path:
-        """Return a digest's path in the cache, whether or not it is there."""
+        """Return a digest's path, whether or not the file exists."""
         return self.folder / digest.removeprefix("sha256:")
 
     def has(self, digest: str) -> bool:
-        """Return whether the cache has the file, with bytes of this digest."""
+        """Return whether the file is there, with bytes of this digest."""
         path = self.path(digest)
         return path.exists() and self._memo.digest(path) == digest
 
     def add(self, stream: IO[bytes]) -> str:
-        """Copy a stream to its end into the cache and return its digest. A failure leaves nothing. Takes 1 MiB of
-        memory. Raises OSError, and the stream's exceptions."""
+        """Copy a stream to its end, and return its digest; a failure leaves nothing. Raises OSError, and the stream's
+        exceptions."""
         temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()
         try:
             with temporary.open("wb") as file:

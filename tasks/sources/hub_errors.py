@@ -1,4 +1,4 @@
-"""Turn errors of huggingface_hub into ours: one line on the error, one on the fix."""
+"""Turn errors of huggingface_hub into ours."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def hub_errors(section: Literal["data", "model"], repo: str, revision: str | Non
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)
     unreachable = HfHubHTTPError.__bases__  # OSError and the HTTP library's error
-    found: TrnflowError
+    ours: TrnflowError
     try:
         yield
         return
     except GatedRepoError as error:
-        found, cause = _gated(kind, section, what, repo), error
+        ours, cause = _gated(kind, section, what, repo), error
     except RevisionNotFoundError as error:
-        found, cause = (
+        ours, cause = (
             ConfigError(f"{section}.revision: the {what} {repo} has no revision {revision}", "change it"),
             error,
         )
     except RepositoryNotFoundError as error:
-        found, cause = _unknown(kind, section, what, repo), error
+        ours, cause = _unknown(kind, section, what, repo), error
     except unreachable as error:
-        found, cause = _unreachable(kind, section, repo, error), error
-    raise found from cause
+        ours, cause = _unreachable(kind, section, repo, error), error
+    raise ours from cause
 
 
 def _gated(kind: type[TrnflowError], section: str, what: str, repo: str) -> TrnflowError:

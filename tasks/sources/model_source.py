@@ -1,8 +1,4 @@
-"""Resolve the recipe's `model` to exact bytes: a model in a folder or on the hub, or a configuration from scratch.
-
-A key holds only the parts of the identity that its stage reads (`tokenizer`, `config`, `weights`, `generation`,
-`name`), so other weights do not tokenize rows again.
-"""
+"""Resolve the recipe's `model`. A stage's key has those parts of the identity that the stage reads."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 GENERATION = "generation_config.json"
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+# Keys of `config.json` that say that weights are quantised: read without their scales, such weights are other numbers.
 QUANTISED = ("quantization_config", "compression_config")
-"""The keys of `config.json` that say that weights are quantised."""
 LAYERS = 10_000
 SIZE = 1_000_000_000
 _HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
@@ -79,17 +75,16 @@ class ModelConfig(StageConfig):
 
 
 def model_source(config: ModelConfig, resolver: Resolver) -> Source:
-    """Resolve the recipe's `model` to exact bytes. No weights are downloaded.
+    """Resolve the recipe's `model`; no weights are downloaded.
 
-    Returns a Source with this identity: {"config": {"pretrained": the model's config.json, "overrides": the fields that
-    the recipe sets}, "tokenizer", "weights" and "generation" (the file `generation_config.json`): digests of files, or
-    for a hub model its repository and commit, "name": the model's hub name}. Values that the model does not have are
-    None, such as the weights of a model from scratch.
+    Returns:
+        A Source with the identity {"config": {"pretrained": config.json, "overrides"}, "tokenizer", "weights",
+        "generation": digests of files, or a hub repository and commit, "name"}; None where the model has none
 
-    config: the recipe's section `model`; resolver: the caches of this machine, and whether the network may be asked.
-
-    Raises ConfigError for a missing folder or revision, ModelError for a gated, unknown or unreachable repository, a
-    folder with pickled weights only, or quantised weights."""
+    Raises:
+        ConfigError: A folder or revision is missing.
+        ModelError: A repository is gated, unknown or unreachable; weights are pickled or quantised.
+    """
     source = fill(config.source, "model.source") if config.source else None
     model = _resolve("model.source", source, config.revision, resolver) if source else {}
     for fields in (model.get("config") or {}, config.config, config.overrides):
@@ -112,15 +107,13 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 
 
 def _check_not_quantised(fields: Meta, source: str | None) -> None:
-    """Raise ModelError for the `config.json` of quantised weights (FP8, GPTQ, AWQ, ...): read without their scales,
-    such weights are other numbers. fields: settings of a model, as in `config.json`; source: the model's name, for the
-    error."""
+    """Raise ModelError if `fields` of a `config.json` name quantised weights (FP8, GPTQ, AWQ)."""
     for part in (fields, fields.get("text_config") or {}):
-        found = isinstance(part, dict) and next((part[key] for key in QUANTISED if part.get(key)), None)
-        if found:
-            kind = found.get("quant_method") if isinstance(found, dict) else None
+        entry = isinstance(part, dict) and next((part[key] for key in QUANTISED if part.get(key)), None)
+        if entry:
+            kind = entry.get("quant_method") if isinstance(entry, dict) else None
             raise ModelError(
-                f"model.source: the weights of {source or 'model.config'} are quantised (quantization_config: {kind or found}), "
+                f"model.source: the weights of {source or 'model.config'} are quantised (quantization_config: {kind or entry}), "
                 "and training needs them in float32, bfloat16 or float16",
                 "set model.source to the model from which they were quantised",
             )
@@ -132,7 +125,7 @@ def model_folder(source: Source) -> Path | None:
 
 
 def generation_config(source: Source) -> Meta | None:
-    """Return the model's `generation_config.json`, downloaded if needed, or None. Raises ModelError when it is no JSON
+    """Return the model's `generation_config.json`, downloaded if needed, or None. Raises ModelError if it is no JSON
     object."""
     if source.identity.get("generation") is None:
         return None
@@ -141,12 +134,12 @@ def generation_config(source: Source) -> Meta | None:
 
 
 def tokenizer_folder(source: Source) -> Path | None:
-    """Return the folder with the tokenizer's files, downloaded if needed; None if the recipe trains a tokenizer."""
+    """Return the folder with the tokenizer's files, downloaded if needed; None if the recipe trains one."""
     return _folder(source.location["tokenizer"], TOKENIZER_FILES)
 
 
 def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver) -> Meta:
-    """Return identity and location of a folder or hub model. setting: `model.source` or `model.tokenizer`."""
+    """Return identity and location of a folder or hub model."""
     folder = resolver.folder(setting) / Path(source).expanduser()
     if folder.is_dir():
         return _resolve_folder(folder, resolver)
@@ -195,13 +188,13 @@ def _ask_hub(repo: str, revision: str) -> Meta:
 
 def _read_config(file: Path) -> Meta:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ModelError(f"model.source: {file} is no JSON that can be read: {why}", "save the model anew") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ModelError(f"model.source: {file} holds no JSON object", "save the model anew")
-    return found
+    return document
 
 
 def _folder(location: Meta | None, patterns: tuple[str, ...]) -> Path | None:

@@ -1,4 +1,4 @@
-"""Interpret paths in recipes: relative ones belong to the recipe file's folder, a `file://` URL is a path."""
+"""Interpret paths in recipes: relative ones belong to the recipe's folder, a `file://` URL is a path."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 SCHEMA = 1
 
 Folders = Mapping[str, Path]
-"""{setting: the folder to which a relative path in its value is joined}."""
+"""{setting: folder to which a relative path in its value is joined}"""
 SERVERS = ("databricks", "databricks-uc", "uc")
-"""Words that MLflow accepts as a tracking URI and that are not paths."""
+"""Tracking URIs of MLflow that are no paths."""
 
 
 def local_path(text: str) -> str | None:
-    """Return a path, or a `file://` URL without `file://`; None for any other URL."""
+    """Return a path without `file://`; None for any other URL."""
     path = text.removeprefix("file://")
     return None if "://" in path else path
 
 
 def located(text: str, folder: Path) -> str:
-    """Return an absolute path: joined to `folder`, `~` replaced; a URL unchanged."""
+    """Return `text` as an absolute path; a URL unchanged."""
     return text if "://" in text else str(folder / Path(text).expanduser())
 
 
@@ -30,7 +30,7 @@ def in_folder(text: str, folder: Path) -> str:
 
 
 def located_database(uri: str, folder: Path) -> str:
-    """Return an MLflow URI with its path (`sqlite:///file`, `file:folder` or bare) made absolute; a server's unchanged."""
+    """Return an MLflow URI whose path (`sqlite:///file`, `file:folder` or bare) is absolute."""
     scheme, separator, path = uri.partition(":///")
     if scheme == "sqlite" and separator and path:
         return f"sqlite:///{folder / path}"

@@ -1,8 +1,4 @@
-"""Resolve datasets at URLs of any fsspec file system and on the Hugging Face hub.
-
-A URL's files are downloaded at once, because the key needs their digests, unless their strong ETag is unchanged. A hub
-name is pinned to a commit. Offline, the last answer is used.
-"""
+"""Resolve datasets at URLs and on the hub. Offline the last answer is used."""
 
 from __future__ import annotations
 
@@ -25,21 +21,22 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 
 
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Download a URL's files to the download cache and return a Source with split, format and digest of each.
+    """Download a URL's files, and return a Source with split, format and digest of each.
 
     Raises:
         DataError: Missing or unreachable.
-        MissingDependency: The file system's package is not installed.
+        MissingDependency: The package of the file system is not installed.
         ConfigError: No train split, or offline and never resolved before.
     """
     asked = f" {settings.format} {sorted(settings.splits.items())}" if settings.format or settings.splits else ""
+    # downloaded at once, since the key needs digests
     answer, note = resolver.remembered(f"url/{source}{asked}", lambda: _ask_url(source, settings, resolver))
     cache = resolver.downloads()
     return files_source(answer["files"], [{"path": str(cache.path(file["digest"]))} for file in answer["files"]], note)
 
 
 def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
-    filesystem, found = _remote_files(source)
+    filesystem, files = _remote_files(source)
     cache = resolver.downloads()
 
     def fetch(file: DataFile) -> str:
@@ -48,19 +45,21 @@ def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
         except Exception as error:  # each library raises its own errors, and not all are OSErrors
             raise _unreadable(source, error) from error
 
-    found, zips = unzipped(source, found, lambda file: cache.path(fetch(file)), resolver)
-    chosen = choose_files(source, found, settings)
-    digests = [resolver.memo.digest(item.file.path) if item.file.path in zips else fetch(item.file) for item in chosen]
-    return {"files": [item.entry(digest) for item, digest in zip(chosen, digests, strict=True)]}
+    files, zips = unzipped(source, files, lambda file: cache.path(fetch(file)), resolver)
+    chosen = choose_files(source, files, settings)
+    picked = [split_file.file for split_file in chosen]
+    digests = [resolver.memo.digest(file.path) if file.path in zips else fetch(file) for file in picked]
+    return {"files": [split_file.entry(digest) for split_file, digest in zip(chosen, digests, strict=True)]}
 
 
 def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
-    """Return (file system, files at the URL). An http(s) URL names one file, since http has no folders."""
+    """Return (file system, files at the URL)."""
     from fsspec.core import url_to_fs
 
     try:
         filesystem, path = url_to_fs(source)
         if source.startswith(("http://", "https://")):
+            # http has no folders: the URL names one file
             return filesystem, [DataFile(PurePosixPath(urlsplit(path).path).name, path)]
         if glob.has_magic(path):
             paths = filesystem.glob(path)
@@ -78,12 +77,12 @@ def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
     if not paths:
         raise DataError(f"data.source: there is nothing at {scrub(source)}", _NETWORK)
     return filesystem, visible_files(
-        (found.removeprefix(path).strip("/") or PurePosixPath(path).name, found) for found in paths
+        (file.removeprefix(path).strip("/") or PurePosixPath(path).name, file) for file in paths
     )
 
 
 def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> str:
-    """Download a file into the cache and return its digest; not if its strong ETag is unchanged."""
+    """Download a file, unless its strong ETag is unchanged, and return its digest."""
     cache = resolver.downloads()
     tag = _etag(filesystem.info(path))
     asked = resolver.lookup_name(f"{source} {path}")
@@ -99,19 +98,16 @@ def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> st
 
 
 def _etag(info: Meta) -> str:
-    """Return a file's strong ETag, or "": weak ETags and modification times may stay the same when bytes change."""
+    """Return a file's strong ETag, or ""."""
+    # weak ETags and modification times may stay the same when bytes change
     tag = str(info.get("ETag") or info.get("etag") or "")
     return "" if tag.startswith("W/") or not tag else f"{tag} {info.get('size')}"
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Return a Source with the commit at which a hub dataset's `revision` is now; no file is downloaded.
+    """Return a Source with the present commit of a hub dataset's `revision`; nothing is downloaded.
 
-    name: the dataset's configuration, unchecked here.
-
-    Raises:
-        DataError: Missing, gated or unreachable.
-        ConfigError: No such revision, or offline and never resolved before.
+    Raises DataError if it is missing, gated or unreachable, ConfigError without this revision, or offline.
     """
     answer, note = resolver.remembered(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}

@@ -1,4 +1,4 @@
-"""Explain exceptions behind remote file systems (fsspec, aiohttp, botocore, google-auth): what happened, and the fix."""
+"""Explain exceptions of remote file systems (fsspec, aiohttp, botocore, google-auth)."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Iterator
 
 SCHEMA = 1
 
+# {protocol: fix where no credentials were found}
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment",
     "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS in the environment",
 }
-"""Protocol -> what to do when no credentials were found."""
 
+# class names of botocore's and google-auth's errors: comparing names imports neither library
 _NO_CREDENTIALS = frozenset(
     {
         "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "TokenRetrievalError",
         "UnauthorizedSSOTokenError", "SSOTokenLoadError", "DefaultCredentialsError",
     }
 )  # fmt: skip
-"""Class names of botocore's and google-auth's errors: compared by name, so that the libraries are not imported."""
 
 
 def credentials_fix(error: BaseException, url: str) -> str | None:
-    """Return how to set credentials if `error` or a cause says that there were none for the URL, else None."""
-    if not any(type(one).__name__ in _NO_CREDENTIALS for one in _chain(error)):
+    """Return how to set credentials if `error` or a cause of it says that there are none, else None."""
+    if not any(type(cause).__name__ in _NO_CREDENTIALS for cause in _chain(error)):
         return None
     protocol = url.partition("://")[0]
     return CREDENTIALS.get({"s3a": "s3", "gcs": "gs"}.get(protocol, protocol), f"set those of {protocol}://")
 
 
 def explain_error(error: BaseException, url: str) -> tuple[str, str]:
-    """Return (what happened, fix) for an exception while the file at `url` was read. The texts may hold secrets."""
+    """Return (what happened, fix) for an exception while `url` was read. The texts may hold secrets."""
     message = " ".join(str(error).split()) or type(error).__name__
     if fix := credentials_fix(error, url):
         return f"no credentials were found ({message})", fix
-    status = next((found for one in _chain(error) if (found := _status(one)) >= 400), None)
+    status = next((code for link in _chain(error) if (code := _status(link)) >= 400), None)
     if status in (404, 410):
         return f"the server has no such file ({status})", "check the URL"
     if status in (401, 403):

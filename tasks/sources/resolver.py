@@ -1,8 +1,4 @@
-"""Ask which exact bytes a URL or hub name means, and remember the answers in `<home>/resolved.json`.
-
-`trnflow run` asks; `plan` and offline runs use the last answer and say so. Answers stand under the HMAC of their
-question, which may be a URL with credentials.
-"""
+"""Ask which bytes a URL or hub name means now, and keep the answers in `<home>/resolved.json`."""
 
 from __future__ import annotations
 
@@ -23,13 +19,7 @@ from trnflow.tasks.system.redaction import hide
 
 
 class Resolver:
-    """What resolving a source needs: caches, remembered answers, the folders of relative paths.
-
-    Args:
-        offline: Never ask the network.
-        memo: The hash cache.
-        folders: {setting: folder}; else the working directory.
-    """
+    """The caches of this machine, and whether the network may be asked. folders: {setting: folder}."""
 
     def __init__(
         self, home: Path, *, offline: bool = False, memo: Memo | None = None, folders: Folders | None = None
@@ -48,11 +38,11 @@ class Resolver:
         return self._sources[question]
 
     def folder(self, setting: str) -> Path:
-        """Return the folder to which a relative path in a setting's value is joined."""
+        """Return the folder to which a relative path of a setting is joined."""
         return self._folders.get(setting) or Path.cwd()
 
     def downloads(self) -> DownloadCache:
-        """Return the cache of downloaded and unpacked files; its folder is created."""
+        """Return the cache of downloads; its folder is created."""
         make_home(self.home)
         folder = self.home / "cache" / "data"
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,16 +53,19 @@ class Resolver:
         return lookup_name(self.home, text)
 
     def remembered(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:
-        """Return (answer, note): `ask()`, remembered under `name` (such as `hub/datasets/dair-ai/emotion@main`);
-        offline the remembered one, with a note. Raises ConfigError offline without one."""
+        """Return (answer, note): `ask()`; offline the last answer, with a note. Raises ConfigError offline without one.
+
+        name: such as `hub/datasets/dair-ai/emotion@main`.
+        """
+        # the name may be a URL with credentials: the file holds HMACs alone
         answers = self.home / "resolved.json"
         known = json.loads(answers.read_text()) if answers.exists() else {}
         if self.offline:
             asked = name if name in known or not known else self.lookup_name(name)  # earlier versions stored the name
             if asked not in known:
                 raise ConfigError(
-                    f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not ask "
-                    "the network",
+                    f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not "
+                    "ask the network",
                     "run it once while online (`trnflow preview` is enough), or point the recipe at local files "
                     "(data.source=..., model.source=...)",
                 )
@@ -80,7 +73,10 @@ class Resolver:
         answer = ask()
         asked = self.lookup_name(name)
         if known.get(asked) != answer or not all(map(is_lookup_name, known)):
-            named = {one if is_lookup_name(one) else self.lookup_name(one): known[one] for one in known}
+            named = {
+                question if is_lookup_name(question) else self.lookup_name(question): known[question]
+                for question in known
+            }
             aside = answers.with_name(f"{answers.name}.{os.getpid()}")
             aside.write_text(json.dumps(named | {asked: answer}, indent=1, sort_keys=True))
             aside.replace(answers)

@@ -1,7 +1,6 @@
-"""Choose which of a source's files belong to which split.
+"""Choose which files of a source belong to which split.
 
-Without `data.splits` names decide: `val.csv`, `test/part-1.parquet`. If no name means a split, data files are train,
-without `.txt` and `.json` beside other data, usually licences and descriptions. A single file is train.
+Without `data.splits` names decide: `val.csv`, `test/part-1.parquet`. If no name means a split, all files are train.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ SPLITS = ("train", "validation", "test")
 
 
 class FileSettings(NamedTuple):
-    """The recipe's settings for finding files.
+    """Settings for finding files.
 
     Attributes:
         format: `data.format`, or None to go by names.
-        splits: `data.splits`, {split: name or path at the source, or a file's path elsewhere}.
+        splits: `data.splits`: {split: name or path at the source, or a file's path elsewhere}.
         folder: What a relative source path is joined to.
         folders: {split: what its path in `splits` is joined to}.
     """
@@ -35,7 +34,7 @@ class FileSettings(NamedTuple):
     folders: Mapping[str, Path] = MappingProxyType({})
 
     def local(self, source: str) -> Path:
-        """Return `data.source` as a path on this machine."""
+        """Return `data.source` as a path."""
         return self.folder / Path(source).expanduser()
 
 
@@ -47,54 +46,46 @@ class SplitFile(NamedTuple):
     file: DataFile
 
     def entry(self, digest: str) -> Meta:
-        """Return {"split", "format", "digest", "name"}, from which `files_source` makes a Source."""
+        """Return {"split", "format", "digest", "name"} for `files_source`."""
         return {"split": self.split, "format": self.format, "digest": digest, "name": self.file.name}
 
 
-def choose_files(source: str, found: list[DataFile], settings: FileSettings) -> list[SplitFile]:
-    """Choose the files of each split, in the order train, validation, test, others by name.
+def choose_files(source: str, files: list[DataFile], settings: FileSettings) -> list[SplitFile]:
+    """Return the files of train, validation, test, then of other splits by name.
 
     Raises:
-        ConfigError: A split without file, no train split, a split in several formats, or a name without known
-        format.
+        ConfigError: A split without file, no train split, a split of several formats, or a name without known format.
     """
-    by_split = _by_setting(source, found, settings) if settings.splits else _by_name(source, found, settings)
+    by_split = _by_setting(source, files, settings) if settings.splits else _by_name(source, files, settings)
     if "train" not in by_split:
         raise ConfigError(
-            f"data.source: {scrub(source)} has no train split (found: {_names(found)})",
+            f"data.source: {scrub(source)} has no train split (found: {_names(files)})",
             "name it with data.splits.train",
         )
     chosen = []
     for split in sorted(by_split, key=_split_order):
-        files = by_split[split]
-        formats = sorted({settings.format or format_of(file.name) or "" for file in files})
+        members = by_split[split]
+        formats = sorted({settings.format or format_of(file.name) or "" for file in members})
         if len(formats) > 1:
             raise ConfigError(
                 f"data.source: the split {split} of {scrub(source)} has files of several formats: {', '.join(formats)}",
                 f"name one with data.format, or the file with data.splits.{split}",
             )
         if formats == [""]:
-            raise ConfigError(f"data.source: the name of {files[0].name} does not show its format", "set data.format")
-        chosen += [SplitFile(split, formats[0], file) for file in files]
+            raise ConfigError(f"data.source: the name of {members[0].name} does not show its format", "set data.format")
+        chosen += [SplitFile(split, formats[0], file) for file in members]
     return chosen
 
 
 def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Source:
-    """Make a Source from data files. Its identity has split, format and digest of each; names and paths are location,
-    in no key.
-
-    Args:
-        entries: `SplitFile.entry` of each file.
-        locations: Of each file `path`, of a local one `stamp`, of one from a zip `zip` with the zip's `path` and
-        `stamp`.
-    """
+    """Make a Source of files' entries, and of their locations: {"path", if local "stamp", if from a zip "zip"} each."""
     identity = {"files": [{key: entry[key] for key in ("split", "format", "digest")} for entry in entries]}
     location = {"files": [{**entry, **place} for entry, place in zip(entries, locations, strict=True)]}
     return Source("data", identity, location, note)
 
 
-def _by_name(source: str, found: list[DataFile], settings: FileSettings) -> dict[str, list[DataFile]]:
-    files = [file for file in found if format_of(file.name)] or found
+def _by_name(source: str, candidates: list[DataFile], settings: FileSettings) -> dict[str, list[DataFile]]:
+    files = [file for file in candidates if format_of(file.name)] or candidates
     if len(files) == 1 and source.endswith(files[0].name):
         return {"train": files}
     if settings.format:
@@ -108,30 +99,31 @@ def _by_name(source: str, found: list[DataFile], settings: FileSettings) -> dict
 
 def _main_files(files: list[DataFile]) -> list[DataFile]:
     """Return the files without .txt and .json, or all if there are no others."""
+    # beside other data these are usually licences and descriptions
     for suffix in (".txt", ".json"):
         files = [file for file in files if not file.name.endswith(suffix)] or files
     return files
 
 
-def _by_setting(source: str, found: list[DataFile], settings: FileSettings) -> dict[str, list[DataFile]]:
-    return {split: _files_of(source, found, split, theirs, settings) for split, theirs in settings.splits.items()}
+def _by_setting(source: str, files: list[DataFile], settings: FileSettings) -> dict[str, list[DataFile]]:
+    return {split: _files_of(source, files, split, theirs, settings) for split, theirs in settings.splits.items()}
 
 
-def _files_of(source: str, found: list[DataFile], split: str, theirs: str, settings: FileSettings) -> list[DataFile]:
-    """Return the files that `data.splits.<split>` names: by path or stem, folder, split in the name, a path elsewhere;
-    for train the source's only file."""
+def _files_of(source: str, files: list[DataFile], split: str, theirs: str, settings: FileSettings) -> list[DataFile]:
+    """Return the files that `data.splits.<split>` names. Raises ConfigError."""
+    # by path or stem, by folder, by split in the name, by a path elsewhere; for train the only file
     for matches in (
-        [file for file in found if file.name == theirs or _stem(PurePosixPath(file.name).name) == theirs],
-        [file for file in found if file.name.startswith(f"{theirs.rstrip('/')}/")],
-        [file for file in found if split_of(file.name) == ALIASES.get(theirs.lower(), "")],
+        [file for file in files if file.name == theirs or _stem(PurePosixPath(file.name).name) == theirs],
+        [file for file in files if file.name.startswith(f"{theirs.rstrip('/')}/")],
+        [file for file in files if split_of(file.name) == ALIASES.get(theirs.lower(), "")],
         local_files(theirs, settings.local(source)) if "://" not in source and not Path(theirs).is_absolute() else [],
         local_files(theirs, settings.folders.get(split, Path())) if "/" in theirs else [],
-        found if split == "train" and len(found) == 1 else [],
+        files if split == "train" and len(files) == 1 else [],
     ):
         if matches:
             return matches
     raise ConfigError(
-        f"data.splits.{split}: {scrub(source)} has no split or file {theirs} (found: {_names(found)})",
+        f"data.splits.{split}: {scrub(source)} has no split or file {theirs} (found: {_names(files)})",
         f"change data.splits.{split}, or make the split from train with data.split.{split}=0.1",
     )
 
@@ -145,7 +137,7 @@ def _names(files: list[DataFile]) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return a file's name without the extensions of its format and compression."""
+    """Return a file's name without the extensions of format and compression."""
     for suffix in reversed(PurePosixPath(name).suffixes):
         if suffix.lower() in FORMATS or suffix.lower() in COMPRESSED:
             name = name.removesuffix(suffix)

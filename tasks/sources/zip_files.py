@@ -1,8 +1,4 @@
-"""Read zip files as folders: their data files are unpacked into the download cache, under their digests.
-
-A zip is opened if the source is this zip, or has no other data. Names in a zip are no paths on disk. An unpacked zip is
-not read again while stamps stay the same.
-"""
+"""Read zip files as folders: their data files are unpacked into the download cache."""
 
 from __future__ import annotations
 
@@ -22,31 +18,29 @@ if TYPE_CHECKING:
     import zipfile
 
 MOST_FILES = 10_000
+# unpacked size as a multiple of the packed one: real texts come to 3 to 30
 MOST_GROWTH = 200
-"""The largest unpacked size as a multiple of the packed one; real texts come to 3 to 30."""
+# unpacked bytes up to which MOST_GROWTH does not count
 ALWAYS_UNPACKED = 1 << 26
-"""Unpacked bytes up to which MOST_GROWTH does not count."""
 
 ZipOf = dict[str, Path]
-"""{path of an unpacked file: the zip that it came from}."""
+"""{path of an unpacked file: its zip}"""
 
 
 def unzipped(
-    source: str, found: list[DataFile], local: Callable[[DataFile], Path], resolver: Resolver
+    source: str, files: list[DataFile], local: Callable[[DataFile], Path], resolver: Resolver
 ) -> tuple[list[DataFile], ZipOf]:
-    """Unpack a source's zips, and return (data files in natural order, {unpacked path: zip's path}); (`found`, {})
-    without zips or beside other data.
+    """Unpack a source's zips, and return (data files, their zips).
 
-    Args:
-        local: Returns a zip's path on this machine; may download it.
+    local: returns a zip's path on this machine; may download it.
 
     Raises:
         DataError: A zip is broken, encrypted, without data or too large, or names a file outside itself.
     """
-    zips = [file for file in found if file.name.lower().endswith(".zip")]
-    if not zips or any(format_of(file.name) for file in found):
-        return found, {}
-    alone = len(found) == 1
+    zips = [file for file in files if file.name.lower().endswith(".zip")]
+    if not zips or any(format_of(file.name) for file in files):
+        return files, {}
+    alone = len(files) == 1
     members: list[tuple[str, str]] = []
     origins: ZipOf = {}
     for file in zips:
@@ -63,11 +57,12 @@ def unzipped(
 
 
 def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path]]:
-    """Unpack a zip and return (name in the zip, path in the cache) of each data file."""
+    """Unpack a zip, and return (name in the zip, path in the cache) of each data file."""
     import zipfile
     import zlib
 
     cache, now = resolver.downloads(), stamp(path)
+    # an unpacked zip is not read again while its stamp stays the same
     digests = resolver.memo.get("zip", path, now)
     if digests is None or not all(cache.has(digest) for _, digest in digests):
         try:
@@ -86,7 +81,7 @@ def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path
 
 
 def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> list[zipfile.ZipInfo]:
-    """Return a zip's data files. Raises DataError for a name outside, too large a size, encryption or too small a disk."""
+    """Return a zip's data files. Raises DataError for a name outside, its size, encryption or a full disk."""
     infos = [info for info in archive.infolist() if not info.is_dir()]
     for info in infos:
         if PurePosixPath(info.filename).is_absolute() or ".." in PurePosixPath(info.filename).parts:

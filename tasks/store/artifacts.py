@@ -1,8 +1,4 @@
-"""Artifacts in a store: make them from folders, lay them out, verify their bytes.
-
-A blob's bytes are verified when a stage first opens it on this machine, then trusted while its stamp (inode, size,
-times) stays the same.
-"""
+"""Artifacts in a store: make them from folders, lay them out, verify their bytes."""
 
 from __future__ import annotations
 
@@ -35,9 +31,9 @@ from trnflow.tasks.store.pull import ReportBytes, pull_all
 
 
 class Seen(NamedTuple):
-    """The state of an artifact's blobs on disk, without reading them.
+    """The state of an artifact's blobs by stat alone.
 
-    missing: the first file whose blob is gone or of another size; later files were not looked at. changed: files whose
+    missing: the first file whose blob is gone or of another size; later ones were not looked at. changed: files whose
     blobs have another stamp than when they were verified.
     """
 
@@ -46,15 +42,9 @@ class Seen(NamedTuple):
 
 
 class Artifacts:
-    """The artifacts of a store, without its records (see `Store`).
+    """The artifacts of a store, without its records.
 
-    Args:
-        root: A folder or an fsspec URL.
-        home: Has the hash cache and, for a remote store, copies of its blobs.
-
-    Attributes:
-        backend: The store's file operations, also for what reads the whole store.
-        cache: The folder of a remote store's blobs on this machine.
+    root: a folder or an fsspec URL; home: has the hash cache and, for a remote store, copies of its blobs (`cache`).
     """
 
     def __init__(self, root: str, home: Path, memo: Memo | None = None) -> None:
@@ -66,15 +56,15 @@ class Artifacts:
 
     @property
     def is_local(self) -> bool:
-        """Whether the store is a folder of this machine, not a remote one."""
+        """Whether the store is a folder of this machine."""
         return self.backend.local is not None
 
     def ingest(self, folder: Path, kind: str, meta: Meta, *, cache: bool = True) -> Artifact:
-        """Write all files below `folder` and their manifest to the store, and return the artifact, which is no stage's
-        result yet.
+        """Write all files below `folder` and their manifest to the store, and return the artifact.
 
         Files are moved, or copied to another filesystem or remote store. cache: whether a remote store's files then
-        move to this machine's cache.
+        move to
+        this machine's cache.
         """
         paths = files_below(folder)
         digests = sha256_files([f"{folder}/{path}" for path in paths])
@@ -90,8 +80,8 @@ class Artifacts:
         return Artifact(digest, kind, meta, tuple(files))
 
     def artifact(self, digest: str) -> Artifact:
-        """Return the artifact with this digest; its files are not looked at. Raises BlobLost when the manifest is
-        missing or damaged, which is quarantined."""
+        """Return the artifact with this digest; its files are not looked at. Raises BlobLost without a sound
+        manifest."""
         name = blob_name(digest)
         try:
             document, files = checked_manifest(self.backend.read(name), digest)
@@ -110,13 +100,12 @@ class Artifacts:
         return f"{root}/{blob_name(digest)}"
 
     def missing(self, artifact: Artifact) -> File | None:
-        """Return the first file whose blob is gone or has another size. Reads no bytes; None for a remote store, whose
-        blobs are verified when fetched."""
+        """Return the first file whose blob is gone or has another size; None for a remote store."""
+        # a remote store's blobs are verified when they are fetched
         return self.seen(artifact).missing
 
     def seen(self, artifact: Artifact) -> Seen:
-        """Compare the blobs' sizes and stamps with the manifest and the hash cache. Nothing is missing or changed for a
-        remote store."""
+        """Compare blobs with the manifest and the hash cache, without reading them."""
         if not self.is_local:
             return Seen(None, [])
         stamps: list[Stamp] = []
@@ -136,7 +125,7 @@ class Artifacts:
         return seen
 
     def _compared(self, artifact: Artifact, stamps: list[Stamp]) -> Seen:
-        """Compare stamps with the manifest's sizes and the hash cache; the first file without stamp is missing."""
+        """Compare stamps with the manifest and the hash cache; the first file without stamp is missing."""
         changed: list[File] = []
         for file, now in zip(artifact.files, stamps, strict=False):
             if size_in(now) != file.size:
@@ -146,8 +135,7 @@ class Artifacts:
         return Seen(artifact.files[len(stamps)] if len(stamps) < len(artifact.files) else None, changed)
 
     def recheck(self, files: Iterable[File]) -> list[File]:
-        """Hash the blobs of these files, and return the files whose blobs are missing or damaged; damaged ones are
-        quarantined."""
+        """Hash the blobs of these files; return the files whose blobs are missing or damaged, which are quarantined."""
         by_digest = {file.digest: file for file in files}
         with storage_errors(self.root, "blobs", "reading"):
             sound = dict(zip(by_digest, in_threads(self._sound_stamp, [*by_digest], os.cpu_count() or 1), strict=True))
@@ -160,11 +148,9 @@ class Artifacts:
         return [file for digest, file in by_digest.items() if not sound[digest]]
 
     def checkout(self, artifact: Artifact, folder: Path, report: ReportBytes = lambda done, total: None) -> Path:
-        """Lay out the artifact as symbolic links to verified, read-only blobs below `folder`, which is created and
-        returned.
+        """Lay out the artifact as links to verified, read-only blobs below `folder`, which is created and returned.
 
-        report: called with (bytes done, bytes in all), unless all blobs are verified already. Raises BlobLost; a
-        corrupt blob is quarantined.
+        report: called with (bytes done, bytes in all). Raises BlobLost.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for blob, target in self._pulled(artifact, folder, report):
@@ -172,9 +158,9 @@ class Artifacts:
         return folder
 
     def copy_out(self, artifact: Artifact, folder: Path, *, cache: bool = True) -> None:
-        """Copy the artifact's files into `folder`, where they may be changed.
+        """Copy the artifact's files into `folder`, where they may be changed. Raises BlobLost.
 
-        cache: whether downloaded blobs stay in this machine's cache. Raises BlobLost; corrupt blobs are quarantined.
+        cache: whether downloaded blobs stay in this machine's cache.
         """
         if cache or self.is_local:
             for blob, target in self._pulled(artifact, folder, lambda done, total: None):
@@ -199,14 +185,14 @@ class Artifacts:
                 shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
-        """Return the first file whose blob no longer has its digest: a stage wrote to its inputs. Costs a stat for each
-        file; only changed stamps are hashed."""
+        """Return the first file whose blob no longer has its digest: a stage wrote to its inputs. Costs a stat a
+        file."""
         return next(
             (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None
         )
 
     def _keep(self, path: str, file: File, cache: bool) -> None:
-        """Put a file that was just hashed into the store; with `cache` it then moves to this machine's cache."""
+        """Put a file that was just hashed into the store."""
         name = blob_name(file.digest)
         blob = self._local_blob(file.digest)
         there = self.backend.size(name) == file.size
@@ -217,10 +203,12 @@ class Artifacts:
         if self.is_local:
             self.memo.put("blob", blob, stamp(blob), file.digest)
         elif cache and not os.path.islink(path):
+            # the next stage then downloads nothing
             self._cache_file(path, blob, file.digest)
 
     def _cache_file(self, path: str, blob: str, digest: str) -> None:
-        """Move a file to its place in the cache. If that fails, the blob is downloaded when it is needed."""
+        """Move a file to its place in the cache."""
+        # without it the blob is downloaded when it is needed
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(blob), exist_ok=True)
             os.chmod(path, 0o444)
@@ -261,8 +249,8 @@ class Artifacts:
             return False
 
     def _is_unchanged(self, blob: str, file: File) -> bool:
-        """Return whether a blob has its digest; it is read only after a changed stamp, as after a move to the trash and
-        back."""
+        """Return whether a blob has its digest."""
+        # a changed stamp alone proves nothing: a move to the trash and back changes it
         return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
 
     def _pull(self, file: File, count: CountBytes) -> None:
@@ -288,7 +276,7 @@ class Artifacts:
             raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
 
     def _fetch(self, file: File, target: Path, count: CountBytes, mode: int | None = None) -> None:
-        """Download a blob and verify it. mode: the file's permissions; None for this process's default."""
+        """Download a blob and verify it. mode: the file's permissions."""
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = target.with_name(f".{os.getpid()}-{time.monotonic_ns()}")
         try:
@@ -305,6 +293,7 @@ class Artifacts:
             aside.unlink(missing_ok=True)
 
     def _quarantine(self, name: str) -> None:
-        """Move a damaged file to quarantine; in a store that can only be read it counts as missing."""
+        """Move a damaged file to quarantine."""
+        # in a store that can only be read a damaged file counts as missing
         with contextlib.suppress(FileNotFoundError, ReadOnlyStore):
             self.backend.move(name, f"quarantine/{name}.{time.time_ns()}")

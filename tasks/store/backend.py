@@ -1,7 +1,6 @@
-"""The file operations that a store needs: `local.py` for a folder, `remote.py` for an fsspec filesystem such as S3.
+"""The backend's interface. A name is a path relative to the root.
 
-A name is a path relative to the root. A missing file raises FileNotFoundError, any other failure StoreError: a failing
-disk is never taken for a missing file.
+A missing file raises FileNotFoundError, any other failure StoreError: a failing disk is never taken for a missing file.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ CountBytes = Callable[[int], None]
 
 
 def count_nothing(size: int) -> None:
-    """Used by callers that do not count bytes."""
+    """Count no bytes."""
 
 
 class Entry(NamedTuple):
-    """A file in a listing. time: of its last write, in seconds since 1970 by the store's clock."""
+    """A file in a listing. time: of its last write, in seconds since 1970."""
 
     name: str
     size: int
@@ -40,41 +39,41 @@ class Backend(Protocol):
     local: Path | None
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes. Raises FileNotFoundError."""
+        """Return a file's bytes."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create a file whole and return True; return False if it exists. Of several writers one succeeds."""
+        """Create a file whole; return False if it exists."""
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write a file whole, in place of an older one. durable: return only when it would survive a power cut."""
+        """Write a file whole, in place of an older one. durable: wait until it would survive a power cut."""
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, or None when there is no such file."""
+        """Return a file's size in bytes, or None."""
 
     def move_in(self, name: str, path: str | Path) -> None:
-        """Put a local file into the store, in place of an older one: moved and read-only in a local store (copied
-        across filesystems and from a link), uploaded to a remote one."""
+        """Put a local file into the store, in place of an older one: moved and read-only in a local store (copied from
+        another filesystem or a link), uploaded to a remote one."""
 
     def fetch(self, name: str, path: Path, count: CountBytes = count_nothing) -> None:
         """Copy a file to `path` on this machine."""
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of all finished files below a folder, sorted; [] if there is no such folder."""
+        """Return the names of all finished files below a folder, sorted."""
 
     def entries(self, prefix: str) -> list[Entry]:
-        """Return all files below a folder, unfinished ones (`layout.is_unfinished`) included."""
+        """Return all files below a folder, unfinished ones too."""
 
     def folders(self, prefix: str) -> list[str]:
         """Return the names of the folders directly below a folder, sorted."""
 
     def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
-        """Remove a folder if it is empty. unfinished: also one with nothing but unfinished files of killed writers."""
+        """Remove a folder if it is empty. unfinished: or has only unfinished files."""
 
     def move(self, name: str, to: str) -> None:
         """Rename a file, in place of an older one."""
 
     def remove(self, prefix: str) -> None:
-        """Remove a file, or a folder with all below it, if there is one."""
+        """Remove a file, or a folder with all below it."""
 
     def sync(self) -> None:
         """Wait until all that was written would survive a power cut."""
@@ -82,15 +81,12 @@ class Backend(Protocol):
 
 @contextlib.contextmanager
 def storage_errors(root: str, name: str, doing: str) -> Iterator[None]:
-    """Raise StoreError in place of any filesystem's exception but FileNotFoundError: object stores' libraries raise
-    other types than OSError.
-
-    doing: what the caller was doing, such as `reading`.
-    """
+    """Raise StoreError in place of any exception but FileNotFoundError. doing: such as `reading`."""
     try:
         yield
     except (FileNotFoundError, StoreError):
         raise
+    # object stores' libraries raise other types than OSError
     except Exception as error:
         raise _store_error(error, root, name, doing) from error
 

@@ -1,8 +1,4 @@
-"""`Store`: all operations that a run needs.
-
-A result is written blobs, manifest, sync, attempt, record: a crash leaves no record of what is not on disk. Finding a
-key's result costs one read of a record and one of a manifest.
-"""
+"""`Store`: all operations that a run needs."""
 
 from __future__ import annotations
 
@@ -28,13 +24,12 @@ READERS = 16
 """How many records of a remote store are read at once."""
 
 FORMAT = {"format": 1, "hash": "sha256"}
+# seconds between reads, beside the retries of the object store's library
 FORMAT_PAUSES = (0.5, 1.0, 2.0)
-"""Seconds between reads of FORMAT.json, beside the retries of the object store's library."""
 
 
 class Store(Artifacts):
-    """A content store at `root`, a folder or an fsspec URL, which `prepare` creates: artifacts, records, attempts and
-    runs."""
+    """A store at `root`, a folder or an fsspec URL, which `prepare` creates."""
 
     def prepare(self) -> None:
         """Create the store, if there is none, and the home.
@@ -68,22 +63,21 @@ class Store(Artifacts):
     def is_made(self) -> bool:
         """Return whether there is a store. Raises ConfigError when FORMAT.json is damaged or of another format."""
         try:
-            found = read_object(self._read_format())
+            format_file = read_object(self._read_format())
         except FileNotFoundError:
             return False
         except ValueError as error:
             fix = f"if the store is yours, write {canonical(FORMAT)} there; else choose another store.root"
             raise ConfigError(f"FORMAT.json of the store {self.root} is damaged: {error}", fix) from error
-        if found != FORMAT:
+        if format_file != FORMAT:
             raise ConfigError(
-                f"the store {self.root} has format {canonical(found)}, this trnflow reads and writes {canonical(FORMAT)}",
+                f"the store {self.root} has format {canonical(format_file)}, this trnflow reads and writes {canonical(FORMAT)}",
                 "upgrade trnflow, if a newer one made the store; or choose another store.root",
             )
         return True
 
     def _read_format(self) -> bytes:
-        """Read FORMAT.json, again after a failure of the network; refused permission and missing credentials are errors
-        at once."""
+        """Read FORMAT.json, again after a failure of the network."""
         for pause in FORMAT_PAUSES if self.backend.local is None else ():
             try:
                 return self.backend.read("FORMAT.json")
@@ -106,20 +100,18 @@ class Store(Artifacts):
             return None
 
     def records(self, stage: str, newest: int | None = None) -> list[Meta]:
-        """Return a stage's records, newest first; damaged ones are quarantined.
-
-        newest: read only so many, those written last. Costs a listing and a read for each, in parallel from a remote
-        store.
-        """
-        listed = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
-        listed.sort(key=lambda entry: entry.time, reverse=True)
-        keys = [document_name(entry.name) for entry in listed[:newest]]
-        found = in_threads(partial(self.record, stage), keys, 1 if self.is_local else READERS)
-        return sorted((record for record in found if record), key=lambda record: str(record["created"]), reverse=True)
+        """Return a stage's records, newest first. newest: only so many, those written last."""
+        entries = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
+        entries.sort(key=lambda entry: entry.time, reverse=True)
+        keys = [document_name(entry.name) for entry in entries[:newest]]
+        read = in_threads(partial(self.record, stage), keys, 1 if self.is_local else READERS)
+        return sorted((record for record in read if record), key=lambda record: str(record["created"]), reverse=True)
 
     def publish(self, record: Meta, *, replace: bool = False) -> Meta:
-        """Write a record, which makes the result visible to all runs, and return the record that the key then has: an
-        earlier one stays, unless `replace` moves it to the trash."""
+        """Write a record, which makes the result visible, and return the record that the key then has.
+
+        An earlier record stays, unless `replace` moves it to the trash.
+        """
         name = f"records/{record['stage']}/{record['key']}.json"
         data = _pretty(record)
         if self.backend.create(name, data):
@@ -135,7 +127,7 @@ class Store(Artifacts):
         return self.record(record["stage"], record["key"]) or record
 
     def retract(self, stage: str, key: str) -> None:
-        """Quarantine a key's record, because its artifact is damaged; the next run makes the artifact again."""
+        """Quarantine a key's record, because its artifact is damaged."""
         self._quarantine(record_name(stage, key))
 
     def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
@@ -143,52 +135,48 @@ class Store(Artifacts):
         self.backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
 
     def attempt(self, key: str, attempt: str) -> Meta:
-        """Return an attempt's journal; {} when there is none or it is damaged."""
+        """Return an attempt's journal; {} without a sound one."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"attempts/{key}/{attempt}.json"))
         return {}
 
     def write_run(self, run: str, document: Meta) -> None:
-        """Write a run's document, in place of its earlier one. Results that it names are brought back if gc has just
-        moved them to the trash."""
+        """Write a run record, in place of its earlier one."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
             self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
 
     def secure(self, held: list[Meta], artifact: Artifact | None = None) -> None:
-        """Bring back from the trash what a document names: gc may have moved it just before the document was written.
-
-        held: {"stage", "key"} of records, whose artifacts come back with a missing record. Costs about a request for
-        each file. Raises BlobLost.
-        """
+        """Bring back from the trash what a document names. held: {"stage", "key"} of records. Raises BlobLost."""
+        # gc may have moved it just before the document was written
         secure(self.backend, held, artifact)
 
     def run(self, run: str) -> Meta | None:
-        """Return a run's document, or None when there is none or it is damaged."""
+        """Return a run record; None without a sound one."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(f"runs/{run}.json"))
         return None
 
     def partial(self, key: str) -> PartialState:
-        """Return access to the training states saved under a key. Makes no request."""
+        """Return access to a key's partial state. Makes no request."""
         return PartialState(self.backend, self.home / "cache" / "partial" / key[:16], key)
 
     def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
-        """Return a waiter for the lease of `key`; its `take` takes the lease.
+        """Return a waiter for the lease of `key`.
 
-        ttl: seconds without a heartbeat after which others may take over; patient: a holder whose process runs on this
-        machine keeps it up to a day (devices).
+        ttl: seconds without a heartbeat after which others may take over; patient: see `Waiter`.
         """
         return Waiter(self.backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
 
     def sweep_leases(self) -> None:
-        """Remove leases that have certainly ended. Errors are ignored, since leases also expire."""
+        """Remove leases that have certainly ended."""
+        # leases also expire
         with contextlib.suppress(StoreError, FileNotFoundError):
             sweep_leases(self.backend)
 
     def check_space(self, needed: int, reserve: int) -> None:
-        """Raise StoreError unless `needed` + `reserve` bytes are free on the store's disk or, for a remote store, the
-        home's."""
+        """Raise StoreError unless `needed` + `reserve` bytes are free on the store's disk, or the home's if it is
+        remote."""
         place = self.backend.local or self.home
         while not place.exists():
             place = place.parent

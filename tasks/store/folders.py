@@ -10,11 +10,9 @@ from trnflow.tasks.errors import StoreError
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return all files below a folder, relative, sorted; a link to a file counts. Raises StoreError for a link to a
-    folder, a broken link, a socket or a device."""
-    return sorted(
-        _files(str(folder), ""), key=lambda path: path.replace("/", "\0")
-    )  # "\0" sorts before every character that a name may have
+    """Return all files below a folder, relative, sorted. Raises StoreError for what is neither a file nor a folder."""
+    # "\0" sorts before every character that a name may have
+    return sorted(_files(str(folder), ""), key=lambda path: path.replace("/", "\0"))
 
 
 def _files(folder: str, prefix: str) -> Iterator[str]:

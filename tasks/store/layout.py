@@ -18,24 +18,24 @@ SCHEMA = 1
 SHARD = ".shard"
 """Ends a stage's name in the names of its shards' records: `records/tokenize_text.shard/`."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# Matches most paths that `checked_path` accepts, and none that it refuses: an artifact may have 100,000.
 _PLAIN_PATH = re.compile(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*")
-"""Matches most paths that `checked_path` accepts, and none that it refuses."""
 
 
 def blob_name(digest: str) -> str:
-    """Return a blob's path: `sha256:abcd...` -> `blobs/sha256/ab/abcd...`. Raises StoreError for another form."""
+    """Return a blob's path: `sha256:abcd...` -> `blobs/sha256/ab/abcd...`. Raises StoreError."""
     if not _DIGEST.fullmatch(digest):
         raise StoreError(f"{digest!r} is no digest", "digests are written sha256:<64 hexadecimal digits>")
     return f"blobs/sha256/{digest[7:9]}/{digest[7:]}"
 
 
 def file_name(file: File) -> str:
-    """Return the `blob_name` of a file whose manifest was checked: its digest is not checked again."""
+    """Return a file's `blob_name`, unchecked: its manifest was checked."""
     return f"blobs/sha256/{file.digest[7:9]}/{file.digest[7:]}"
 
 
 def record_name(stage: str, key: str) -> str:
-    """Return a record's path: `records/<stage>/<key>.json`."""
+    """Return a record's path."""
     return f"records/{stage}/{key}.json"
 
 
@@ -45,19 +45,19 @@ def document_name(path: str) -> str:
 
 
 def newest_runs(entries: Iterable[Entry]) -> list[str]:
-    """Return the ids of the runs in a listing, newest first: by the start in the id, to the second, then by the time of
-    writing."""
+    """Return the ids of the runs in a listing, newest first."""
     runs = [(document_name(entry.name), entry.time) for entry in entries if not is_unfinished(entry.name)]
-    return [run for run, _ in sorted(runs, key=lambda item: (item[0].split("-")[0], item[1], item[0]), reverse=True)]
+    # an id has its run's start to the second: of one second the time of writing decides
+    return [run for run, _ in sorted(runs, key=lambda pair: (pair[0].split("-")[0], pair[1], pair[0]), reverse=True)]
 
 
 def is_unfinished(name: str) -> bool:
-    """Return whether a name begins with a dot: the file is still being written, or its writer was killed."""
+    """Return whether a file is still being written, or its writer was killed."""
     return name.rsplit("/", 1)[-1].startswith(".")
 
 
 def read_manifest(data: bytes, digest: str) -> Meta | None:
-    """Return a manifest's document {"kind", "meta", "files": [[path, size, digest], ...]}; None if it is invalid."""
+    """Return a manifest's {"kind", "meta", "files": [[path, size, digest], ...]}; None if it is invalid."""
     try:
         return checked_manifest(data, digest)[0]
     except ValueError:
@@ -65,11 +65,11 @@ def read_manifest(data: bytes, digest: str) -> Meta | None:
 
 
 def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
-    """Parse and check a manifest; return its document and its files.
+    """Parse and check a manifest; return it and its files.
 
     Raises:
-        ValueError: The bytes have another digest or are no manifest; a path leads out of the artifact, occurs
-        twice, or is below another file.
+        ValueError: The bytes have another digest or are no manifest; a path leads out of the artifact, occurs twice, or
+        is below another file.
     """
     if sha256_bytes(data) != digest:
         raise ValueError("its bytes have another digest")
@@ -99,7 +99,7 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
 
 
 def read_object(data: bytes) -> Meta:
-    """Parse bytes as a JSON object. Raises ValueError for anything else."""
+    """Parse bytes as a JSON object. Raises ValueError."""
     document = json.loads(data)
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
@@ -107,8 +107,7 @@ def read_object(data: bytes) -> Meta:
 
 
 def checked_record(name: str, data: bytes) -> Meta:
-    """Parse and check a record, without its artifact. Raises ValueError when it is malformed, or not of the stage and
-    key in `name`."""
+    """Parse and check a record, without its artifact. Raises ValueError if it is not of the stage and key in `name`."""
     record = read_object(data)
     try:
         if record_name(record["stage"], record["key"]) != name:
@@ -125,7 +124,7 @@ def checked_record(name: str, data: bytes) -> Meta:
 
 
 def _misshapen(record: Meta) -> Iterator[str]:
-    """Yield each field of a record that is missing or of another type than its readers need."""
+    """Yield what is missing or of another type than a record's readers need."""
     document, shards, adopted = record["document"], record.get("shards", []), record.get("adopted", {})
     if record.get("schema", SCHEMA) != SCHEMA:
         yield f"its schema is {record['schema']!r}"

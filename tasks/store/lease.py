@@ -1,13 +1,10 @@
-"""Leases: of several runs that need one result, the holder makes it, the others wait. A device's lease is the right to
-use it.
+"""Leases.
 
-<root>/leases/<key>/<fence>.json     create-only: owner, since, ttl; the fence is 1, 2, ...
+<root>/leases/<key>/<fence>.json     create-only: owner, since, ttl
 <root>/leases/<key>/<fence>.<token>  its heartbeat, rewritten every ttl/3 seconds
 
-The highest fence is valid. A lease ends when it is released, its process is found dead on the same machine, or a waiter
-saw no heartbeat for ttl by its own monotonic clock; who then creates the next fence has it. Results do not depend on
-leases: two holders cost work, and the record created first counts. Taking and releasing costs at least six small
-requests.
+The highest fence is valid. Results do not depend on leases: two holders cost work, and the record created first counts.
+Taking and releasing costs at least six small requests.
 """
 
 from __future__ import annotations
@@ -30,21 +27,21 @@ from trnflow.tasks.store.layout import document_name
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.process import Process, lives_on, this_process
 
+# A lease whose last heartbeat is older, by wall clocks, has ended: nobody needs to watch it.
 FORGOTTEN_SECONDS = 86400.0
-"""A lease whose last heartbeat is older, by wall clocks, has ended: nobody needs to watch it."""
 
 FALLBACK_TTL = 60.0
+# early, so that `trnflow status` soon has a stage's progress
 FIRST_BEAT_SECONDS = 3.0
-"""The first heartbeat comes early, so that `trnflow status` soon has a stage's progress."""
 WATCH_SECONDS = 2.0
-"""The pause between two looks of `take_watching`."""
+"""Seconds between two looks of `take_watching`."""
 SWEEP_SECONDS = 10.0
 LAST_BEAT_SECONDS = 10.0
 NOBODY = Process("?", "?", "?", 0, 0)
 
 
 class LeaseLost(Exception):
-    """Raised when another run took over the lease; that run's result is used."""
+    """Another run took over the lease; that run's result is used."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,10 @@ class Holder:
     """A lease as the store has it.
 
     Attributes:
-        fence: From 1 on; the highest is valid.
         token: Random text of this lease.
         since: When it was taken, UTC.
         ttl: Seconds without a heartbeat until takeover.
-        at: The last heartbeat, UTC by the holder's clock; "" before the first.
+        at: The last heartbeat, UTC by the holder's clock, or "".
         beat: The number of heartbeats.
     """
 
@@ -72,13 +68,13 @@ class Holder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lease has certainly ended: its processes are dead, or its last heartbeat is a day (or 10 ttl)
-        old."""
+        """Whether the lease has certainly ended."""
         return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
 
     @property
     def seems_silent(self) -> bool:
-        """Whether the last heartbeat is older than ttl by both machines' wall clocks, which is no proof."""
+        """Whether the last heartbeat is older than ttl."""
+        # by both machines' wall clocks, which is no proof
         return self._silent_for(self.ttl)
 
     def _is_forgotten(self) -> bool:
@@ -96,10 +92,9 @@ class Holder:
 
 
 class Waiter:
-    """A run that needs the lease of a key.
+    """A run that needs the lease of a key. holder: the lease that `take` found last.
 
-    holder: the lease that `take` found last, or None. patient: a holder whose process runs on this machine keeps its
-    lease up to a day: a paused process keeps a device's memory.
+    patient: a holder whose process runs on this machine keeps its lease up to a day.
     """
 
     def __init__(
@@ -115,7 +110,7 @@ class Waiter:
         self._unchanged_since = 0.0
 
     def take(self) -> Lease | None:
-        """Try once to take the lease; return it, or None while another run has it, which `holder` then names."""
+        """Try once to take the lease; return it, or None while another run has it."""
         newest = newest_holder(self._backend, self._key)
         if newest is not None and not self._is_over(newest):
             return None
@@ -136,22 +131,20 @@ class Waiter:
     ) -> Lease | None:
         """Take the lease; None if a living run has it and `wait` is false.
 
-        A silent holder is watched for its ttl in any case, then its lease is taken over: a process killed on another
-        machine leaves its lease behind.
-
         Args:
             wait: Wait for a living holder, too, without limit.
             tell: Called once with each holder that is waited for.
         """
-        begun, told = time.monotonic(), None
+        begun, announced = time.monotonic(), None
         while (lease := self.take()) is None:
             watched = time.monotonic() - begun
             holder = self.holder
+            # a process killed on another machine leaves its lease behind: watched for its ttl, then taken over
             is_watched = holder is not None and holder.seems_silent and watched < holder.ttl + 2 * WATCH_SECONDS
             if not wait and not is_watched:
                 return None
-            if holder is not None and holder.token != told:
-                told = holder.token
+            if holder is not None and holder.token != announced:
+                announced = holder.token
                 tell(holder)
             time.sleep(WATCH_SECONDS)
         return lease
@@ -160,13 +153,15 @@ class Waiter:
         if newest != self.holder:
             self.holder, self._unchanged_since = newest, time.monotonic()
         silent = time.monotonic() - self._unchanged_since
+        # by this process's monotonic clock; a paused process keeps a device's memory
         if silent >= newest.ttl and not (self._patient and newest.process.is_running_here()):
             return True
         return newest.is_over
 
 
 class Lease:
-    """A lease that this process holds. In a `with` statement a thread writes its heartbeats; at the end it is released."""
+    """A lease that this process holds. In a `with` statement a thread writes its heartbeats; at the end it is
+    released."""
 
     def __init__(self, backend: Backend, key: str, mine: Holder) -> None:
         self._backend = backend
@@ -191,11 +186,11 @@ class Lease:
         return self._mine.attempt
 
     def tell(self, **progress: Json) -> None:
-        """Set the progress that the next heartbeats carry, for `trnflow status`. Makes no request."""
+        """Set the progress that the next heartbeats carry. Makes no request."""
         self._said = progress
 
     def heed(self) -> None:
-        """Raise LeaseLost if an earlier `check`, such as before each heartbeat, found a takeover. Makes no request."""
+        """Raise LeaseLost if an earlier `check` found a takeover. Makes no request."""
         if self._lost:
             raise LeaseLost(self._lost)
 
@@ -243,20 +238,21 @@ class Lease:
 
 
 def newest_holder(backend: Backend, key: str) -> Holder | None:
-    """Return a key's newest lease with its last heartbeat; it may have ended. None when there is none."""
+    """Return a key's newest lease with its last heartbeat, or None; it may have ended."""
     names = backend.names(_folder(key))
     for fence in sorted(_fences(names), reverse=True):
         holder = _holder(backend, key, fence)
         if holder is not None:  # otherwise it was released since the listing
             beat = _beat_name(key, holder)
-            found = _read(backend, beat) if beat in names else None
-            return replace(holder, beat=found.get("beat", 0), at=str(found.get("at", ""))) if found else holder
+            heartbeat = _read(backend, beat) if beat in names else None
+            return (
+                replace(holder, beat=heartbeat.get("beat", 0), at=str(heartbeat.get("at", ""))) if heartbeat else holder
+            )
     return None
 
 
 def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str, Holder, Meta]]:
-    """Yield (key, lease, progress) of each key in work. Costs a listing and up to four requests a key. silent: also
-    holders that may be dead."""
+    """Yield (key, lease, progress) of each key in work. silent: also of holders that may be dead."""
     for key in backend.folders("leases"):
         holder = newest_holder(backend, key)
         if holder is not None and not holder.is_over and (silent or not holder.seems_silent):
@@ -265,12 +261,12 @@ def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str
 
 
 def sweep_leases(backend: Backend) -> int:
-    """Remove the leases that have certainly ended; return the number of keys. Each is taken over first, so none in use
-    is removed."""
+    """Remove the leases that have certainly ended; return the number of keys."""
     swept = 0
     for key in backend.folders("leases"):
         newest = newest_holder(backend, key)
         if newest is None or newest.is_over:
+            # taken over first, so that none in use is removed
             lease = Waiter(backend, key, run="sweep", attempt="sweep", ttl=SWEEP_SECONDS).take()
             if lease is not None:
                 lease.release()
@@ -281,13 +277,13 @@ def sweep_leases(backend: Backend) -> int:
 
 def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
     """Return the lease with a fence, without its heartbeat, or None."""
-    found = _read(backend, _name(key, fence))
-    if found is None:
+    document = _read(backend, _name(key, fence))
+    if document is None:
         return None
     try:
-        process = Process(**found["process"])
-        token, run, attempt, since = (str(found[name]) for name in ("token", "run", "attempt", "since"))
-        return Holder(fence, token, process, run, attempt, since, float(found["ttl"]))
+        process = Process(**document["process"])
+        token, run, attempt, since = (str(document[name]) for name in ("token", "run", "attempt", "since"))
+        return Holder(fence, token, process, run, attempt, since, float(document["ttl"]))
     except (KeyError, TypeError, ValueError):
         return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it expires like any other
 
@@ -304,12 +300,12 @@ def _to_json(holder: Holder) -> bytes:
 def _read(backend: Backend, name: str) -> dict[str, Any] | None:
     """Return a file's JSON object; {} without one, None without file."""
     try:
-        found = json.loads(backend.read(name))
+        document = json.loads(backend.read(name))
     except FileNotFoundError:
         return None
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _folder(key: str) -> str:

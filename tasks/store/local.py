@@ -1,4 +1,4 @@
-"""The backend (file operations) of a store in a local folder."""
+"""The backend of a store in a local folder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from pathlib import Path
 
 from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
+# other processes may remove a file's folder while it is empty: the write is tried again
 ATTEMPTS = 16
-"""How often a write is tried: other processes may remove the file's folder while it is empty."""
 
 
 class LocalBackend(Backend):
-    """A store in a local folder. A file is written under a hidden name, then linked (`create`) or renamed: readers
-    never see a part."""
+    """A store in a local folder."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -66,7 +65,7 @@ class LocalBackend(Backend):
         os.replace(aside, target)
 
     def _rename(self, path: str | Path, target: str) -> None:
-        """Rename a file; create the target's folder if another process removed it while it was empty."""
+        """Rename a file, creating the target's folder."""
         for attempt in range(ATTEMPTS):
             try:
                 return os.replace(path, target)
@@ -83,11 +82,11 @@ class LocalBackend(Backend):
 
     def names(self, prefix: str) -> list[str]:
         with storage_errors(self.root, prefix, "listing"):
-            found = []
+            names = []
             for folder, _, files in os.walk(self._folder / prefix, onerror=_raise_unless_absent):
                 inside = os.path.relpath(folder, self._folder)
-                found += [f"{inside}/{file}" for file in files if not file.startswith(".")]
-            return sorted(found)
+                names += [f"{inside}/{file}" for file in files if not file.startswith(".")]
+            return sorted(names)
 
     def entries(self, prefix: str) -> list[Entry]:
         with storage_errors(self.root, prefix, "listing"):
@@ -126,11 +125,11 @@ class LocalBackend(Backend):
             path.unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """Wait until all files are on disk, by one `syncfs`: an fsync each takes five times as long for many small
-        files."""
+        """Wait until all files are on disk."""
         with storage_errors(self.root, "", "syncing"):
             handle = os.open(self._folder, os.O_RDONLY)
             try:
+                # an fsync each takes five times as long for many small files
                 if ctypes.CDLL(None, use_errno=True).syncfs(handle) != 0:
                     code = ctypes.get_errno()
                     if code != errno.ENOSYS:
@@ -142,9 +141,10 @@ class LocalBackend(Backend):
                 os.close(handle)
 
     def _place(self, name: str, data: bytes, put: Callable[[Path, Path], bool], *, durable: bool = True) -> bool:
-        """Write a file under a hidden name, then let `put` name it; again if another process removed the empty folder."""
+        """Write a file under a hidden name, then let `put` name it."""
         target = self._folder / name
         for attempt in range(ATTEMPTS):
+            # readers never see a part of a file
             aside = target.with_name(f".{uuid.uuid4().hex}")
             try:
                 os.makedirs(target.parent, exist_ok=True)
@@ -168,7 +168,8 @@ def _copied(path: str | Path, aside: str) -> str:
 
 
 def _finish(path: str | Path) -> None:
-    """Make a file read-only, and its last write now: its age in the store counts from now."""
+    """Make a file read-only, and its last write now."""
+    # its age in the store counts from now: gc keeps what is younger than the grace period
     os.utime(path)
     os.chmod(path, 0o444)
 
@@ -196,8 +197,8 @@ def _renamed(aside: Path, target: Path) -> bool:
 
 
 def _raise_unless_absent(error: OSError) -> None:
-    """Raise a listing's error unless the folder does not exist: garbage collection must not take an unreadable folder
-    for an empty one."""
+    """Raise a listing's error unless the folder does not exist."""
+    # gc must not take an unreadable folder for an empty one
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
@@ -207,5 +208,5 @@ def _walk(folder: Path) -> Iterator[tuple[str, int, float]]:
         for file in files:
             path = f"{inside}/{file}"
             with contextlib.suppress(FileNotFoundError):  # removed since the listing
-                found = os.stat(path, follow_symlinks=False)
-                yield path, found.st_size, found.st_mtime
+                status = os.stat(path, follow_symlinks=False)
+                yield path, status.st_size, status.st_mtime

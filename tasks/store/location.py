@@ -1,4 +1,4 @@
-"""Find the root of a store and open its backend (the file operations on it)."""
+"""Find the root of a store and open its backend."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ VARIABLE = "TRNFLOW_STORE"
 
 
 def default_root(home: Path) -> str:
-    """Return the root that counts when nothing names one: TRNFLOW_STORE, else `<home>/store`."""
+    """Return TRNFLOW_STORE, else `<home>/store`."""
     return os.environ.get(VARIABLE) or str(home / "store")
 
 
 def open_backend(root: str) -> Backend:
-    """Return the backend for a folder (`path`, `file://path`) or an fsspec URL (`s3://bucket/prefix`); fsspec is
-    imported for URLs alone."""
+    """Return the backend for a folder (`path`, `file://path`) or an fsspec URL (`s3://bucket/prefix`)."""
     folder = local_path(root)
     if folder is None:
         from trnflow.tasks.store.remote import RemoteBackend

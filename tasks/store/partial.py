@@ -1,8 +1,7 @@
-"""The training states from which an interrupted training resumes: `<root>/partial/<key>/step-N/`.
+"""Partial state: `<root>/partial/<key>/step-N/`.
 
 A state is complete when COMMIT, written last, holds the digests of its files. A damaged state is quarantined, and an
-earlier one used. A local state is put in place by a rename; a remote one is uploaded file by file and read from a local
-cache. Incomplete states are removed, after a kill by the next training of the key.
+earlier one used.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from trnflow.tasks.store.location import open_backend
 
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
-    """Return access to the training states of `key` in the store at `root`. Makes no request."""
+    """Return access to the partial state of `key` in the store at `root`. Makes no request."""
     return PartialState(open_backend(root), Path(home) / "cache" / "partial" / key[:16], key)
 
 
 class PartialState:
-    """The training states of one key (`trnflow.tasks.stage.Partial`)."""
+    """The partial state of one key (`trnflow.tasks.stage.Partial`)."""
 
     def __init__(self, backend: Backend, cache: Path, key: str) -> None:
         self._backend = backend
@@ -40,7 +39,8 @@ class PartialState:
         """Return (step, folder) of the newest complete, undamaged state, or None; a remote one is downloaded.
 
         Later states than `upto` and incomplete ones are deleted, so no other process may write states of the key. warn:
-        called for each damaged state, which is quarantined.
+        called
+        for each damaged state.
         """
         self._sweep()
         for step in self.steps():
@@ -71,8 +71,7 @@ class PartialState:
     def commit(self, step: int, folder: Path, digests: Mapping[str, str] | None = None) -> None:
         """Move the files below `folder` into the store as the complete state at `step`; afterwards `folder` is gone.
 
-        If the step has one already, `folder` is only deleted. If writing fails, nothing of the state stays. digests:
-        {path: digest} that are known already.
+        If writing fails, nothing of the state stays. digests: {path: digest} that are known already.
         """
         target = self._folder(step)
         if self._committed(step):
@@ -80,8 +79,8 @@ class PartialState:
             return
         known = digests or {}
         unknown = [name for name in files_below(folder) if name not in known]
-        found = zip(unknown, sha256_files([folder / name for name in unknown]), strict=True)
-        marks = {**known, **dict(found)}
+        hashed = zip(unknown, sha256_files([folder / name for name in unknown]), strict=True)
+        marks = {**known, **dict(hashed)}
         try:
             if self._backend.local is not None:
                 with storage_errors(self._backend.root, target, "writing"):
@@ -99,28 +98,31 @@ class PartialState:
         return self._backend.size(f"{self._folder(step)}/COMMIT") is not None
 
     def _damaged(self, step: int, folder: Path) -> str | None:
-        """Return what is wrong with a step's files, or None. All are hashed; they are about to be loaded anyway."""
+        """Return what is wrong with a step's files, or None."""
         try:
             digests = read_object(self._backend.read(f"{self._folder(step)}/COMMIT"))
-            found = sha256_files([folder / name for name in digests])
+            # all of them: they are about to be loaded anyway
+            present = sha256_files([folder / name for name in digests])
         except ValueError:
             return "COMMIT can't be read"
         except FileNotFoundError as error:
             return f"{Path(str(error.filename or error)).name} is gone"
-        return next((name for name, digest in zip(digests, found, strict=True) if digest != digests[name]), None)
+        return next((name for name, digest in zip(digests, present, strict=True) if digest != digests[name]), None)
 
     def _quarantine(self, step: int) -> None:
-        """Quarantine a step, COMMIT first: a partly moved step is not complete."""
+        """Quarantine a step."""
         folder = self._folder(step)
+        # COMMIT first: a partly moved step is not complete
         for name in [f"{folder}/COMMIT", *self._backend.names(folder)]:
             with contextlib.suppress(FileNotFoundError):
                 self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
 
     def _move_in(self, folder: Path, destination: Path) -> None:
-        """Rename the whole folder at once: no kill or other writer can leave a mixture of two states."""
+        """Rename the whole folder at once."""
         destination.parent.mkdir(parents=True, exist_ok=True)
         aside = destination.with_name(f".{uuid.uuid4().hex}")
         try:
+            # no kill or other writer can leave a mixture of two states
             _moved(folder, aside)
             _renamed(aside, destination)
         finally:
@@ -137,8 +139,8 @@ class PartialState:
         shutil.rmtree(folder)
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Delete all complete states but the newest `keep` and those of `protect`; with `keep` 0 everything of the key,
-        the cache too."""
+        """Delete all complete states but the newest `keep` and those of `protect`; with `keep` 0 everything of the
+        key."""
         steps = self.steps()
         old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:
@@ -148,7 +150,8 @@ class PartialState:
             shutil.rmtree(self._cache, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        """Remove a step, COMMIT first: a partly removed step is not complete."""
+        """Remove a step."""
+        # COMMIT first: a partly removed step is not complete
         self._backend.remove(f"{self._folder(step)}/COMMIT")
         self._backend.remove(self._folder(step))
 

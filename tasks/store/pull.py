@@ -1,4 +1,4 @@
-"""Fetch or verify blobs in several threads, while the calling thread reports progress in bytes."""
+"""Fetch or verify blobs in threads, while the calling thread reports progress."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ ReportBytes = Callable[[int, int], None]
 def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], report: ReportBytes) -> None:
     """Call `pull` for each file in up to 8 threads, and `report` every 0.2 s. An exception of `pull` is raised.
 
-    pull: gets a file and a function to which it passes the bytes done since its last call, by which an interruption
-    ends it.
+    pull: gets a file and a function for the bytes done since its last call, by which an interruption ends it.
     """
     if not files:
         return
@@ -48,7 +47,7 @@ class _Counter:
         self._lock = threading.Lock()
 
     def count(self, size: int) -> None:
-        """Add bytes to the progress. Raises InterruptedError after the calling thread was interrupted."""
+        """Add bytes to the progress. Raises InterruptedError after an interruption."""
         if self.is_ended:
             raise InterruptedError("nobody waits for this file any longer")
         with self._lock:

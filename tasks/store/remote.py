@@ -1,4 +1,4 @@
-"""The backend (file operations) of a store on an fsspec filesystem, such as S3 or GCS."""
+"""The backend of a store on an fsspec filesystem, such as S3 or GCS."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothin
 
 
 class RemoteBackend(Backend):
-    """A store at an fsspec URL. Credentials come from the usual environment variables (AWS_ACCESS_KEY_ID ...). `create`
-    needs a filesystem that creates files exclusively, which `Store.prepare` tests."""
+    """A store at an fsspec URL, with credentials from the environment. `create` needs a filesystem with conditional
+    puts."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
@@ -58,30 +58,30 @@ class RemoteBackend(Backend):
     def names(self, prefix: str) -> list[str]:
         with storage_errors(self.root, prefix, "listing"):
             try:
-                found = self._fs.find(self._path(prefix), detail=True)
+                listing = self._fs.find(self._path(prefix), detail=True)
             except FileNotFoundError:
                 return []
-            return sorted(path.removeprefix(self._base).lstrip("/") for path, info in found.items() if _is_file(info))
+            return sorted(path.removeprefix(self._base).lstrip("/") for path, info in listing.items() if _is_file(info))
 
     def entries(self, prefix: str) -> list[Entry]:
         with storage_errors(self.root, prefix, "listing"):
             try:
-                found = self._fs.find(self._path(prefix), detail=True)
+                listing = self._fs.find(self._path(prefix), detail=True)
             except FileNotFoundError:
                 return []
             return [
                 Entry(path.removeprefix(self._base).lstrip("/"), int(info["size"]), _written(info, self.root))
-                for path, info in sorted(found.items())
+                for path, info in sorted(listing.items())
                 if _is_file(info)
             ]
 
     def folders(self, prefix: str) -> list[str]:
         with storage_errors(self.root, prefix, "listing"):
             try:
-                found = self._fs.ls(self._path(prefix), detail=False)
+                listing = self._fs.ls(self._path(prefix), detail=False)
             except FileNotFoundError:
                 return []
-            return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in found)
+            return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in listing)
 
     def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
         """Do nothing: object stores have no folders."""
@@ -96,19 +96,21 @@ class RemoteBackend(Backend):
             self._fs.rm(self._path(prefix), recursive=True)
 
     def sync(self) -> None:
-        """Do nothing: object stores acknowledge a write once it is durable."""
+        """Do nothing: object stores acknowledge durable writes."""
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
 
 
 def _is_file(info: dict[str, Any]) -> bool:
-    """Return whether a listing's entry is a file; s3fs lists the prefix itself as a folder if it was empty before."""
+    """Return whether a listing's entry is a file."""
+    # s3fs lists the prefix itself as a folder if it was empty before
     return bool(info["type"] == "file")
 
 
 def _written(info: dict[str, Any], root: str) -> float:
-    """Return an object's last write in seconds since 1970; each filesystem has its own name for it."""
+    """Return an object's last write in seconds since 1970."""
+    # each filesystem has its own name for it
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = info.get(name)
         if value is not None:

@@ -1,8 +1,6 @@
-"""Check a whole store: hash each blob, parse each record, attempt, run and root, in parallel.
+"""Check a whole store: hash each blob, parse each record, attempt, run and root.
 
-Training states, leases, trash and quarantine are left out; a remote store's blobs are downloaded. With `repair`,
-damaged files and unusable records are quarantined, so that the next run makes them again, and blobs come back from the
-trash; roots stay.
+Partial states, leases, trash and quarantine are left out; a remote store's blobs are downloaded.
 """
 
 from __future__ import annotations
@@ -34,8 +32,9 @@ class Problem:
     """A damaged file of a store.
 
     Attributes:
-        what: `corrupt` (other bytes, or malformed), `unusable` (a record or root whose artifact can't be read or is
-        of a wrong kind, a root without its run), `missing` (a blob that came back from the trash).
+        what: `corrupt` (other bytes, or malformed), `unusable` (a record or root without a sound artifact of its kind,
+        a
+        root without its run), `missing` (a blob that came back from the trash).
         name: In the store, or a path in this machine's cache.
         detail: What is wrong, for the user.
         repaired: Whether it was quarantined, brought back or removed from the cache.
@@ -54,7 +53,7 @@ class Verified:
     Attributes:
         checked: {records, attempts, runs, roots, blobs, cached: number of files}.
         bytes: The size of all hashed blobs.
-        unreferenced, unreferenced_bytes: Sound blobs of no record or root, which garbage collection removes.
+        unreferenced, unreferenced_bytes: Sound blobs of no record or root.
     """
 
     checked: dict[str, int] = field(default_factory=dict)
@@ -82,20 +81,17 @@ class Verified:
 def verify(
     backend: Backend, *, repair: bool = False, cache: Path | None = None, kinds: Mapping[str, str] | None = None
 ) -> Verified:
-    """Check a store; change nothing without `repair`.
+    """Check a store; change nothing without `repair`. Raises StoreError.
 
     Args:
-        repair: Quarantine damaged files, never roots, and bring blobs back from the trash.
-        cache: This machine's copies of a remote store's blobs, checked too, and removed if damaged.
+        repair: Quarantine damaged files, and bring blobs back from the trash.
+        cache: This machine's copies of a remote store's blobs, checked too.
         kinds: {stage: kind of its artifacts}; other stages' may be of any kind.
-
-    Raises:
-        StoreError: The disk or the server fails.
     """
-    found = _Verifier(backend, repair, kinds or {}).verify()
+    result = _Verifier(backend, repair, kinds or {}).verify()
     if cache is not None:
-        _verify_cache(cache, found, repair=repair)
-    return found
+        _verify_cache(cache, result, repair=repair)
+    return result
 
 
 class _Verifier:
@@ -134,7 +130,7 @@ class _Verifier:
                     yield name, json.loads(data)
 
     def _hash(self, entries: list[Entry]) -> None:
-        """Hash all blobs. Undamaged ones are added to `_blobs`, others become problems."""
+        """Hash all blobs. Sound ones are added to `_blobs`, others become problems."""
         self._found.checked["blobs"] = len(entries)
         with tempfile.TemporaryDirectory() as folder:
             workers = (os.cpu_count() or 1) if self._backend.local else THREADS
@@ -169,7 +165,8 @@ class _Verifier:
             self._found.problems.append(Problem("unusable", name, why, repaired))
 
     def _root(self, name: str, document: Meta) -> None:
-        """Check a root. It is never repaired: only its maker knows what it should keep."""
+        """Check a root."""
+        # never repaired: only its maker knows what a root should keep
         for kind, value in references(document):
             if kind == "run" and self._backend.size(f"runs/{value}.json") is None:
                 self._found.problems.append(Problem("unusable", name, f"there is no run {value}"))
@@ -203,7 +200,7 @@ class _Verifier:
         return self._manifests[artifact]
 
     def _blob(self, digest: str) -> int | None:
-        """Return an undamaged blob's size, or None; with `repair` it first comes back from the trash."""
+        """Return a sound blob's size, or None; with `repair` it first comes back from the trash."""
         name = blob_name(digest)
         if name not in self._reached:
             self._reached.add(name)
@@ -253,14 +250,14 @@ def _digest_in(name: str) -> str:
     return f"sha256:{name.rsplit('/', 1)[1]}"
 
 
-def _verify_cache(cache: Path, found: Verified, *, repair: bool) -> None:
-    """Hash the cache's blobs; with `repair` remove corrupt ones, which are fetched again when needed."""
+def _verify_cache(cache: Path, result: Verified, *, repair: bool) -> None:
+    """Hash the cache's blobs; with `repair` remove corrupt ones."""
     paths = sorted(path for path in cache.glob("blobs/sha256/??/*") if not path.name.startswith("."))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, digest in zip(paths, pool.map(sha256_file, paths), strict=True):
-            found.bytes += path.stat().st_size
+            result.bytes += path.stat().st_size
             if digest != _digest_in(str(path)):
                 if repair:
                     path.unlink(missing_ok=True)
-                found.problems.append(Problem("corrupt", str(path), "in the cache on this machine", repair))
-    found.checked["cached"] = len(paths)
+                result.problems.append(Problem("corrupt", str(path), "in the cache on this machine", repair))
+    result.checked["cached"] = len(paths)

@@ -1,1 +1,1 @@
-"""Access to the machine, and the removal of secrets from texts. Imports nothing of this project but `errors`."""
+"""The machine, the home and secrets. Imports nothing of this project but `errors`."""

@@ -1,4 +1,4 @@
-"""The present time as text, in the form in which the store's documents contain times."""
+"""The present time as text."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def now() -> str:
-    """Return the present time in UTC as ISO 8601 text to the second, such as `2026-01-31T12:00:00Z`."""
+    """Return the UTC time to the second: `2026-01-31T12:00:00Z`."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,5 +1,4 @@
-"""Compiler flags in environment variables such as XLA_FLAGS. They can change results, so keys hold them in a canonical
-form."""
+"""Compiler flags in environment variables; canonical, since keys hold them."""
 
 from __future__ import annotations
 
@@ -9,18 +8,18 @@ import shlex
 from collections.abc import Sequence
 
 FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
+# flags that only name folders for files: in no key
 PLACES = ("--cache_dir", "--xla_dump_to")
-"""Flags that only name folders for files. They are not part of keys."""
 
 
 def flags_around(names: tuple[str, ...] = FLAGS) -> dict[str, list[str]]:
-    """Return {environment variable: its flags, sorted by name} of this process, without empty ones and PLACES."""
+    """Return {variable: its flags} of this process in canonical form, without empty ones."""
     given = {name: canonical_flags(os.environ.get(name, "")) for name in names}
     return {name: flags for name, flags in given.items() if flags}
 
 
 def flags_added(name: str, flags: Sequence[str]) -> dict[str, str]:
-    """Return {name: the variable's value with `flags` appended, quoted for a shell}; {} if `flags` is empty."""
+    """Return {name: the variable's value with `flags` appended}; {} without flags."""
     return {name: " ".join([*filter(None, [os.environ.get(name)]), shlex.join(flags)])} if flags else {}
 
 
@@ -34,14 +33,14 @@ def check_flags(flags: Sequence[str]) -> None:
 
 
 def canonical_flags(text: str) -> list[str]:
-    """Split a variable's text into flags with values, such as ["--opt=1", "--level 2"], sorted by name, without PLACES;
-    flags of one name keep their order."""
+    """Return flags with their values, such as ["--opt=1", "--level 2"], sorted by name, without PLACES."""
     flags: list[str] = []
     for word in shlex.split(text):
         if word.startswith("-") or not flags:
             flags.append(word)
         else:
             flags[-1] += f" {word}"
+    # sorted by name alone: flags of one name keep their order
     return sorted((flag for flag in flags if _name(flag) not in PLACES), key=_name)
 
 

@@ -1,4 +1,4 @@
-"""Databases behind SQLAlchemy: recognise their addresses, and explain their errors."""
+"""Addresses of databases behind SQLAlchemy, and their errors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import fill
 
 DIALECTS = ("sqlite", "postgresql", "mysql", "mssql")
-"""The databases that MLflow takes as a tracking URI."""
+"""Databases that MLflow takes as a tracking URI."""
 EXTRAS = {"psycopg2": "postgres"}
-"""{module of a driver: the extra of trnflow that installs it}"""
+"""{driver's module: extra of trnflow that installs it}"""
 
 _PASSWORD = re.compile(r"^(?!https?:)[^:]+://[^:/@?#]*:([^@]*)@")
 _RESERVED = re.compile(r"[@/:?#]")
-"""Characters that end a password early unless they are percent-encoded."""
+"""Characters that end a password unless percent-encoded."""
 
 
 def fill_address(text: str, setting: str) -> str:
-    """Return an address with its `${NAME}` filled in; these values count as secrets from now on.
+    """Return an address with its `${NAME}` filled in.
 
     Raises:
         ConfigError: A variable is not set, or a password holds a character of _RESERVED.
@@ -35,29 +35,28 @@ def fill_address(text: str, setting: str) -> str:
 
 
 def is_database(uri: str) -> bool:
-    """Return whether an address is a database's by its scheme, not an MLflow server's or a folder's."""
+    """Return whether an address is a database's, by its scheme."""
     return uri.partition("://")[0].partition("+")[0] in DIALECTS
 
 
 def missing_driver(error: BaseException) -> str:
-    """Return the command that installs the database driver whose absence caused `error`, or "". Only psycopg2 has an
-    extra."""
+    """Return the command that installs the driver whose absence caused `error`, or ""."""
     modules = (cause.name or "" for cause in _causes(error) if isinstance(cause, ImportError))
     extras = (EXTRAS.get(module.partition(".")[0]) for module in modules)
     return next((f"pip install 'trnflow[{extra}]'" for extra in extras if extra), "")
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line why a database failed: the driver's message if it is among the causes, since SQLAlchemy's own
-    may only report a failed rollback."""
-    drivers = [said for cause in _causes(error) if (said := getattr(cause, "orig", None)) is not None]
-    told = str(drivers[-1] if drivers else error.__cause__ or error)
-    return " ".join(told.strip().split("\n")[0].split())
+    """Return in one line why a database failed."""
+    # SQLAlchemy's own message may only report a failed rollback
+    drivers = [message for cause in _causes(error) if (message := getattr(cause, "orig", None)) is not None]
+    text = str(drivers[-1] if drivers else error.__cause__ or error)
+    return " ".join(text.strip().split("\n")[0].split())
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what caused it."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__

@@ -1,4 +1,4 @@
-"""Name the device that computes, and count processor cores: the last bits of a result can depend on both."""
+"""The device that computes, and processor cores: a result's last bits can depend on both."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import platform
 from pathlib import Path
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""The environment variables that set the number of threads of torch and numpy."""
+"""Set the number of threads of torch and numpy."""
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device_kind(device: str) -> str:
-    """Return the kind of device that computes: `cpu` or `neuron` with the processor's architecture, such as `cpu
-    x86_64`; for `cuda` the model of the first GPU, or `cuda` without a driver."""
+    """Return the kind of device, such as `cpu x86_64`; for `cuda` the first GPU's model, `cuda` without a driver."""
     if device != "cuda":
         return f"{device} {platform.machine()}"
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):

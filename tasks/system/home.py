@@ -1,8 +1,4 @@
-"""Find the home: TRNFLOW_HOME, else the nearest `.trnflow` in or above the working directory, else a new one there.
-
-Commands trust the files in a home. It is not searched for in $HOME and above, in folders that everybody may write, or
-in other users' folders.
-"""
+"""Find the home: TRNFLOW_HOME, else the nearest `.trnflow` in or above the working directory, else a new one there."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ NAME = ".trnflow"
 
 
 def home_folder() -> Path:
-    """Return the path of the home, which is not created. Raises ConfigError if `.trnflow` in the working directory
-    belongs to another user, or everybody may write in it."""
+    """Return the home's path; nothing is created. Raises ConfigError if `.trnflow` in the working directory belongs to
+    another user, or everybody may write in it."""
     named = os.environ.get("TRNFLOW_HOME")
     if named:
         return Path(named).expanduser().absolute()
@@ -26,8 +22,9 @@ def home_folder() -> Path:
         if not _is_own(here / NAME):
             raise _not_own(here / NAME)
         return here / NAME
-    found = (folder / NAME for folder in _above(here) if not _anybody_writes(folder))
-    return next((home for home in found if home.is_dir() and _is_own(home)), here / NAME)
+    # commands trust the files of a home: none of another user's, or where everybody writes, is taken
+    homes = (folder / NAME for folder in _above(here) if not _anybody_writes(folder))
+    return next((home for home in homes if home.is_dir() and _is_own(home)), here / NAME)
 
 
 def _above(here: Path) -> list[Path]:

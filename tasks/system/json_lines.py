@@ -1,4 +1,4 @@
-"""Parse files of one JSON object a line, whose last line may be incomplete after a kill."""
+"""Files of one JSON object a line."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return a line's JSON object; None for an empty or incomplete line, and for JSON that is no object."""
+    """Return a line's JSON object; None for anything else."""
+    # a kill may leave the last line incomplete
     try:
-        found = json.loads(line)
+        document = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None

@@ -1,7 +1,6 @@
-"""Write everything that a command prints on stderr as one JSON object a line, if TRNFLOW_LOG is `json`.
+"""Write what a command prints on stderr as one JSON object a line, if TRNFLOW_LOG is `json`.
 
-Fields: `time` (UTC), `level` ("info", "warning", "error"), `stage` (or null), `message`, and figures such as `step`,
-`of`, `loss`. Secrets are hidden; a number that is not finite is null.
+Fields: `time` (UTC), `level`, `stage` (or null), `message`, and figures such as `step`, `of`, `loss`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ VARIABLE = "TRNFLOW_LOG"
 
 
 class LogLines:
-    """A stream in place of stderr: each message becomes a JSON object on `stream`, a traceback one object. `record`
-    adds fields."""
+    """A stream in place of stderr: each message, or traceback, becomes a JSON object on `stream`, without secrets."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -40,15 +38,16 @@ class LogLines:
         return len(text)
 
     def end_line(self) -> None:
-        """Write the unfinished message, unless it is blank. Of a progress bar only the last state is written."""
+        """Write the unfinished message, unless it is blank."""
         with self._lock:
             lines, self._unfinished = self._unfinished.replace("\r\n", "\n").split("\n"), ""
-            message = "\n".join(line.rpartition("\r")[2] for line in lines).strip()  # as a terminal shows it
+            # of a progress bar the last state alone, as a terminal shows it
+            message = "\n".join(line.rpartition("\r")[2] for line in lines).strip()
             if message:
                 self.record(message)
 
     def record(self, message: str, *, level: str = "info", stage: str | None = None, **figures: Any) -> None:
-        """Write one JSON object at once. figures: more fields, as JSON values."""
+        """Write one JSON object at once. figures: more fields."""
         document = {"time": now(), "level": level, "stage": stage, "message": message, **figures}
         with self._lock:
             self._stream.write(f"{json.dumps(scrub_all(_finite(document)), allow_nan=False)}\n")
@@ -83,7 +82,7 @@ def log_as_asked() -> Iterator[None]:
 def _finite(value: Any) -> Any:
     """Return a JSON value with None in place of numbers that are not finite."""
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

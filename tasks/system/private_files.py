@@ -1,7 +1,4 @@
-"""Keep the home private: file mode 0700, and names of cached answers that reveal no credentials.
-
-An answer about a URL is cached under the URL's HMAC with the home's random secret (`<home>/secret`, mode 0600).
-"""
+"""Keep the home private: its mode, and names of cached answers that reveal no credentials."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from pathlib import Path
 SCHEMA = 1
 
 OTHERS = 0o077
-"""The bits of a file mode that give other users access."""
+"""Mode bits that give other users access."""
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def make_home(home: Path) -> None:
-    """Create the home with mode 0700 if there is none. An existing home keeps its mode, which `trnflow doctor` reports."""
+    """Create the home with mode 0700; an existing one keeps its mode."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
@@ -35,8 +32,7 @@ def is_private(home: Path) -> bool:
 
 
 def lookup_name(home: Path, text: str) -> str:
-    """Return the HMAC-SHA256 of `text` under the home's secret, in 64 hexadecimal digits. The first call creates the
-    secret."""
+    """Return the HMAC-SHA256 of `text` under the home's secret: 64 hexadecimal digits."""
     return hmac.new(_secret(home), text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -46,7 +42,7 @@ def is_lookup_name(text: str) -> bool:
 
 
 def _secret(home: Path) -> bytes:
-    """Return the home's secret, created if missing; processes that create it at once get the same."""
+    """Return the home's secret (`<home>/secret`, mode 0600), created if missing."""
     file = home / "secret"
     with contextlib.suppress(FileNotFoundError):
         return file.read_bytes()
@@ -55,6 +51,7 @@ def _secret(home: Path) -> bytes:
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
         handle.write(secrets.token_bytes(32))
     with contextlib.suppress(FileExistsError):
+        # of two processes that create the secret at once, both get the first
         os.link(aside, file)
     aside.unlink()
     return file.read_bytes()

@@ -1,7 +1,4 @@
-"""Identify a process, so that other processes can tell later whether it still runs.
-
-Costs a few reads below /proc (0.1 ms). Without /proc, a process may be taken for running after its end.
-"""
+"""Identify a process, so that others can tell later whether it still runs (0.1 ms)."""
 
 from __future__ import annotations
 
@@ -12,25 +9,21 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+# marks an attempt's processes with its id: they may outlive a killed run for a grace period
 ATTEMPT = "TRNFLOW_ATTEMPT"
-"""Marks an attempt's processes, which may outlive a killed run for a grace period, with the attempt's id."""
+# marks the processes of all stages that a process started with its `Process.tag`
 STARTER = "TRNFLOW_STARTER"
-"""Marks the processes of all stages that a process started: its `Process.tag`."""
 
 NAMELESS = ("", "localhost")
 
+# the environment of a process in the middle of an exec reads as empty
 EXEC_LOOKS, EXEC_SECONDS = 20, 0.005
-"""How often an empty environment is read again, and the seconds in between: the environment of a process in the middle
-of an exec is empty."""
 
 
 class Process(NamedTuple):
     """A process on any machine, told from a later one with the same pid.
 
-    Attributes:
-        boot: Id of the kernel's boot, "" if unknown.
-        space: Id of the pid namespace, "" if unknown.
-        start: In clock ticks since boot, 0 if unknown.
+    boot, space: ids of the kernel's boot and of the pid namespace, or ""; start: clock ticks since boot, or 0.
     """
 
     host: str
@@ -45,14 +38,15 @@ class Process(NamedTuple):
         return "_".join(str(part).replace("/", "-") for part in self)
 
     def is_dead(self) -> bool:
-        """Return whether the process has certainly ended: False for one of another machine or container."""
+        """Return whether the process has certainly ended."""
         here = this_process()
         if self._is_seen_by(here):
             return not is_running(self.pid, self.start)
+        # of another machine or container nothing is certain
         return self.boot != here.boot and self.host == here.host and self.host not in NAMELESS
 
     def is_running_here(self) -> bool:
-        """Return whether the process runs on this machine, in the caller's pid namespace."""
+        """Return whether the process runs on this machine, in this pid namespace."""
         return self._is_seen_by(this_process()) and is_running(self.pid, self.start)
 
     def _is_seen_by(self, here: Process) -> bool:
@@ -60,12 +54,12 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    """Return the Process that identifies the calling process."""
+    """Return the calling process."""
     return process_of(os.getpid())
 
 
 def process_of(pid: int) -> Process:
-    """Return the Process with this pid on this machine; its start is 0 if there is none, or no /proc."""
+    """Return the process with this pid; its start is 0 if there is none, or no /proc."""
     return Process(socket.gethostname(), _boot(), _space(), pid, _stat(pid)[1])
 
 
@@ -78,8 +72,7 @@ def read_tag(tag: str) -> Process | None:
 
 
 def lives_on(attempt: str) -> bool:
-    """Return whether a process of an attempt, or of any stage that a starter's tag names, runs on this machine. Reads
-    the environment of all of this user's processes (10 ms)."""
+    """Return whether a process of an attempt, or of a starter's tag, runs on this machine (10 ms)."""
     marks = {f"{name}={attempt}".encode() for name in (ATTEMPT, STARTER)}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -89,19 +82,18 @@ def lives_on(attempt: str) -> bool:
 
 
 def _environ(folder: Path) -> bytes:
-    """Return a process's environment; empty for the kernel's. In the middle of an exec it reads as empty, and is read
-    again."""
+    """Return a process's environment; empty for the kernel's."""
     for _ in range(EXEC_LOOKS):
-        found = (folder / "environ").read_bytes()
-        if found:
-            return found
+        environ = (folder / "environ").read_bytes()
+        if environ:
+            return environ
         os.readlink(folder / "exe")  # OSError: a process of the kernel, or one that has ended
         time.sleep(EXEC_SECONDS)
     return b""
 
 
 def is_running(pid: int, start: int = 0) -> bool:
-    """Return whether a pid runs on this machine. start: clock ticks since boot; 0 accepts any process with this pid."""
+    """Return whether a pid runs on this machine. start: clock ticks since boot; 0 accepts any."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -113,7 +105,7 @@ def is_running(pid: int, start: int = 0) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """Return (state, start in clock ticks since boot) of a process; ("", 0) if there is none, or no /proc."""
+    """Return (state, start in clock ticks since boot); ("", 0) if there is none, or no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,9 +1,7 @@
 """Keep secrets in settings, URLs, environment variables and errors out of all that is written or shown.
 
-`hide` knows secrets in settings by their form: a URL's user part, query values such as `token`, all values of
-`environment`. `scrub` also replaces, in any text, every secret that this process knows (`know`, `learn`, `fill`), raw
-or URL-encoded. A hidden text is no key for a look-up: `lookup_name` is. `${NAME}` stays in records; `fill` replaces it
-where a setting is used.
+`hide` finds secrets in settings by form: a URL's user part, query values such as `token`, values of `environment`.
+`scrub` also replaces known secrets in any text, raw or URL-encoded.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from trnflow.tasks.errors import ConfigError, TrnflowError, unexpected
 SCHEMA = 1
 
 MASK = "***"
+# the shortest secret that `scrub` replaces: a shorter one may be part of other words
 LEAST = 6
-"""The shortest secret that `scrub` replaces: a shorter one may be part of other words."""
 
+# a URL's user name of this length counts as a token, even before a password
 LONG_USER = 12
-"""A URL's user name of this length counts as a token, even before a password."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCES = r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+"
@@ -58,37 +56,34 @@ _WORDS = (
 _SECRET_NAME = re.compile(rf"(^|[._-])({_WORDS})($|[._-])", re.IGNORECASE)
 ENVIRONMENT = "environment"
 
+# {secret: (its pattern, the text shown instead)}, for the whole process: any thread may raise an error with the secret
 _known: dict[str, tuple[re.Pattern[str], str]] = {}
-"""{secret: (its pattern, the text shown instead)}, for the whole process: any thread may raise an error with the
-secret."""
 
 
 # Secrets found by the form of a setting
 
 
 def hide(value: Any) -> Any:
-    """Return a copy of settings with `***` in place of credentials in URLs and of values below `environment`; `${NAME}`
-    is kept."""
+    """Return a copy of settings with `***` in place of secrets; `${NAME}` is kept."""
     if isinstance(value, dict):
-        return {name: _masked(item) if name == ENVIRONMENT else hide(item) for name, item in value.items()}
+        return {name: _masked(inner) if name == ENVIRONMENT else hide(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [hide(item) for item in value]
+        return [hide(inner) for inner in value]
     return _hidden(value) if isinstance(value, str) else value
 
 
 def redact(value: Any) -> Any:
-    """Return a copy of settings for a tracking server: hidden, and without entries whose name suggests a secret, such
-    as `hf_token`."""
+    """Return a copy of settings for a tracking server: hidden, and without entries named like secrets, such as
+    `hf_token`."""
     if isinstance(value, dict):
-        return {name: redact(item) for name, item in value.items() if not _SECRET_NAME.search(str(name))}
+        return {name: redact(inner) for name, inner in value.items() if not _SECRET_NAME.search(str(name))}
     if isinstance(value, list | tuple):
-        return [redact(item) for item in value]
+        return [redact(inner) for inner in value]
     return hide(value)
 
 
 def hide_override(text: str) -> str:
-    """Return an override such as `tracking.uri=http://me:pw@host` with its secrets replaced, and any value of
-    `environment` but a `${NAME}`."""
+    """Return an override such as `tracking.uri=http://me:pw@host` with its secrets replaced."""
     name, equals, value = text.partition("=")
     path = name.strip().split(".")
     if ENVIRONMENT not in path or not equals:
@@ -99,9 +94,9 @@ def hide_override(text: str) -> str:
 def _masked(value: Any) -> Any:
     """Replace every value by `***`, except texts that are only a `${NAME}`."""
     if isinstance(value, dict):
-        return {name: _masked(item) for name, item in value.items()}
+        return {name: _masked(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_masked(item) for item in value]
+        return [_masked(inner) for inner in value]
     return value if value is None or (isinstance(value, str) and _ONLY_REFERENCES.fullmatch(value)) else MASK
 
 
@@ -116,17 +111,17 @@ def _hidden(text: str) -> str:
 
 
 def fill(text: str, setting: str) -> str:
-    """Return a setting's text with each `${NAME}` filled in; these values, and credentials in the text's URLs, count as
-    secrets from now on. Raises ConfigError when a variable is not set."""
+    """Return a setting's text with each `${NAME}` filled in; these values are secrets from now on. Raises ConfigError
+    when a variable is not set."""
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1]
+    def value(reference: re.Match[str]) -> str:
+        name = reference[1]
         if name not in os.environ:
             raise ConfigError(
                 f"{setting}: the environment variable {name} is not set",
                 f"export {name}=..., or change {setting}",
             )
-        know(os.environ[name], found[0])
+        know(os.environ[name], reference[0])
         return os.environ[name]
 
     filled = _VARIABLE.sub(value, text)
@@ -135,23 +130,22 @@ def fill(text: str, setting: str) -> str:
 
 
 def learn(settings: Any) -> None:
-    """Remember the secrets in `settings`: credentials in URLs, and all values below `environment`."""
+    """Add the secrets in `settings`: credentials in URLs, and all values below `environment`."""
     if isinstance(settings, dict):
-        for name, item in settings.items():
-            for secret in _texts(item) if name == ENVIRONMENT else ():
+        for name, inner in settings.items():
+            for secret in _texts(inner) if name == ENVIRONMENT else ():
                 know(secret)
-            learn(item)
+            learn(inner)
     elif isinstance(settings, list | tuple):
-        for item in settings:
-            learn(item)
+        for inner in settings:
+            learn(inner)
     elif isinstance(settings, str):
         for secret in _in_urls(settings):
             know(secret)
 
 
 def know(secret: str, shown: str = MASK) -> None:
-    """Let `scrub` replace a secret, each of its lines, and their URL-decoded forms. Texts below LEAST, and `${NAME}`
-    alone, are ignored."""
+    """Let `scrub` replace a secret, each of its lines, and their URL-decoded forms, from LEAST characters on."""
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
             if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
@@ -159,15 +153,15 @@ def know(secret: str, shown: str = MASK) -> None:
 
 
 def scrub(text: str) -> str:
-    """Return a text with credentials in URLs and known secrets replaced by `***`, or by the `${NAME}` they came from."""
+    """Return a text with secrets replaced by `***`, or by the `${NAME}` they came from."""
     for pattern, shown in _longest_first():
         text = pattern.sub(shown, text)
     return _hidden(text)
 
 
 def substitutions() -> list[list[str]]:
-    """Return the replacements of `scrub` as [[regular expression, replacement], ...], for the guard, which can't import
-    this module."""
+    """Return the replacements of `scrub` as [[regular expression, replacement], ...], for the guard."""
+    # the guard can't import this module: it starts without packages
     known = [[pattern.pattern, shown] for pattern, shown in _longest_first()]
     return [*known, *map(list, _SHAPES)] if known else []
 
@@ -175,27 +169,27 @@ def substitutions() -> list[list[str]]:
 def scrub_all(value: Any) -> Any:
     """Return a JSON value with each text in it scrubbed, keys aside."""
     if isinstance(value, dict):
-        return {name: scrub_all(item) for name, item in value.items()}
+        return {name: scrub_all(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [scrub_all(item) for item in value]
+        return [scrub_all(inner) for inner in value]
     return scrub(value) if isinstance(value, str) else value
 
 
 def scrubbed(error: TrnflowError) -> TrnflowError:
-    """Scrub an error's message, fix and details in place and return it. Its cause, which may hold secrets, is removed;
-    empty `details` become the scrubbed traceback."""
+    """Scrub an error's message, fix and details in place, and return it."""
     trace = scrub("".join(traceback.format_exception(error)))
     error.message, error.fix = scrub(error.message), scrub(error.fix)
     error.args = (error.message,)
     error.details = scrub(error.details) or trace
+    # the cause may hold secrets; its traceback is in the details
     error.__cause__ = None
     error.__suppress_context__ = True
     return error
 
 
 def raisable(error: Exception) -> Exception:
-    """Return an error that is safe to raise where another program logs it: itself, scrubbed, or a TrnflowError in place
-    of one whose traceback holds a secret."""
+    """Return an error that is safe to raise where another program logs it: itself, scrubbed, or a TrnflowError in its
+    place."""
     if isinstance(error, TrnflowError):
         return scrubbed(error)
     trace = "".join(traceback.format_exception(error))
@@ -209,7 +203,7 @@ class Scrubbed:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, scrubbed. Returns the length of `text`, as callers of a stream expect."""
+        """Write a text, scrubbed; return the length of `text`."""
         self._stream.write(scrub(text))
         return len(text)
 
@@ -221,12 +215,12 @@ def scrub_logs() -> None:
     """Let Python's logging scrub all messages and tracebacks from now on."""
     import logging
 
-    made = logging.getLogRecordFactory()
-    if getattr(made, "scrubs", False):
+    earlier = logging.getLogRecordFactory()
+    if getattr(earlier, "scrubs", False):
         return
 
     def record(*arguments: Any, **named: Any) -> logging.LogRecord:
-        entry = made(*arguments, **named)
+        entry = earlier(*arguments, **named)
         try:
             entry.msg, entry.args = scrub(entry.getMessage()), ()
         except (TypeError, ValueError):  # arguments do not fit the format: logging reports this itself
@@ -240,7 +234,8 @@ def scrub_logs() -> None:
 
 
 def _longest_first() -> Iterable[tuple[re.Pattern[str], str]]:
-    """Return the substitutions, the longest secret first: one may be part of another."""
+    """Return the substitutions, the longest secret first."""
+    # one secret may be part of another
     return [_known[secret] for secret in sorted([*_known], key=len, reverse=True)]
 
 
@@ -248,8 +243,8 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
+        for inner in value:
+            yield from _texts(inner)
     elif value is not None and not isinstance(value, bool):
         yield str(value)
 
@@ -257,8 +252,8 @@ def _texts(value: Any) -> Iterator[str]:
 def _in_urls(text: str) -> Iterator[str]:
     """Yield the secrets in a text's URLs: users, passwords, both as an HTTP header encodes them, query values."""
     for url in _URL.findall(text):
-        for found in _USER_PART.findall(url):
-            user, colon, password = found[:-1].partition(":")
+        for user_part in _USER_PART.findall(url):
+            user, colon, password = user_part[:-1].partition(":")
             yield password
             if not password or len(user) >= LONG_USER:
                 yield user

@@ -1,8 +1,4 @@
-"""A thread pool that Ctrl-C can leave while its threads still work.
-
-concurrent.futures waits for its threads twice, and a thread that hashes a terabyte can't be interrupted. Threads here
-are daemons, and after an exception a pool waits PATIENCE seconds.
-"""
+"""A thread pool that Ctrl-C can leave while its threads still work."""
 
 from __future__ import annotations
 
@@ -16,8 +12,9 @@ from typing import Any, TypeVar
 
 SCHEMA = 1
 
+# seconds that a pool waits for its threads after an exception. concurrent.futures waits for them without limit, and a
+# thread that hashes a terabyte can't be interrupted.
 PATIENCE = 1.0
-"""Seconds that a pool waits for its threads when an exception leaves it."""
 
 Value = TypeVar("Value")
 
@@ -25,7 +22,7 @@ _abandoned: list[Thread] = []
 
 
 class ThreadPool:
-    """A pool of at most `count` daemon threads, for a `with` statement, whose end waits for all work.
+    """A pool of at most `count` daemon threads. The end of its `with` statement waits for all work.
 
     After an exception, work that has not begun is cancelled, and threads are left after PATIENCE. on_start: each thread
     calls it first.
@@ -37,7 +34,7 @@ class ThreadPool:
         self._threads: list[Thread] = []
 
     def submit(self, function: Callable[[], Value]) -> Future[Value]:
-        """Let a thread call a function, in the order of calls; return its future."""
+        """Let a thread call a function; return its future."""
         future: Future[Value] = Future()
         self._todo.put((future, function))
         if len(self._threads) < self._count:
@@ -84,13 +81,13 @@ class ThreadPool:
 
 
 def call_in_thread(function: Callable[[], Value]) -> Value:
-    """Call a function in a new thread and return its value or raise its exception; Ctrl-C is raised within PATIENCE,
-    even while a library ignores signals."""
+    """Call a function in a new thread, and return its value or raise its exception."""
+    # Ctrl-C is raised within PATIENCE, even while a library ignores signals
     with ThreadPool(1, "call") as pool:
         return pool.submit(function).result()
 
 
 def abandoned() -> bool:
-    """Return whether a pool left a thread running. Such a process must not exit normally: it may crash when the thread
-    returns during shutdown."""
+    """Return whether a pool left a thread running."""
+    # such a process must not exit normally: it may crash when the thread returns during shutdown
     return any(thread.is_alive() for thread in _abandoned)

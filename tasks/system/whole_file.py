@@ -1,4 +1,4 @@
-"""Write a text file whole: readers find its old or its new content, never a part."""
+"""Write a text file whole."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace a file's content, creating its folder. After an OSError, or a kill, the old content stands and no other
-    file is left."""
+    """Replace a file's content, creating its folder: readers find the old or the new content. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
