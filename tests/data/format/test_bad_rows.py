@@ -12,7 +12,7 @@ import pytest
 
 import trnflow.tasks.data.format.chat
 from tests.helpers.chats import rows_of
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import Bench, new_bench, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
@@ -179,7 +179,7 @@ def test_the_closing_table_counts_them(tmp_path: Path) -> None:
         writer.writerow(["messages"])
         writer.writerows([talk("bad" if n % 8 == 0 else f"{n}?")] for n in range(40))
     (tmp_path / "mine.yaml").write_text(recipe(when("bad", "{{ raise_exception('no') }}")))
-    shell = Shell(tmp_path)
+    shell = InProcessShell(tmp_path)
     stopped = shell.error("run", "mine.yaml", "--until", "format_prompts", "--direct", code=1)
     assert "the chat template refuses the messages: no" in stopped and "format.bad_rows=drop" in stopped
     done = shell("run", "mine.yaml", "--until", "format_prompts", "--direct", "format.bad_rows=drop")
