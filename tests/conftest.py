@@ -68,6 +68,6 @@ def bench(tmp_path: Path) -> Bench:
 @pytest.fixture
 def trnflow(tmp_path: Path) -> Shell:
     """The command line in a folder with rows and a recipe `mine.yaml`."""
-    from tests.helpers.command_line import Shell, write_project
+    from tests.helpers.command_line import InProcessShell, write_project
 
-    return Shell(write_project(tmp_path))
+    return InProcessShell(write_project(tmp_path))

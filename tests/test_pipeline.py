@@ -167,8 +167,8 @@ def test_intervals_change_nothing(done: tuple[Checkout, dict[str, Any]]) -> None
 def test_comments_docstrings_and_flow_wiring_rerun_nothing(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, _ = done
     checkout.edit("tasks/pack_chunks.py", "\nclass PackConfig", "\n# a remark\nclass PackConfig")
-    checkout.edit("tasks/training/loop.py", '"""The training loop', '"""Another docstring of the training loop')
-    checkout.edit("flows/display/report.py", "def aligned", "UNUSED = 1\n\n\ndef aligned")
+    checkout.edit("tasks/training/loop.py", '"""', '"""Another docstring. ')
+    checkout.edit("flows/display/report.py", "\n\n\n", "\n\nUNUSED = 1\n\n\n")
     assert set(checkout.actions("plan", "demo", *SMALL).values()) == {"hit"}
     assert checkout.json("explain", "demo", "pack_chunks", *SMALL)["action"] == "hit"
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine
+from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.errors import BlobLost, StoreError
@@ -22,6 +23,7 @@ WHATS = ("blob", "tree", "record")
 LOCALLY = [how if how in ("flip", "truncate") else pytest.param(how, marks=pytest.mark.nightly) for how in HOWS]
 REMOTELY = [how if how == "flip" else pytest.param(how, marks=pytest.mark.nightly) for how in HOWS]
 SIZES = "1 2 3"
+pytestmark = pytest.mark.usefixtures("inline_jobs")
 
 
 def damaged(data: bytes, how: str) -> bytes | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.launch.job import resolve
 from trnflow.tasks.launch.steps import whole
 from trnflow.tasks.load_data import DataConfig, data_source, load_data
 from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
@@ -22,11 +27,13 @@ from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 @dataclass
 class Bench:
-    """Stages run in numbered folders below `root`."""
+    """Stages run in numbered folders below `root`. limited: templates are rendered in a process with limits, as in a run,
+    which takes half a second."""
 
     root: Path
     said: list[Meta]
     count: int = 0
+    limited: bool = False
 
     def workdir(self) -> Workdir:
         self.count += 1
@@ -51,7 +58,10 @@ class Bench:
 
     def texts(self, rows: Input, model: dict[str, Any] | None = None, **format: Any) -> Input:
         source = self.model(model or {"config": {"model_type": "llama"}})
-        return self.made(format_prompts, FormatConfig(**format), rows=rows, model=source)
+        with pytest.MonkeyPatch.context() as patch:
+            if not self.limited:
+                patch.setattr("trnflow.tasks.format_prompts.call_limited", call_here)
+            return self.made(format_prompts, FormatConfig(**format), rows=rows, model=source)
 
     def tokens(self, texts: Input, model: dict[str, Any], **tokenize: Any) -> Input:
         return self.made(tokenize_text, TokenizeConfig(**tokenize), texts=texts, model=self.model(model))
@@ -61,6 +71,12 @@ class Bench:
 
     def warnings(self) -> list[str]:
         return [event["warn"] for event in self.said if "warn" in event]
+
+
+def call_here(function: str, arguments: Meta) -> Meta:
+    """Do what `call_limited` does, in this process and without limits."""
+    meta = resolve(function)(json.loads(json.dumps(arguments)), no_limit)
+    return dict(json.loads(json.dumps(meta)))
 
 
 def new_bench(root: Path) -> Bench:

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.products import sampled
 from tests.launch.processes import gone, marked, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(params=["started", "forked"])
-def began(request):
-    """How the stage's process begins: started anew, or forked from a warm parent."""
-    return request.param
+BEGAN = ("started", "forked")
+"""How the stage's process begins: started anew, or forked from a warm parent."""
 
 
 def start(folder: Path, stage: str, how: str, grace: float, where: str) -> tuple[subprocess.Popen, list[int]]:
@@ -33,8 +32,7 @@ def start(folder: Path, stage: str, how: str, grace: float, where: str) -> tuple
     return caller, wait_for(folder / "pids.json", json.loads)
 
 
-@pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("how", ["plain", "stubborn escaped"])
+@sampled("began, how, order", BEGAN, ["stubborn escaped", "plain"], [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_killed_caller_takes_everything_with_it(began, tmp_path, order, how):
     caller, pids = start(tmp_path, "sleep", how, 0.5, began)
     os.kill(caller.pid, order)
@@ -42,7 +40,7 @@ def test_a_killed_caller_takes_everything_with_it(began, tmp_path, order, how):
     assert gone(pids)
 
 
-@pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGTERM])
+@sampled("began, order", BEGAN, [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_callers_stage_still_saves(began, tmp_path, order):
     caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, began)
     os.kill(caller.pid, order)
@@ -51,7 +49,7 @@ def test_a_killed_callers_stage_still_saves(began, tmp_path, order):
     assert (tmp_path / "saved").read_text() == "checkpoint"
 
 
-@pytest.mark.parametrize("where", ["main", "thread"])
+@sampled("began, where", BEGAN, ["main", "thread"])
 def test_ctrl_c_lets_the_stage_save_and_raises_interrupted(began, tmp_path, where):
     caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, f"{where} {began}")
     os.killpg(caller.pid, signal.SIGINT)
@@ -64,6 +62,7 @@ def test_ctrl_c_lets_the_stage_save_and_raises_interrupted(began, tmp_path, wher
     assert gone(pids)
 
 
+@pytest.mark.parametrize("began", BEGAN)
 def test_ctrl_c_kills_what_ignores_it_after_the_grace(began, tmp_path):
     caller, pids = start(tmp_path, "deaf", "", 0.3, began)
     os.killpg(caller.pid, signal.SIGINT)
@@ -72,6 +71,7 @@ def test_ctrl_c_kills_what_ignores_it_after_the_grace(began, tmp_path):
     assert gone(pids)
 
 
+@pytest.mark.parametrize("began", BEGAN)
 def test_ctrl_c_kills_a_stage_that_does_not_notice_and_has_nothing_to_save(began, tmp_path):
     caller, pids = start(tmp_path, "deaf", "", 600, began)
     os.killpg(caller.pid, signal.SIGINT)
@@ -80,6 +80,7 @@ def test_ctrl_c_kills_a_stage_that_does_not_notice_and_has_nothing_to_save(began
     assert gone(pids)
 
 
+@pytest.mark.parametrize("began", BEGAN)
 def test_a_suspended_caller_that_is_killed_leaves_nothing(began, tmp_path):
     caller, pids = start(tmp_path, "sleep", "stubborn", 0.3, began)
     os.kill(caller.pid, signal.SIGSTOP)
@@ -90,6 +91,7 @@ def test_a_suspended_caller_that_is_killed_leaves_nothing(began, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("began", BEGAN)
 def test_no_moment_to_be_killed_at_leaves_anything(began, tmp_path):
     """SIGKILL at 50 moments from the caller's first instruction on; its descendants are known by a mark they inherit."""
     for moment in range(50):

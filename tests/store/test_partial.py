@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.products import sampled
 from tests.helpers.small_disk import fill, small_disk
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.store import Store, partial_state
@@ -36,8 +37,7 @@ HARMS: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("file", [SHARD, "index.json", "COMMIT"])
+@sampled("root, file, harm", ["s3", "local", "memory"], [SHARD, "index.json", "COMMIT"], [*HARMS], indirect=["root"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(store: Store, tmp_path: Path, file: str, harm: str) -> None:
     for step in (5, 10, 15):
         committed(store, tmp_path, step)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.products import sampled
 from tests.store.shared_store import run_once
 from tests.store.test_collect import made, record_of
 from trnflow.tasks.store import Store
@@ -16,6 +18,8 @@ from trnflow.tasks.store.layout import blob_name, record_name
 from trnflow.tasks.store.verify import Verified, verify
 
 Found = list[tuple[str, str]]
+WHATS = ("file", "manifest", "record")
+HOWS = ("flip", "truncate", "empty", "delete")
 
 
 def found(result: Verified) -> Found:
@@ -47,16 +51,15 @@ def test_a_blob_of_no_record_is_counted_and_not_wrong(store: Store, tmp_path: Pa
     assert (result.unreferenced, result.unreferenced_bytes) == (2, result.bytes)
 
 
-@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "delete"])
-@pytest.mark.parametrize("what", ["file", "manifest", "record"])
-@pytest.mark.parametrize("kind", ["local", "memory"])
+@sampled("kind, what, how", ["local", "memory"], WHATS, HOWS)
+@pytest.mark.usefixtures("inline_jobs")
 def test_damage_is_found_repaired_and_made_anew(tmp_path: Path, kind: str, what: str, how: str) -> None:
     check_healing(str(tmp_path / "store") if kind == "local" else f"memory://{uuid.uuid4().hex}", tmp_path, what, how)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "delete"])
-@pytest.mark.parametrize("what", ["file", "manifest", "record"])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("what", WHATS)
 def test_damage_in_a_bucket_is_found_repaired_and_made_anew(s3_root: str, tmp_path: Path, what: str, how: str) -> None:
     check_healing(s3_root, tmp_path, what, how)
 

@@ -12,8 +12,8 @@ import pytest
 
 import trnflow.tasks.data.format.chat
 from tests.helpers.chats import rows_of
-from tests.helpers.command_line import Shell
-from tests.helpers.data_stages import Bench, new_bench, table
+from tests.helpers.command_line import InProcessShell
+from tests.helpers.data_stages import Bench, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import CodeError, ConfigError, DataError
@@ -25,11 +25,6 @@ CHATML = (
     "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def talk(question: str) -> str:
@@ -148,6 +143,7 @@ ENDLESS = {
 @pytest.mark.parametrize("what", ENDLESS)
 def test_time_and_memory_stop_the_run_and_never_drop_a_row(bench: Bench, tmp_path: Path, what: str) -> None:
     """A computation that Python does not interrupt."""
+    bench.limited = True
     does, said = ENDLESS[what]
     rows = talks(tmp_path, "One?", "bad", "Two?")
     with pytest.raises(ConfigError, match=f"split train row 2: .*{said}"):
@@ -155,12 +151,14 @@ def test_time_and_memory_stop_the_run_and_never_drop_a_row(bench: Bench, tmp_pat
 
 
 def test_constants_that_are_computed_as_a_template_is_read_stop_the_run(bench: Bench, tmp_path: Path) -> None:
+    bench.limited = True
     rows = rows_of(tmp_path, "q", ["a"], response=["x"])
     with pytest.raises(ConfigError, match="takes more than 5 s of processor time"):
         bench.texts(rows, task="instruction", prompt_template="{{ 7 ** (10 ** 9) % 2 }}")
 
 
 def test_the_code_of_the_process_that_renders_is_held_to_the_key(bench: Bench, tmp_path: Path) -> None:
+    bench.limited = True
     rows, file = talks(tmp_path, "One?"), str(trnflow.tasks.data.format.chat.__file__)
     permit = Permit("format_prompts", (), frozenset(), (), {file: ("another", "sha256:another")})
     with pytest.raises(CodeError, match=r"chat\.py was edited while this run was going"), watch_process(permit):
@@ -179,7 +177,7 @@ def test_the_closing_table_counts_them(tmp_path: Path) -> None:
         writer.writerow(["messages"])
         writer.writerows([talk("bad" if n % 8 == 0 else f"{n}?")] for n in range(40))
     (tmp_path / "mine.yaml").write_text(recipe(when("bad", "{{ raise_exception('no') }}")))
-    shell = Shell(tmp_path)
+    shell = InProcessShell(tmp_path)
     stopped = shell.error("run", "mine.yaml", "--until", "format_prompts", "--direct", code=1)
     assert "the chat template refuses the messages: no" in stopped and "format.bad_rows=drop" in stopped
     done = shell("run", "mine.yaml", "--until", "format_prompts", "--direct", "format.bad_rows=drop")

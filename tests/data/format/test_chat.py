@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tests.helpers.chats import rows_of, tokenizer_in
-from tests.helpers.data_stages import Bench, new_bench, table
+from tests.helpers.data_stages import Bench, table
 from tests.training.toys import scratch
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.data.format.chat import templated
@@ -53,11 +53,6 @@ TALK = [
     {"role": "user", "content": "bye"},
     {"role": "assistant", "content": "ciao"},
 ]
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 @pytest.mark.parametrize("template", [CHATML, BRACKETS], ids=["chatml", "brackets"])

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.helpers.chats import chat_model
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell, Shell
 
 TEMPLATE = """{{ bos_token }}
 {%- if tools %}{{ tools | tojson }}{% endif %}
@@ -58,7 +58,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, PreTrainedTo
     rows = [{"messages": messages(question), "tools": TOOLS} for question in QUESTIONS]
     (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "talks.yaml").write_text(json.dumps(RECIPE))
-    return Shell(folder), fast
+    return InProcessShell(folder), fast
 
 
 def test_preview_shows_what_the_template_was_given(house: tuple[Shell, PreTrainedTokenizerFast]) -> None:

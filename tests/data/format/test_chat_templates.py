@@ -12,7 +12,7 @@ import pytest
 
 from tests.data.format.test_chat import FORGETFUL, TALK
 from tests.helpers.chats import chat_model, chat_template, openai, rows_of, token_rows, transformers_row
-from tests.helpers.data_stages import Bench, new_bench, table
+from tests.helpers.data_stages import Bench, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.chat import templated
 from trnflow.tasks.data.format.config import FormatConfig
@@ -46,11 +46,6 @@ THOUGHTS = [
 ]
 DATED = {"date_string": "26 Jul 2024"}
 """What `strftime_now("%d %b %Y")` of the default `format.date` is, for transformers."""
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def tokens_of(bench: Bench, rows: Input, model: dict[str, Any], **format: Any) -> list[tuple[list[int], list[int]]]:
@@ -129,6 +124,7 @@ def test_real_conversations_with_tools_have_transformers_ids_and_masks(
     bench: Bench, tmp_path: Path, shared: Path
 ) -> None:
     """300 published conversations, in ShareGPT's shape, with JSON text in `tools` and in the calls."""
+    bench.limited = True
     source = shared / "data/chat_tools/train.json"
     model, fast = chat_model(tmp_path / "model", chat_template("qwen3_training"))
     rows = bench.rows(source=str(source))

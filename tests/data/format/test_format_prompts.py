@@ -9,16 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.helpers.data_stages import Bench, files, new_bench, table
+from tests.helpers.data_stages import files, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.row_makers import MAKERS
 from trnflow.tasks.errors import ConfigError, DataError
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def rows_of(root: Path, columns: dict, **meta) -> Input:

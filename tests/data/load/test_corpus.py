@@ -2,20 +2,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from tests.helpers.data_stages import Bench, files, new_bench, table
+from tests.helpers.data_stages import files, table
 from trnflow.tasks.data.load.corpus import Docstring, _root, anonymous, corpus_source, read_docstrings, stdlib_files
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.sources.resolver import Resolver
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def test_packages_view_is_a_classification_task(bench):

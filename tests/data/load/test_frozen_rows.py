@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.data_stages import Bench, files, new_bench, table
+from tests.helpers.data_stages import Bench, files, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.load_data import DataConfig, load_data
@@ -16,11 +16,6 @@ from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 
 TEXT = {"text": "text", "label": "label"}
 CHAT: dict[str, str] = {}
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def rows(numbers: range, kind: dict[str, str]) -> list[dict[str, Any]]:

@@ -10,14 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.data.load.rows import REVIEWS, write
-from tests.helpers.data_stages import Bench, files, new_bench, table
+from tests.helpers.data_stages import files, table
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.load_data import DataConfig
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def test_emotion_has_its_names_and_its_leaks_are_counted(bench, shared):

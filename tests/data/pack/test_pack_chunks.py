@@ -12,17 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.helpers.data_stages import Bench, files, new_bench
+from tests.helpers.data_stages import files, new_bench
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.chunks import COLUMNS, chunk_file, open_chunks
 from trnflow.tasks.errors import ConfigError, DataError
 
 PAD = 7
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def tokens_of(root: Path, task: str = "causal_lm", **splits: list[int]) -> Input:

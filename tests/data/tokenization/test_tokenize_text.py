@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tests.helpers.data_stages import Bench, files, new_bench, table
+from tests.helpers.data_stages import Bench, files, table
 from trnflow.tasks.artifact import Artifact, Input, Source
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoders import trained_tokens
@@ -25,11 +25,6 @@ from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 LLAMA = "assets/stories260K-hf"
 BERT = "assets/bert-base-uncased"
 SCRATCH = {"config": {"model_type": "bert"}}
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return new_bench(tmp_path)
 
 
 def texts_of(bench: Bench, columns: dict[str, list], splits: dict[str, list] | None = None, **format) -> Input:

@@ -1,4 +1,7 @@
-"""The command line as a user meets it: a process, its exit code, one JSON document on stdout, one clear line on stderr."""
+"""The command line as a user meets it: its exit code, one JSON document on stdout, one clear line on stderr.
+
+One command of each kind is a process (`Shell`); all others are called in this process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from trnflow.flows.cli.main import GROUPS, parser
 
 
 def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
-    done = trnflow.json("run", "mine.yaml", "--until", *DATA)
+    done = Shell(trnflow.folder).json("run", "mine.yaml", "--until", *DATA)
     assert (done["schema"], done["recipe"]) == (1, "mine")
     assert [(stage["stage"], stage["action"]) for stage in done["stages"]] == [
         ("load_data", "ran"), ("format_prompts", "ran"), ("tokenize_text", "ran"), ("pack_chunks", "ran"),
@@ -94,7 +97,7 @@ def test_the_resolved_recipe_is_printed(trnflow: Shell) -> None:
         (["run", "demo", "--until", "trian"], 2, "no stage trian"),
         (["explain", "demo", "trian"], 2, "did you mean train?"),
         (["run", "mine.yaml", "--direct", "data.source=nowhere.csv"], 2, "nowhere.csv"),
-        (["run", "mine.yaml", "--direct", "data.label=lable"], 2, "lable"),
+        (["run", "mine.yaml", "--direct", "--until", "load_data", "data.label=lable"], 2, "lable"),
         (
             ["run", "mine.yaml", "--direct", "model.source=./no-model", "--until", "load_data"],
             2,
@@ -132,12 +135,13 @@ def test_an_empty_split_is_named(trnflow: Shell) -> None:
 
 def test_an_unwritable_store_is_named(trnflow: Shell) -> None:
     (trnflow.folder / "file").write_text("")
-    said = trnflow.error("run", "mine.yaml", "--until", *DATA, code=1, TRNFLOW_STORE=str(trnflow.folder / "file/store"))
+    command, store = ("run", "mine.yaml", "--until", *DATA), str(trnflow.folder / "file/store")
+    said = Shell(trnflow.folder).error(*command, code=1, TRNFLOW_STORE=store)
     assert "file/store" in said
 
 
 def test_usage_errors_of_the_parser_exit_with_2(trnflow: Shell) -> None:
-    assert trnflow("run").returncode == 2
+    assert Shell(trnflow.folder)("run").returncode == 2
     assert trnflow("rnu", "demo").returncode == 2
     assert trnflow("--help").returncode == 0
 
@@ -158,7 +162,7 @@ def test_each_module_adds_the_commands_that_the_table_says() -> None:
 
 
 def test_with_json_lines_all_on_stderr_is_objects_without_secrets(trnflow: Shell) -> None:
-    done = trnflow("run", "mine.yaml", "--until", *DATA, "--json", TRNFLOW_LOG="json")
+    done = Shell(trnflow.folder)("run", "mine.yaml", "--until", *DATA, "--json", TRNFLOW_LOG="json")
     said = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.returncode == 0 and json.loads(done.stdout)["recipe"] == "mine"
     assert said[0]["message"].startswith("made ")

@@ -21,7 +21,7 @@ SMALL = ("train.max_steps=2", "tracking.enabled=false", "export.batch=4", "--on"
 def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, str]:
     """A folder in which `mine.yaml` was trained and exported, and the run's id."""
     shell = InProcessShell(write_project(tmp_path_factory.mktemp("project")))
-    done = Shell(shell.folder).json("run", "mine.yaml", "--until", "export_neuron", "--direct", *SMALL)
+    done = shell.json("run", "mine.yaml", "--until", "export_neuron", "--direct", *SMALL)
     return shell, done["run"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell, Shell
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.home import home_folder
 
@@ -35,7 +35,7 @@ def checkout(folder: Path) -> Shell:
     (folder / "recipes/mine.yaml").write_text(
         "extends: ../base/base.yaml\ndata: {splits: {validation: own/held-out.csv}}\n"
     )
-    return Shell(folder)
+    return InProcessShell(folder)
 
 
 def test_two_checkouts_read_from_two_folders_come_to_the_same_keys(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_path_on_the_command_line_is_of_the_working_directory(tmp_path: Path) 
 def test_a_shipped_recipe_reads_from_the_working_directory(tmp_path: Path) -> None:
     lines = "\n".join(f"head {n},body {n},{n % 5 + 1}" for n in range(200))
     (tmp_path / "reviews.csv").write_text(f"review_headline,review_body,star_rating\n{lines}\n")
-    done = Shell(tmp_path).json(
+    done = InProcessShell(tmp_path).json(
         "run", "distilbert-book-reviews", *ONE_STAGE, "model={source: null, config: {model_type: bert}}"
     )
     assert done["stages"][0]["action"] == "ran"
@@ -89,7 +89,7 @@ def test_mixtures_models_and_tokenizers_lie_beside_their_file(tmp_path: Path) ->
         "extends: bert-emotion\nmodel: {source: model, tokenizer: bert-base-uncased}\n"
         "data: {source: null, label: label, labels: [a, b], mix: {a: {source: one}, b: {source: ./two}}}\n"
     )
-    done = Shell(tmp_path).json("run", "recipes/mine.yaml", *ONE_STAGE)
+    done = InProcessShell(tmp_path).json("run", "recipes/mine.yaml", *ONE_STAGE)
     assert done["stages"][0]["metrics"]["train_rows"] == 24
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_store, plan_of
@@ -95,7 +95,7 @@ def test_memory_is_that_of_the_hardware_the_recipe_runs_on(folder: Path) -> None
 def test_what_cannot_fit_is_refused_with_the_numbers(folder: Path) -> None:
     """By `plan` once it is traced, and by `run` before it loads data."""
     (folder / "mine.yaml").write_text(RECIPE % ("bert", 2))
-    trnflow = Shell(folder)
+    trnflow = InProcessShell(folder)
     assert UNTRACED in trnflow("plan", "mine.yaml").stdout
     said = trnflow.error("run", "mine.yaml", "--direct", "tracking.enabled=false", code=1)
     assert "on each device, which has 2.0 (parameters 0.2, optimizer 0.3, activations" in said
@@ -111,7 +111,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers(folder: Path) -> None:
 
 def test_plan_traces_when_asked_to_and_refuses_a_layout_that_does_not_fit_the_model(folder: Path) -> None:
     (folder / "mine.yaml").write_text(RECIPE % ("bert", 32))
-    trnflow = Shell(folder)
+    trnflow = InProcessShell(folder)
     assert "of 32.0 GiB a device" in trnflow("plan", "mine.yaml", "--trace").stdout
     split = ("train.devices=5", "train.tensor_parallel_size=5", "train.global_batch=5")
     assert "num_attention_heads" in trnflow.error("plan", "mine.yaml", "--trace", *split, code=1)

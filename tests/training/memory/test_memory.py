@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.products import sampled
 from tests.training.run_stage import files_of, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Artifact, Input, Source
@@ -61,8 +62,7 @@ def quiet(folder: Path) -> Workdir:
     return Workdir(folder / "out", folder / "scratch", lambda event: None)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("kind", MODELS)
+@sampled("kind, layout", [*MODELS], LAYOUTS)
 def test_every_family_is_traced_in_every_layout(kind: str, layout: dict[str, Any], tmp_path: Path) -> None:
     """Parameters and AdamW's moments are those of the real model; the peak is at least as large as the update."""
     config = TrainConfig(**{"engine": "native", "global_batch": 8, **layout})

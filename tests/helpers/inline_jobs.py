@@ -1,0 +1,39 @@
+"""Stages that run in the test's own process, for tests of plans, claims and stores: tests/launch has those of processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.launch import local, worker
+from trnflow.tasks.launch.job import JobSpec
+
+
+def run_inline(spec: JobSpec, emit: Callable[[Meta], None], *, grace_seconds: float = 0.0) -> Meta:
+    """Do what `trnflow.tasks.launch.local.run_job` does, without a process. The files that the stage reads are not checked."""
+
+    def report(event: Meta) -> None:
+        if "saves" not in event:
+            emit(json.loads(json.dumps(event)))
+
+    on_term = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spec.environ.items():
+            patch.setenv(name, value)
+        # the check is of all modules of a process, and this one has loaded those of the tests
+        document = worker._call(replace(spec, permit=None), report)
+    signal.signal(signal.SIGTERM, on_term)
+    if "error" in document:
+        raise local._rebuilt(document)
+    meta: Meta = document["meta"]
+    return meta
+
+
+@pytest.fixture
+def inline_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trnflow.tasks.launch.launcher.run_job", run_inline)
