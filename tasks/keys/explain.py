@@ -15,7 +15,7 @@ class Change(NamedTuple):
     """A value that differs between two key documents (the JSON of which a stage's key is the hash).
 
     Attributes:
-        part: the table of the key documents that has the value: code, params, inputs, env or accel.
+        part: the table of the key documents that has the value: code, params, inputs, env or accel; or `schema`.
         name: the value's dotted name below that table; in the table code, the module's name.
         before, after: the value in each document, None where it does not exist.
     """
@@ -29,12 +29,14 @@ class Change(NamedTuple):
         if self.part == "code":
             what = "is new" if self.before is None else "is gone" if self.after is None else "changed"
             return f"code of {self.name} {what}"
+        if self.part == "schema":
+            return f"the form of keys changed: {self.before} -> {self.after}"
         return f"{self.part}.{self.name}: {_short(self.before)} -> {_short(self.after)}"
 
 
 def difference(before: Meta, after: Meta) -> list[Change]:
     """List every value that differs between two key documents (the JSON of which a stage's key is the hash), also
-    values that only one of them has. Sorted by table, in the order code, params, inputs, env, accel, then by name. []
+    values that only one of them has. Sorted by table, in the order code, params, inputs, env, accel, schema, then by name. []
     if the documents differ nowhere."""
     changes = []
     for part in PARTS:
@@ -44,6 +46,9 @@ def difference(before: Meta, after: Meta) -> list[Change]:
                 continue
             if name not in old or name not in new or not _same(old[name], new[name]):
                 changes.append(Change(part, name, old.get(name), new.get(name)))
+    forms = before.get("schema"), after.get("schema")
+    if not _same(*forms):
+        changes.append(Change("schema", "", *forms))
     return changes
 
 
