@@ -26,6 +26,16 @@ from trnflow.tasks.evaluation.generation import GenerationConfig
 from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
 from trnflow.tasks.evaluation.models import load_model
 from trnflow.tasks.evaluation.report_page import TEMPLATE, write_page
+from trnflow.tasks.evaluation.scores import (
+    SCORES,
+    RowSums,
+    accuracy,
+    f1_weighted,
+    intervals_of,
+    majority,
+    values_of,
+    values_of_texts,
+)
 from trnflow.tasks.stage import Keyed, Workdir, identities, stage, write_json
 from trnflow.tasks.system.devices import cores, device_kind
 from trnflow.tasks.system.model_process import model_environ
@@ -42,11 +52,11 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-REPORT_ONLY = ("mcc", "log_loss", "auc", "rouge1", "rouge2")
-"""The metrics that stand in report.json and not in the metadata, which tables and MLflow show."""
-
 WORST, LONGEST = 10, 500
 """How many of the worst predictions the report shows, and how many characters of their texts."""
+
+MAJORITY = f"{f1_weighted.name}_majority"
+"""The metric of a baseline that predicts the most frequent class for every row."""
 
 SHOWN = 3
 """How many generations the report has; generations.jsonl has all."""
@@ -134,8 +144,7 @@ def evaluate_model(
         base: the model's source; None, or one without weights: training started from scratch, or from `warm_start`.
         warm_start: the model's artifact whose weights replaced those of `base`, or None.
 
-    Returns: metadata: task, split (the one evaluated) and metrics {name: value}. The metrics mcc, log_loss, auc,
-    rouge1 and rouge2 are in report.json only.
+    Returns: metadata: task, split (the one evaluated) and metrics {name: value}, without those of report.json only.
     """
     task, name = packed.meta["task"], _split(config, packed)
     _check_device(config)
@@ -169,7 +178,8 @@ def evaluate_model(
         out.warn(note)
     write_json(out.path / "report.json", report)
     write_page(out.path)
-    return {"task": task, "split": name, "metrics": {key: metrics[key] for key in metrics if key not in REPORT_ONLY}}
+    hidden = {score.name for score in SCORES if score.report_only}
+    return {"task": task, "split": name, "metrics": {key: metrics[key] for key in metrics if key not in hidden}}
 
 
 def _split(config: EvaluateConfig, packed: Input) -> str:
@@ -203,20 +213,22 @@ def _classification(
 
     labels, split = _labels(packed, model), Split(packed, split_name)
     found = _timed(lambda seen: classify(model, split, config.batch, seen), split, out)
-    _finite(float(found.loss.sum()))
+    _check_finite(float(found.loss.sum()))
     rows = source_rows(packed, split_name)
     write_classes(found, labels, rows, texts, out.path / "predictions.parquet")
-    metrics = classification.scores(found)
-    always = classification.majority(_training_labels(packed, found.expected), found.expected, len(labels))
+    metrics = values_of("classification", found)
+    always = majority(_training_labels(packed, found.expected), found, len(labels))
     matrix, bins = classification.confusion(found, len(labels)), classification.calibration(found)
-    title = f"accuracy {metrics['accuracy']:.3f}, weighted F1 {metrics['f1_weighted']:.3f}"
+    title = f"accuracy {metrics[accuracy.name]:.3f}, weighted F1 {metrics[f1_weighted.name]:.3f}"
     plots.confusion_matrix(matrix, labels, title, out.path / "confusion_matrix.png")
-    plots.calibration(bins, f"expected calibration error {metrics['ece']:.3f}", out.path / "calibration.png")
-    metrics["f1_weighted_majority"] = always["f1_weighted"]
+    plots.calibration(
+        bins, f"expected calibration error {classification.calibration_error(bins):.3f}", out.path / "calibration.png"
+    )
+    metrics[MAJORITY] = always[f1_weighted.name]
     return {
         "metrics": metrics,
         "majority": always,
-        "intervals": classification.intervals(found, matrix),
+        "intervals": intervals_of("classification", found, matrix),
         "classes": classification.class_report(found, labels),
         "confusion": matrix.tolist(),
         "calibration": bins,
@@ -260,7 +272,7 @@ def _notes(report: Meta) -> list[str]:
             notes.append(f"all rows of the split have the label {true[0]}: F1, MCC and AUC tell nothing")
         elif len(predicted) == 1:
             notes.append(f"the model predicts {predicted[0]} for every row")
-        elif metrics["f1_weighted"] <= metrics["f1_weighted_majority"]:
+        elif metrics[f1_weighted.name] <= metrics[MAJORITY]:
             notes.append("the model's weighted F1 is no better than that of always predicting the most frequent class")
     return notes
 
@@ -277,25 +289,20 @@ def _language(
     """Write predictions.parquet; return the report's entries, with all metrics."""
     from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
     from trnflow.tasks.evaluation.forward import token_losses
-    from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, ratio_interval
     from trnflow.tasks.evaluation.predictions import row_losses, write_losses
 
     split = Split(packed, split_name)
     found = _timed(lambda seen: token_losses(model, split, config.batch, seen), split, out)
     if not found.tokens.any():
         raise DataError("the split has no supervised tokens", "check which parts of a row format_prompts trains on")
-    loss = _finite(found.loss)
+    _check_finite(found.loss)
     rows = row_losses(found, packed, split_name, read_tokenizer(weights.path))
     write_losses(rows, texts, out.path / "predictions.parquet")
-    # e**709 is the last that a float holds; so bad a model needs no digits
-    metrics = {"loss": loss, "perplexity": math.exp(min(loss, 709.0))}
-    intervals = {"loss": ratio_interval(rows.nll, rows.tokens)}
-    if rows.bytes.any():
-        metrics["bits_per_byte"] = float(rows.nll.sum() / math.log(2) / rows.bytes.sum())
-        intervals["bits_per_byte"] = ratio_interval(rows.nll / math.log(2), rows.bytes)
+    # the total is that of segments: summed by row, the last digit may differ
+    sums = RowSums(rows.nll, rows.tokens, rows.bytes, float(found.nll.sum()))
     return {
-        "metrics": metrics,
-        "intervals": {**intervals, "confidence": CONFIDENCE, "resamples": RESAMPLES},
+        "metrics": values_of("causal_lm", sums),
+        "intervals": intervals_of("causal_lm", sums),
         "tokens": int(rows.tokens.sum()),
         "bytes": int(rows.bytes.sum()),
         "cut": int(rows.cut.sum()),
@@ -313,10 +320,8 @@ def _prompted(config: EvaluateConfig, texts: Input, split: str, weights: Input) 
 
 
 def _answered(made: list[Meta]) -> Meta:
-    """Exact match and ROUGE of the greedy texts whose prompts have answers."""
-    from trnflow.tasks.evaluation.generated_text import answer_scores
-
-    return dict(answer_scores([(one["generated"], one["answer"]) for one in made if one["answer"] is not None]))
+    """The metrics of the greedy texts whose prompts have answers."""
+    return dict(values_of_texts([(one["generated"], one["answer"]) for one in made if one["answer"] is not None]))
 
 
 def _calls(
@@ -394,7 +399,6 @@ def _latency(prefix: str, seconds: list[float]) -> Meta:
     return {f"{prefix}latency_p50_ms": middle, f"{prefix}latency_p95_ms": high}
 
 
-def _finite(loss: float) -> float:
+def _check_finite(loss: float) -> None:
     if not math.isfinite(loss):
         raise ModelError(f"the evaluation loss is {loss}", "the weights are broken: look at the training's loss curve")
-    return loss

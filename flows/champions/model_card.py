@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.scores import SCORES
 
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
-METRICS = {
-    "accuracy": "accuracy",
-    "f1_weighted": "f1",
-    "f1_macro": "f1",
-    "loss": "loss",
-    "perplexity": "perplexity",
-    "bits_per_byte": "bits_per_byte",
-}
+HUB_TYPES = {entry.name: entry.hub for entry in SCORES if entry.hub}
 """Metric of an evaluation -> the hub's name of its type."""
 
 
@@ -22,7 +16,7 @@ def with_results(card: str, name: str, evaluation: Meta) -> str:
     """Return the text of a model card, with the results of an evaluation in its metadata (`model-index`). No file is
     written.
 
-    Only these metrics are added: accuracy, f1_weighted, f1_macro, loss, perplexity and bits_per_byte.
+    Only metrics with a type of the hub are added.
 
     Args:
         card: The card's text, with or without metadata.
@@ -37,9 +31,9 @@ def with_results(card: str, name: str, evaluation: Meta) -> str:
     found.data.eval_results = [
         EvalResult(
             task_type=TASKS[evaluation["task"]], dataset_type=data, dataset_name=data, dataset_split=evaluation["split"],
-            metric_type=METRICS[metric], metric_name=metric, metric_value=value,
+            metric_type=HUB_TYPES[metric], metric_name=metric, metric_value=value,
         )
         for metric, value in evaluation["metrics"].items()
-        if metric in METRICS
+        if metric in HUB_TYPES
     ]  # fmt: skip
     return str(found)

@@ -19,7 +19,8 @@ from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
-from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, LESS_IS_BETTER, Comparison, compare, metric_of
+from trnflow.tasks.evaluation.scores import is_less_better
+from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
 from trnflow.tasks.system.clock import now
@@ -93,7 +94,7 @@ def promote(
         BlobLost: The store has lost a file of the champion or the challenger, or the frozen rows.
     """
     clean(store)
-    metric_of(recipe.promote, challenger.artifact.meta["task"])
+    score_of(recipe.promote, challenger.artifact.meta["task"])
     before = frozen or newest_frozen(recipe, store)
     frozen = before or freeze(recipe, store, listeners, offline=offline)
     ours = score(recipe, store, challenger, frozen.artifact, listeners)
@@ -195,7 +196,7 @@ def describe(found: Comparison) -> str:
     difference with its interval."""
     word = "better" if found.is_better else "not surely better"
     word += f" ({LEAST_ROWS} rows are the least that can tell)" if found.rows < LEAST_ROWS else ""
-    less = ", less is better" if found.metric in LESS_IS_BETTER else ""
+    less = ", less is better" if is_less_better(found.metric) else ""
     return (
         f"{word} than the champion on {found.rows} frozen rows: {found.metric} {found.challenger:.4g} against "
         f"{found.champion:.4g}{less}; difference {found.difference:+.4g}, interval {found.low:+.4g} to {found.high:+.4g}"

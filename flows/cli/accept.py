@@ -1,19 +1,24 @@
-"""`trnflow accept RECIPE STAGE`: record a stage's past artifact as the result of the present code.
+"""`trnflow accept RECIPE STAGE | --all`: record past artifacts as the results of the present code.
 
-Use `accept` after a refactor that does not change results. The refactored code gives the stage a new key, so without
-`accept` the next run would compute the same artifact again.
+Use `accept` after a refactor, or an upgrade, that does not change results: new code means new keys, and without `accept`
+the next run would compute the same artifacts again. Whether results would be the same is the user's word.
 """
 
 from __future__ import annotations
 
 import argparse
 import secrets
+import shutil
+import tempfile
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from trnflow.flows.cli.output import emit
 from trnflow.flows.finetune import KINDS, finetune
+from trnflow.flows.runner.attempts import unfinished
 from trnflow.flows.runner.context import make_plan, open_context
+from trnflow.flows.runner.plan import Plan, Step
 from trnflow.flows.runner.stored import check_record
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
@@ -26,46 +31,106 @@ from trnflow.tasks.system.clock import now
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
     adopt = sub.add_parser("accept", parents=[recipe], help="record a stage's past result as that of the present code")
-    adopt.add_argument("stage")
+    adopt.add_argument("stage", nargs="?")
+    adopt.add_argument("--all", action="store_true", help="every stage, and the partial state of a training")
     adopt.set_defaults(command=accept)
 
 
 def accept(options: Namespace) -> int:
-    """Make a past artifact the result of a stage's present key.
+    """Make past artifacts the results of a stage's present key, or of each stage's.
 
     Candidates have the same inputs, no setting with another value (one may be new, gone or moved), and their bytes in
-    the store; the one with the fewest differences is taken. Nothing is written for a cached stage.
+    the store; the one with the fewest differences is taken. Nothing is written for a cached stage. With --all a stage
+    without a candidate is reported, and the partial state of a training is taken instead.
 
     Raises:
-        ConfigError: There is no candidate, or the stage's inputs are not known yet.
+        ConfigError: There is no candidate for the stage, or the stage's inputs are not known yet.
     """
+    if options.all == (options.stage is not None):
+        raise ConfigError("accept takes a stage or --all", "name one of them")
     context = open_context(options.recipe, options.overrides, offline=True, create=False)
-    store, graph = context.store, finetune(context.recipe)
-    stage = graph.stage(options.stage)
-    step = make_plan(graph, context).steps[stage]
-    document = step.document
+    graph = finetune(context.recipe)
+    if not options.all:
+        stage = graph.stage(options.stage)
+        result = _accept(context.store, make_plan(graph, context).steps[stage])
+        emit(options, result, *_lines(result))
+        return 0
+    plan = make_plan(graph, context)
+    results = [_accept_or_say_why(plan, stage) for stage in graph.stages]
+    emit(options, {"stages": results}, *(line for result in results for line in _lines(result)))
+    return 0
+
+
+def _accept_or_say_why(plan: Plan, stage: str) -> Meta:
+    plan.predict()  # what was accepted above makes the inputs known
+    step = plan.steps[stage]
+    try:
+        return _accept(plan.store, step)
+    except ConfigError as error:
+        resumes = step.node.stage.resumable and step.document is not None
+        partial = _accept_partial(plan.store, stage, step.document or {}) if resumes else None
+        return {"stage": stage, "accepted": False, "why": error.message, "partial": partial}
+
+
+def _accept(store: Store, step: Step) -> Meta:
+    """Return what --json prints of a stage; `accepted` is False for a cached one."""
+    stage, document = step.name, step.document
     if document is None:
         raise ConfigError(
             f"the inputs of {stage} are not known yet: {step.why}", "run or accept the stages above it first"
         )
-    past = None if step.artifact is not None else _past(store, stage, document)
-    if past is not None:
-        _adopt(store, stage, document, *past)
-    done: Meta = {
-        "stage": stage,
-        "key": key_of(document),
-        "accepted": past is not None,
-        "from": past[0]["key"] if past else None,
-        "artifact": past[0]["artifact"] if past else step.artifact and step.artifact.digest,
-        "changes": [change._asdict() for change in past[1]] if past else [],
-    }
-    lines = [f"{stage} is cached already: {step.why}"]
-    if past is not None:
-        made = f"{done['artifact'][:19]}, made {past[0]['created']}"
-        lines = [f"{stage}: {made}, is now also the result of key {done['key'][:12]}"]
-        lines += [f"  {change}" for change in past[1]]
-    emit(options, done, *lines)
-    return 0
+    result: Meta = {"stage": stage, "key": key_of(document), "accepted": False, "from": None, "changes": []}
+    if step.artifact is not None:
+        return result | {"artifact": step.artifact.digest, "why": step.why}
+    past, changes = _past(store, stage, document)
+    _adopt(store, stage, document, past, changes)
+    taken = {"from": past["key"], "artifact": past["artifact"], "created": past["created"]}
+    return result | taken | {"accepted": True, "changes": [change._asdict() for change in changes]}
+
+
+def _lines(result: Meta) -> list[str]:
+    stage = result["stage"]
+    if result["accepted"]:
+        made = f"{result['artifact'][:19]}, made {result['created']}"
+        changes = [f"  {Change(**change)}" for change in result["changes"]]
+        return [f"{stage}: {made}, is now also the result of key {result['key'][:12]}", *changes]
+    if "artifact" in result:
+        return [f"{stage} is cached already: {result['why']}"]
+    if result["partial"] is not None:
+        return [f"{stage}: the next run goes on from step {result['partial']} of an unfinished training"]
+    return [f"{stage}: {result['why']}"]
+
+
+def _accept_partial(store: Store, stage: str, document: Meta) -> int | None:
+    """Copy the partial state of the nearest unfinished key with the same inputs and settings to the present key; return
+    its last step, or None without one."""
+    key, ours = key_of(document), store.partial(key_of(document))
+    steps = ours.steps()
+    if steps:
+        return steps[-1]
+    near = [
+        (difference(other["document"], document), other["document"])
+        for other in unfinished(store, stage)
+        if _is_same_result(other["document"], document)
+    ]
+    if not near:
+        return None
+    changes, before = min(near, key=lambda pair: len(pair[0]))
+    theirs = store.partial(key_of(before))
+    for step in theirs.steps():  # all: the best evaluation's state may be another than the last
+        folder = theirs.sound(step, lambda text: None)
+        if folder is not None:
+            with tempfile.TemporaryDirectory(dir=store.home) as aside:
+                copy = Path(aside) / "state"
+                shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("COMMIT"))
+                ours.commit(step, copy)
+    adopted = {"from": key_of(before), "changes": [str(change) for change in changes]}
+    _write_journal(store, stage, document, {"document": document, "adopted": adopted})
+    return max(store.partial(key).steps(), default=None)
+
+
+def _is_same_result(before: Meta, after: Meta) -> bool:
+    return not any(_is_another_result(change, before, after) for change in difference(before, after))
 
 
 def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]:
@@ -100,18 +165,21 @@ def _is_another_result(change: Change, before: Meta, after: Meta) -> bool:
 
 
 def _adopt(store: Store, stage: str, document: Meta, past: Meta, changes: list[Change]) -> None:
-    key, when, attempt = key_of(document), now(), f"accept-{secrets.token_hex(4)}"
     journal = store.attempt(past["key"], past["attempt"])
     copied: Meta = {name: journal[name] for name in ("figures", "seconds", "bytes") if name in journal}
-    store.write_attempt(
-        key,
-        attempt,
-        {
-            "schema": 1, "attempt": attempt, "stage": stage, "outcome": "adopted", "started": when, "ended": when,
-            "artifact": past["artifact"], "adopted": {"from": past["key"], "attempt": past["attempt"]}, **copied,
-        },
-    )  # fmt: skip
+    source = {"from": past["key"], "attempt": past["attempt"]}
+    attempt, when = _write_journal(store, stage, document, {"artifact": past["artifact"], "adopted": source, **copied})
     store.secure([], store.artifact(past["artifact"]))
     adopted = {"from": past["key"], "created": past["created"], "changes": [str(change) for change in changes]}
-    record = {"schema": 1, "stage": stage, "key": key, "document": document, "artifact": past["artifact"]}
+    record = {"schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": past["artifact"]}
     store.publish(record | {"attempt": attempt, "created": when, "adopted": adopted}, replace=True)
+
+
+def _write_journal(store: Store, stage: str, document: Meta, fields: Meta) -> tuple[str, str]:
+    """Write the journal of an attempt that adopts; return the attempt's id and time."""
+    when, attempt = now(), f"accept-{secrets.token_hex(4)}"
+    journal = {
+        "schema": 1, "attempt": attempt, "stage": stage, "outcome": "adopted", "started": when, "ended": when, **fields,
+    }  # fmt: skip
+    store.write_attempt(key_of(document), attempt, journal)
+    return attempt, when

@@ -8,11 +8,9 @@ from typing import Any
 from trnflow.flows.runner.forecast import ANYWAY, dollars, total
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.scores import NAMES
 
-FIRST = (
-    "f1_weighted", "accuracy", "perplexity", "loss", "train_loss", "eval_loss", "eval_accuracy", "train_rows",
-    "rows_truncated", "rows_unsupervised",
-)  # fmt: skip
+FIRST = (*NAMES, "train_rows", "rows_truncated", "rows_unsupervised")
 """The names of the metrics that a table shows before all others, in this order."""
 
 MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
@@ -76,9 +74,8 @@ def highlights(step: Step) -> str:
 
 
 def figures(values: Meta, most: int = 4) -> str:
-    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. The main metrics (f1, accuracy,
-    perplexity, losses and others, listed in FIRST) come first, in the order of that list. values: {name of a metric:
-    value}."""
+    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. Those of FIRST come
+    first, in that order. values: {name of a metric: value}."""
     names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 

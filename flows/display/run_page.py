@@ -20,12 +20,18 @@ from trnflow.flows.runner.run import artifact_in
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
+from trnflow.tasks.evaluation.scores import MAIN, TRAINING
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.json_lines import parsed
 from trnflow.tasks.system.redaction import hide, scrub_all
 
-CURVES = ("loss", "eval_loss", "eval_accuracy", "eval_f1_weighted", "learning_rate", "grad_norm", "tokens_per_second")
+CURVES = (
+    *dict.fromkeys(("loss", *TRAINING, *(f"eval_{name}" for name in MAIN))),
+    "learning_rate",
+    "grad_norm",
+    "tokens_per_second",
+)
 """The metrics whose curves are drawn, where training reported them."""
 
 POINTS = 400

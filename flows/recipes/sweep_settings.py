@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trnflow.tasks.config import Parallel, PositiveCount, Seed, StageConfig
+from trnflow.tasks.evaluation.scores import is_less_better
 
 
 class SweepConfig(StageConfig):
@@ -19,7 +20,8 @@ class SweepConfig(StageConfig):
     metric: str = "eval_loss"
     """The metric of stage `train` by which trials are compared, such as eval_loss or eval_accuracy."""
     direction: Literal["min", "max"] | None = None
-    """Whether a low or a high metric is good. Default: `max` for metrics whose name ends in accuracy or f1, else `min`."""
+    """Whether a low or a high metric is good. Default: `max` where more is better, as of accuracy, else
+    `min`."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     """How the settings of a trial are chosen: `tpe` from the results of earlier trials, `random`, or `grid` (every
     combination)."""
@@ -38,5 +40,5 @@ class SweepConfig(StageConfig):
     def is_maximised(self) -> bool:
         """Whether a higher `metric` is better."""
         if self.direction is None:
-            return self.metric.endswith(("accuracy", "f1", "f1_macro", "f1_weighted"))
+            return not is_less_better(self.metric)
         return self.direction == "max"

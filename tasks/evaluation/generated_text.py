@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from typing import NamedTuple
 
 WORD = re.compile(r"[^\W_]+")
 
 
-def exact_match(generated: str, answer: str) -> bool:
+def is_exact_match(generated: str, answer: str) -> bool:
     """Return whether two texts are equal, apart from white space at their beginnings and ends."""
     return generated.strip() == answer.strip()
 
 
-def rouge(generated: str, answer: str) -> dict[str, float]:
-    """Return the ROUGE scores of a generated text against the answer: rouge1 and rouge2 (shared words and pairs of
-    words) and rougeL (the longest common subsequence of words), each from 0 to 1."""
-    made, wanted = (WORD.findall(text.lower()) for text in (generated, answer))
-    return {
-        "rouge1": _of_ngrams(made, wanted, 1),
-        "rouge2": _of_ngrams(made, wanted, 2),
-        "rougeL": _f1(_longest_common(made, wanted), len(made), len(wanted)),
-    }
+class Rouge(NamedTuple):
+    """ROUGE scores from 0 to 1: of shared words, of shared pairs of words, and of the longest common subsequence."""
+
+    words: float
+    pairs: float
+    sequence: float
 
 
-def answer_scores(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """Return the means of exact_match, rouge1, rouge2 and rougeL over pairs (generated, answer); {} without pairs."""
-    found = [{"exact_match": float(exact_match(*pair)), **rouge(*pair)} for pair in pairs]
-    return {name: sum(one[name] for one in found) / len(found) for name in found[0]} if found else {}
+def rouge(generated: str, answer: str) -> Rouge:
+    """Return the ROUGE scores of a generated text against the answer."""
+    ours, theirs = (WORD.findall(text.lower()) for text in (generated, answer))
+    return Rouge(
+        _of_ngrams(ours, theirs, 1),
+        _of_ngrams(ours, theirs, 2),
+        _f1(_longest_common(ours, theirs), len(ours), len(theirs)),
+    )
 
 
 def _of_ngrams(made: list[str], wanted: list[str], size: int) -> float:

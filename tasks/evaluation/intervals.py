@@ -27,14 +27,6 @@ def interval(values: Floats) -> list[float]:
     return [float(edge) for edge in np.quantile(values, [tail, 1 - tail])]
 
 
-def mean_interval(values: Floats) -> list[float]:
-    """Return the bootstrap interval [low, high] of a mean, with confidence 0.95. values: float64 [rows]; one row alone
-    gives an interval without width."""
-    import numpy as np
-
-    return ratio_interval(values, np.ones(len(values)))
-
-
 def ratio_interval(above: Any, below: Any) -> list[float]:
     """Return the bootstrap interval [low, high], with confidence 0.95, of sum(above) / sum(below), such as the summed
     loss divided by the number of tokens. above, below: two values of each row, [rows]. A resample draws rows with

@@ -13,14 +13,12 @@ from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.lost_rows import COLUMNS
+from trnflow.tasks.evaluation.scores import MAIN
 from trnflow.tasks.stage import read_json
 
 TEMPLATE = "trnflow/tasks/evaluation/report.html.jinja"
 
 PLOTS = {"confusion_matrix.png": "confusion matrix", "calibration.png": "calibration curve"}
-
-CARDS = ("accuracy", "f1_weighted", "f1_macro", "perplexity", "bits_per_byte", "loss")
-"""The metrics that the page shows first."""
 
 CLASSES = 100
 """The most classes that the page lists."""
@@ -64,7 +62,7 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
     return {
         "cards": [
             {"name": name, "value": number(metrics[name]), "interval": _between(intervals.get(name))}
-            for name in CARDS
+            for name in MAIN
             if name in metrics
         ],
         "metrics": table(

@@ -28,6 +28,8 @@ class Change(NamedTuple):
         if self.part == "code":
             what = "is new" if self.before is None else "is gone" if self.after is None else "changed"
             return f"code of {self.name} {what}"
+        if self.part == "schema":
+            return f"the form of keys changed: {self.before} -> {self.after}"
         return f"{self.part}.{self.name}: {_short(self.before)} -> {_short(self.after)}"
 
 
@@ -43,6 +45,9 @@ def difference(before: Meta, after: Meta) -> list[Change]:
                 continue
             if name not in old or name not in new or not _same(old[name], new[name]):
                 changes.append(Change(part, name, old.get(name), new.get(name)))
+    forms = before.get("schema"), after.get("schema")
+    if not _same(*forms):
+        changes.append(Change("schema", "", *forms))
     return changes
 
 

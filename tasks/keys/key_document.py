@@ -10,7 +10,7 @@ from trnflow.tasks.keys.code_closure import closure, installed_versions, project
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.stage import Keyed, Stage
 
-SCHEMA = 1
+SCHEMA = 2
 
 PARTS = ("code", "params", "inputs", "env", "accel")
 """The tables of a key document."""

@@ -15,26 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.evaluation.scores import Matrices, RowSums, Score, promoting
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
-
-METRICS = {
-    "classification": ("f1_weighted", "f1_macro", "accuracy", "loss"),
-    "causal_lm": ("bits_per_byte", "loss"),
-}
-"""The metrics of each task, the default first."""
-LESS_IS_BETTER = ("loss", "bits_per_byte")
 
 Resampled = Callable[["Ints | slice"], float]
 """Computes a model's metric on some examples: their numbers, repeated as often as they were drawn."""
@@ -61,16 +56,17 @@ class Comparison(NamedTuple):
         return self._asdict()
 
 
-def metric_of(config: PromoteConfig, task: str) -> str:
-    """Return the name of the metric by which models of a task are compared: `promote.metric`, by default f1_weighted
-    for `classification` and bits_per_byte for `causal_lm`. ConfigError when `promote.metric` is no metric of this
-    task."""
-    metrics = METRICS[task]
-    if config.metric is not None and config.metric not in metrics:
+def score_of(config: PromoteConfig, task: str) -> Score:
+    """Return the metric by which models of a task are compared: `promote.metric`, else the task's default. Raises
+    ConfigError when `promote.metric` is no metric of this task."""
+    choices = promoting(task)
+    chosen = [entry for entry in choices if config.metric in (None, entry.name)]
+    if not chosen:
         raise ConfigError(
-            f"promote.metric: {config.metric} is no metric of this task", f"choose one of {', '.join(metrics)}"
+            f"promote.metric: {config.metric} is no metric of this task",
+            f"choose one of {', '.join(entry.name for entry in choices)}",
         )
-    return config.metric or metrics[0]
+    return chosen[0]
 
 
 LEAST_ROWS = 30
@@ -94,8 +90,8 @@ def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) 
     """
     import numpy as np
 
-    metric = metric_of(config, task)
-    (first, sources), (second, others) = (_resampled(path, metric) for path in (champion, challenger))
+    score = score_of(config, task)
+    (first, sources), (second, others) = (_resampled(path, score) for path in (champion, challenger))
     (rows, drawn_first), (rows_of_second, drawn_second) = _clusters(sources), _clusters(others)
     if not np.array_equal(np.unique(sources), np.unique(others)):
         same = " other ones" if rows == rows_of_second else ""
@@ -103,7 +99,7 @@ def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) 
             f"the champion has scores of {rows} frozen rows, the challenger of {rows_of_second}{same}: they can't be paired",
             "`trnflow freeze` the recipe again with rows that both models can read",
         )
-    sign = -1.0 if metric in LESS_IS_BETTER else 1.0
+    sign = -1.0 if score.less_is_better else 1.0
     draw = np.random.default_rng(config.seed)
     differences = np.empty(config.resamples)
     for number in range(config.resamples):
@@ -113,7 +109,7 @@ def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) 
     low, high = (float(value) for value in np.quantile(differences, [tail, 1.0 - tail]))
     values = first(slice(None)), second(slice(None))
     is_better = low > config.margin and rows >= LEAST_ROWS
-    return Comparison(metric, *values, sign * (values[1] - values[0]), low, high, rows, is_better)
+    return Comparison(score.name, *values, sign * (values[1] - values[0]), low, high, rows, is_better)
 
 
 def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
@@ -134,24 +130,47 @@ def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
     return len(sizes), examples_of
 
 
-def _resampled(scores: Path, metric: str) -> tuple[Resampled, Ints]:
+def _resampled(scores: Path, score: Score) -> tuple[Resampled, Ints]:
     """Return a function that computes the metric of drawn examples, and the frozen row of each example. scores: a
     `scores.parquet`."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(scores)
     sources = table.column(FROZEN_ROW).to_numpy()
-    columns = {name: table.column(name).to_numpy() for name in table.column_names if name not in ("label", "predicted")}
-    if metric in ("accuracy", "f1_macro", "f1_weighted"):
-        names = sorted({*table.column("label").to_pylist(), *table.column("predicted").to_pylist()})
-        place = {name: number for number, name in enumerate(names)}
-        pairs = zip(table.column("label").to_pylist(), table.column("predicted").to_pylist(), strict=True)
-        return _from_confusion([place[a] * len(names) + place[b] for a, b in pairs], len(names), metric), sources
-    if metric == "bits_per_byte":
-        return _ratio(columns["nll"] / math.log(2), columns["bytes"]), sources
-    if "nll" in columns:
-        return _ratio(columns["nll"], columns["tokens"]), sources
-    return (lambda rows: float(columns["loss"][rows].mean())), sources
+    return (_of_classes if "label" in table.column_names else _of_sums)(table, score), sources
+
+
+def _of_classes(table: pa.Table, score: Score) -> Resampled:
+    import numpy as np
+
+    from trnflow.tasks.evaluation.forward import Predictions
+
+    labels, guesses = (table.column(name).to_pylist() for name in ("label", "predicted"))
+    place = {name: number for number, name in enumerate(sorted({*labels, *guesses}))}
+    expected, predicted = (np.array([place[name] for name in names], np.int64) for names in (labels, guesses))
+    if score.of_matrices is not None:
+        return _from_confusion(expected * len(place) + predicted, len(place), score.of_matrices)
+    # frozen rows have no probabilities: no class has a column
+    found = Predictions(expected, predicted, np.empty((len(expected), 0), np.float32), table.column("loss").to_numpy())
+    return _of_rows(score, lambda rows: Predictions._make(column[rows] for column in found), found)
+
+
+def _of_sums(table: pa.Table, score: Score) -> Resampled:
+    nll, tokens, size = (table.column(name).to_numpy() for name in ("nll", "tokens", "bytes"))
+    found = RowSums(nll, tokens, size, float(nll.sum()))
+    return _of_rows(score, lambda rows: RowSums(nll[rows], tokens[rows], size[rows], float(nll[rows].sum())), found)
+
+
+def _of_rows(score: Score, drawn: Callable[[Ints | slice], Any], found: Any) -> Resampled:
+    """Return a function of drawn examples. drawn: makes the rows that the metric's function reads; found: all rows."""
+    if score.ratio is not None:
+        return _ratio(*score.ratio(found))
+
+    def value(rows: Ints | slice) -> float:
+        result = score(drawn(rows))
+        return math.nan if result is None else result
+
+    return value
 
 
 def _ratio(over: Floats, under: Ints) -> Resampled:
@@ -159,30 +178,12 @@ def _ratio(over: Floats, under: Ints) -> Resampled:
     return lambda rows: float(over[rows].sum() / max(int(under[rows].sum()), 1))
 
 
-def _from_confusion(pairs: list[int], classes: int, metric: str) -> Resampled:
-    """Return a function that computes a classification metric of the drawn examples. pairs: (true class * classes +
-    predicted class) of each example; classes: the number of classes."""
+def _from_confusion(cells: Ints, classes: int, function: Callable[[Matrices], Floats]) -> Resampled:
+    """Return a function of drawn examples. cells: true class * classes + predicted class of each example."""
     import numpy as np
-
-    cells = np.array(pairs, np.int64)
 
     def value(rows: Ints | slice) -> float:
-        confusion = np.bincount(cells[rows], minlength=classes * classes).reshape(classes, classes)
-        return _classification(confusion, metric)
+        counts = np.bincount(cells[rows], minlength=classes * classes).reshape(1, classes, classes)
+        return float(function(Matrices(counts))[0])
 
     return value
-
-
-def _classification(confusion: Ints, metric: str) -> float:
-    """The metric of a confusion matrix [true, predicted]; as scikit-learn with `zero_division=0`. Classes that neither occur
-    nor are predicted do not count for f1_macro."""
-    import numpy as np
-
-    hits, support, guessed = np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
-    if metric == "accuracy":
-        return float(hits.sum() / support.sum())
-    both = support + guessed
-    f1 = np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both > 0)
-    if metric == "f1_macro":
-        return float(f1[both > 0].mean())
-    return float((f1 * support).sum() / support.sum())

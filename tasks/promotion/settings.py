@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from trnflow.tasks.config import NonNegative, Positive, Seed, StageConfig
+from trnflow.tasks.evaluation.scores import PROMOTING
 
-Metric = Literal["accuracy", "f1_macro", "f1_weighted", "loss", "bits_per_byte"]
+if TYPE_CHECKING:
+    Metric = str
+else:
+    Metric = Literal[PROMOTING]
 
 
 class PromoteConfig(StageConfig):
@@ -16,8 +20,7 @@ class PromoteConfig(StageConfig):
     `margin`, and at least 30 frozen rows must have been compared."""
 
     metric: Metric | None = None
-    """The metric by which two models are compared. Default: `f1_weighted` for classification, `bits_per_byte` for language
-    models."""
+    """The metric by which two models are compared. Default: weighted F1 for classification, bits per byte for language models."""
     margin: NonNegative = 0.0
     """The amount by which the challenger must surely be better, in units of the metric."""
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95

@@ -7,37 +7,29 @@ import re
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.scores import MAIN, NAMES, TRAINING
 
 _NOT_IN_A_NAME = re.compile(r"[^\w./ -]")
 
 PARAM_LENGTH = 6000
 
 MOST_FIGURES = 8
-MAIN = (
-    "f1_weighted", "accuracy", "f1_macro", "loss", "bits_per_byte", "perplexity", "exact_match", "rougeL", "train_loss",
-    "eval_loss", "eval_accuracy", "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars",
-)  # fmt: skip
+ORDER = (*NAMES, "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars")
 """The single figures that a run shows first."""
 SUMMARY = (
-    *(
-        f"evaluate_model/{name}"
-        for name in ("f1_weighted", "f1_macro", "accuracy", "loss", "bits_per_byte", "perplexity")
-    ),
-    "train/train_loss",
-    "train/eval_loss",
-    "train/eval_accuracy",
-    "train/seconds",
+    *(f"evaluate_model/{name}" for name in MAIN),
+    *(f"train/{name}" for name in (*TRAINING, "seconds")),
 )
 """The single figures that a pipeline run shows of its stages."""
 
 
 def main_figures(values: dict[str, float]) -> dict[str, float]:
-    """Return at most eight of a run's metrics, the most important first (f1_weighted, accuracy, f1_macro, loss, ...).
+    """Return at most eight of a run's metrics, the most important first.
     With more than eight, MLflow's page and tables of runs would hide the few that matter. The metrics that are left
     out stand in `report.json` and on the page of `trnflow report`.
 
     values: {metric: value}."""
-    names = sorted(values, key=lambda name: MAIN.index(name) if name in MAIN else len(MAIN))
+    names = sorted(values, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     return {name: values[name] for name in names[:MOST_FIGURES]}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trnflow.tasks.evaluation.generated_text import answer_scores, exact_match, rouge
+from trnflow.tasks.evaluation.generated_text import is_exact_match, rouge
+from trnflow.tasks.evaluation.scores import values_of_texts
 
 KNOWN = [
     ("The cat sat on the mat.", "the cat was on a mat", (0.666667, 0.2, 0.666667)),
@@ -24,16 +25,16 @@ KNOWN = [
 
 @pytest.mark.parametrize(("generated", "answer", "wanted"), KNOWN)
 def test_rouge_is_that_of_rouge_score(generated: str, answer: str, wanted: tuple[float, ...]) -> None:
-    assert tuple(rouge(generated, answer).values()) == pytest.approx(wanted, abs=1e-6)
+    assert rouge(generated, answer) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_letters_of_all_scripts_count() -> None:
-    assert rouge("ein Käse, größer", "Ein größer Käse")["rouge1"] == 1.0
-    assert rouge("привет мир", "мир")["rougeL"] == pytest.approx(2 / 3)
+    assert rouge("ein Käse, größer", "Ein größer Käse").words == 1.0
+    assert rouge("привет мир", "мир").sequence == pytest.approx(2 / 3)
 
 
 def test_means_over_prompts() -> None:
-    assert exact_match(" yes\n", "yes") and not exact_match("Yes", "yes")
-    found = answer_scores([("yes", "yes"), ("no", "yes")])
+    assert is_exact_match(" yes\n", "yes") and not is_exact_match("Yes", "yes")
+    found = values_of_texts([("yes", "yes"), ("no", "yes")])
     assert found == {"exact_match": 0.5, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.5}
-    assert answer_scores([]) == {}
+    assert values_of_texts([]) == {}

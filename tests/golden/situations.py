@@ -19,7 +19,7 @@ from tests.golden.normal import normal
 from tests.golden.pages import mlflow_runs, prefect_pages
 
 MARK = "TRNFLOW_GOLDEN"
-BOOT = "import sys; from {}trnflow.flows.cli.main import main; sys.exit(main())"
+BOOT = "import sys; from {}flows.cli.main import main; sys.exit(main())"
 
 
 class Home:

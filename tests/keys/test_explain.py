@@ -48,3 +48,8 @@ def test_the_nearest_record_differs_least_and_is_the_newest_of_equals() -> None:
     assert near[0]["created"] == "3"
     assert [str(change) for change in near[1]] == ["params.b: 2 -> 9"]
     assert nearest_record([], document()) is None
+
+
+def test_the_form_of_keys_is_a_change_of_its_own() -> None:
+    (change,) = difference(document(), {**document(), "schema": 2})
+    assert str(change) == "the form of keys changed: 1 -> 2"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, f1_score
 
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.promotion.bootstrap import Comparison, compare, metric_of
+from trnflow.tasks.promotion.bootstrap import Comparison, compare, score_of
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 LABELS = ["anger", "joy", "sad"]
@@ -179,4 +179,4 @@ def test_what_can_t_be_compared_is_refused(tmp_path: Path, truth: NDArray[Any]) 
     with pytest.raises(DataError, match="20 frozen rows, the challenger of 20 other ones"):
         compare(*others, "causal_lm", PromoteConfig())
     with pytest.raises(ConfigError, match="bits_per_byte is no metric of this task"):
-        metric_of(PromoteConfig(metric="bits_per_byte"), "classification")
+        score_of(PromoteConfig(metric="bits_per_byte"), "classification")

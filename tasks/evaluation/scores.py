@@ -1,0 +1,339 @@
+"""The registry of metrics: each is one entry here, a function with its name, task and flags.
+
+Tables, the report page, MLflow, model cards, sweeps and `promote.metric` read SCORES; the order of entries is their
+order there. A function of task `classification` reads `Predictions`, one of `causal_lm` `RowSums`, one with `of_texts` a
+generated text and its answer. Libraries are imported inside functions: `plan` reads this module.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import CodeError
+from trnflow.tasks.evaluation.classification import calibration, calibration_error, class_areas, scaled
+from trnflow.tasks.evaluation.generated_text import is_exact_match, rouge
+from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, ratio_interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trnflow.tasks.evaluation.forward import Predictions
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+Task = Literal["classification", "causal_lm"]
+
+BLOCK = 1 << 22
+"""Counts of resampled confusion matrices that are held at once; bounds memory."""
+
+TRAINING = ("train_loss", "eval_loss", "eval_accuracy")
+"""The metrics that stage train reports, which tables and MLflow show after those of an evaluation."""
+
+
+class RowSums(NamedTuple):
+    """The losses of a language model for rows. nll: float64 [rows], in nats; tokens, bytes: int64 [rows], supervised
+    ones; total: the sum of nll."""
+
+    nll: Floats
+    tokens: Ints
+    bytes: Ints
+    total: float
+
+
+class Matrices:
+    """Confusion matrices of one set of classes: int64 [matrices, true class, predicted class]."""
+
+    def __init__(self, counts: Ints) -> None:
+        self.counts = counts
+
+    @cached_property
+    def hits(self) -> Any:
+        import numpy as np
+
+        return np.diagonal(self.counts, axis1=1, axis2=2)
+
+    @cached_property
+    def support(self) -> Any:
+        return self.counts.sum(axis=2)
+
+    @cached_property
+    def present(self) -> Any:
+        """Rows of a class plus rows predicted as the class."""
+        return self.support + self.counts.sum(axis=1)
+
+    @cached_property
+    def f1(self) -> Any:
+        """float64 [matrices, classes]: 0 for a class that is neither true nor predicted in any row."""
+        import numpy as np
+
+        return np.divide(2 * self.hits, self.present, out=np.zeros(self.present.shape), where=self.present > 0)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric.
+
+    Attributes:
+        function: Returns the value; None where rows have none.
+        place: File and line of the entry.
+        hub: Type in the hub's model cards. Those with a type also lead the report page and stand in MLflow's run of
+            the pipeline.
+        may_promote: Whether models may be compared by the metric: its function then reads no probabilities.
+        is_default: Whether `promote.metric` is this one by default.
+        report_only: Whether report.json alone has the metric.
+        of_texts: Whether the function reads a generated text and its answer; the metric is the mean.
+        of_matrices: `Matrices` -> values, float64 [matrices]: for intervals, and fast resamples.
+        ratio: Rows -> (above, below), both [rows], whose sums' ratio is the metric: for the same.
+    """
+
+    name: str
+    task: Task
+    function: Callable[..., float | None]
+    place: str
+    less_is_better: bool = False
+    hub: str | None = None
+    may_promote: bool = False
+    is_default: bool = False
+    report_only: bool = False
+    of_texts: bool = False
+    of_matrices: Callable[[Matrices], Floats] | None = None
+    ratio: Callable[[Any], tuple[Any, Any]] | None = None
+
+    def __call__(self, *rows: Any) -> float | None:
+        value = self.function(*rows)
+        return None if value is None else float(value)
+
+
+SCORES: list[Score] = []
+
+
+def score(name: str, task: Task, **flags: Any) -> Callable[[Callable[..., float | None]], Score]:
+    """Return a decorator that enters a function into SCORES. flags: of `Score`. Raises CodeError for a second entry of a
+    name and task, or a second default of a task."""
+    caller = sys._getframe(1)
+    place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+
+    def enter(function: Callable[..., float | None]) -> Score:
+        entry = Score(name, task, function, place, **flags)
+        for other in SCORES:
+            if other.task == task and (other.name == name or (other.is_default and entry.is_default)):
+                what = f"the metric {name}" if other.name == name else "the default of promote.metric"
+                raise CodeError(f"{what} of {task} is entered twice: {other.place} and {place}", "remove one entry")
+        SCORES.append(entry)
+        return entry
+
+    return enter
+
+
+def _share_of_hits(found: Matrices) -> Any:
+    return found.hits.sum(axis=1) / found.support.sum(axis=1)
+
+
+def _mean_f1(found: Matrices) -> Any:
+    return found.f1.sum(axis=1) / (found.present > 0).sum(axis=1)
+
+
+def _weighted_f1(found: Matrices) -> Any:
+    return (found.f1 * found.support).sum(axis=1) / found.support.sum(axis=1)
+
+
+def _loss_by_rows(found: Predictions) -> tuple[Any, Any]:
+    import numpy as np
+
+    return found.loss, np.ones(len(found.loss))
+
+
+def _loss_by_tokens(rows: RowSums) -> tuple[Any, Any]:
+    return rows.nll, rows.tokens
+
+
+def _bits_by_bytes(rows: RowSums) -> tuple[Any, Any]:
+    return rows.nll / math.log(2), rows.bytes
+
+
+@score("accuracy", "classification", hub="accuracy", may_promote=True, of_matrices=_share_of_hits)
+def accuracy(found: Predictions) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(found.expected, found.predicted))
+
+
+@score("f1_weighted", "classification", hub="f1", may_promote=True, is_default=True, of_matrices=_weighted_f1)
+def f1_weighted(found: Predictions) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(found.expected, found.predicted, average="weighted", zero_division=0))
+
+
+@score("f1_macro", "classification", hub="f1", may_promote=True, of_matrices=_mean_f1)
+def f1_macro(found: Predictions) -> float:
+    """Return the mean over the classes that are true or predicted in some row."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(found.expected, found.predicted, average="macro", zero_division=0))
+
+
+@score("loss", "classification", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_rows)
+def class_loss(found: Predictions) -> float:
+    """Return the mean cross entropy in nats."""
+    return float(found.loss.mean())
+
+
+@score("mcc", "classification", report_only=True)
+def matthews_correlation(found: Predictions) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(found.expected, found.predicted))
+
+
+@score("log_loss", "classification", less_is_better=True, report_only=True)
+def log_loss_of_probabilities(found: Predictions) -> float:
+    """Return the mean cross entropy in nats from the stored probabilities, each row's scaled to sum to 1."""
+    from sklearn.metrics import log_loss
+
+    probabilities = scaled(found.probabilities)
+    return float(log_loss(found.expected, probabilities, labels=range(probabilities.shape[1])))
+
+
+@score("ece", "classification", less_is_better=True)
+def expected_calibration_error(found: Predictions) -> float:
+    return calibration_error(calibration(found))
+
+
+@score("auc", "classification", report_only=True)
+def area_under_curve(found: Predictions) -> float | None:
+    """Return the mean over classes of the area under the ROC curve, one class against the rest; None when all rows have
+    one class."""
+    import numpy as np
+
+    areas = class_areas(found.expected, scaled(found.probabilities))
+    return float(np.mean(areas)) if areas else None
+
+
+@score("perplexity", "causal_lm", less_is_better=True, hub="perplexity")
+def perplexity(rows: RowSums) -> float:
+    # e**709 is the last that a float holds; so bad a model needs no digits
+    return math.exp(min(rows.total / max(int(rows.tokens.sum()), 1), 709.0))
+
+
+@score(
+    "bits_per_byte", "causal_lm", less_is_better=True, hub="bits_per_byte", may_promote=True, is_default=True,
+    ratio=_bits_by_bytes,
+)  # fmt: skip
+def bits_per_byte(rows: RowSums) -> float | None:
+    return float(rows.nll.sum() / math.log(2) / rows.bytes.sum()) if rows.bytes.any() else None
+
+
+@score("loss", "causal_lm", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_tokens)
+def token_loss(rows: RowSums) -> float:
+    """Return the mean loss of a supervised token in nats."""
+    return rows.total / max(int(rows.tokens.sum()), 1)
+
+
+@score("exact_match", "causal_lm", of_texts=True)
+def exact_match(generated: str, answer: str) -> float:
+    return float(is_exact_match(generated, answer))
+
+
+@score("rougeL", "causal_lm", of_texts=True)
+def rouge_of_sequence(generated: str, answer: str) -> float:
+    return rouge(generated, answer).sequence
+
+
+@score("rouge1", "causal_lm", of_texts=True, report_only=True)
+def rouge_of_words(generated: str, answer: str) -> float:
+    return rouge(generated, answer).words
+
+
+@score("rouge2", "causal_lm", of_texts=True, report_only=True)
+def rouge_of_pairs(generated: str, answer: str) -> float:
+    return rouge(generated, answer).pairs
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    """Names once each. Of one that two tasks have, the last place counts."""
+    return tuple(reversed(dict.fromkeys(reversed(tuple(names)))))
+
+
+MAIN = _unique(entry.name for entry in SCORES if entry.hub)
+"""The names of the metrics that lead tables and the report page."""
+
+NAMES = (*MAIN, *(e.name for e in SCORES if e.name not in MAIN and not e.report_only), *TRAINING)
+"""The names of metrics in the order of tables and MLflow."""
+
+PROMOTING = _unique(entry.name for entry in SCORES if entry.may_promote)
+"""The values of `promote.metric`."""
+
+
+def promoting(task: str) -> list[Score]:
+    """Return the metrics by which models of a task may be compared, the default first."""
+    return sorted((e for e in SCORES if e.task == task and e.may_promote), key=lambda entry: not entry.is_default)
+
+
+def is_less_better(name: str) -> bool:
+    """Return whether less of a metric is better, also of `eval_<metric>` as train reports it; True for unknown names."""
+    return all(entry.less_is_better for entry in SCORES if entry.name == name.removeprefix("eval_"))
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names of metrics in the order of NAMES, others last, as they come."""
+    return sorted(names, key=lambda name: NAMES.index(name) if name in NAMES else len(NAMES))
+
+
+def values_of(task: str, rows: Any) -> dict[str, float]:
+    """Return {metric: value} of a split's rows: `Predictions`, or of a language model `RowSums`."""
+    values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and not entry.of_texts}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def values_of_texts(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """Return the mean of each metric of generated texts over pairs (generated, answer); {} without pairs."""
+    entries = [entry for entry in SCORES if entry.of_texts] if pairs else []
+    return {entry.name: sum(entry.function(*pair) or 0.0 for pair in pairs) / len(pairs) for entry in entries}
+
+
+def intervals_of(task: str, rows: Any, matrix: Ints | None = None) -> Meta:
+    """Return the bootstrap interval [low, high] of each metric that has one, and `confidence` and `resamples`.
+
+    matrix: the confusion matrix of a classifier's rows. Its resamples are drawn from a multinomial distribution, which
+    is the same as drawing rows with replacement.
+    """
+    ratios = {entry.name: entry.ratio(rows) for entry in SCORES if entry.task == task and entry.ratio}
+    found: Meta = {} if matrix is None else _of_resamples(task, matrix)
+    found |= {name: ratio_interval(*ratio) for name, ratio in ratios.items() if ratio[1].any()}
+    return {**found, "confidence": CONFIDENCE, "resamples": RESAMPLES}
+
+
+def _of_resamples(task: str, matrix: Ints) -> Meta:
+    import numpy as np
+
+    functions = {entry.name: entry.of_matrices for entry in SCORES if entry.task == task and entry.of_matrices}
+    random, rows = np.random.default_rng(SEED), int(matrix.sum())
+    block = max(BLOCK // matrix.size, 1)
+    drawn: dict[str, list[Floats]] = {name: [] for name in functions}
+    for start in range(0, RESAMPLES, block):
+        cells = random.multinomial(rows, matrix.ravel() / rows, size=min(block, RESAMPLES - start))
+        matrices = Matrices(cells.reshape(-1, *matrix.shape))
+        for name, function in functions.items():
+            drawn[name].append(function(matrices))
+    return {name: interval(np.concatenate(values)) for name, values in drawn.items()}
+
+
+def majority(training: Ints, found: Predictions, classes: int) -> dict[str, float]:
+    """Return accuracy and weighted F1 of a baseline that predicts the most frequent class of `training` for every row.
+
+    training: true classes, int64 [rows]. Of equally frequent classes the one with the lowest index is predicted.
+    """
+    import numpy as np
+
+    answers = np.full_like(found.expected, np.bincount(training, minlength=classes).argmax())
+    always = found._replace(predicted=answers)
+    return {entry.name: float(entry.function(always) or 0.0) for entry in (accuracy, f1_weighted)}

@@ -1,0 +1,110 @@
+"""The registry of metrics: one entry each, read by all, and in the key of evaluate_model alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trnflow.tasks.errors import CodeError
+from trnflow.tasks.evaluation import scores
+from trnflow.tasks.evaluation.forward import Predictions
+from trnflow.tasks.evaluation.scores import Matrices, Score, score
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.promotion import bootstrap
+from trnflow.tasks.promotion.settings import PromoteConfig
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> list[Score]:
+    """A copy, so that entries of a test end with it."""
+    entries = list(scores.SCORES)
+    monkeypatch.setattr(scores, "SCORES", entries)
+    return entries
+
+
+def test_names_stand_in_one_module() -> None:
+    """Names that are also words, and those that train or score_rows report by themselves, are left out."""
+    names = {entry.name for entry in scores.SCORES} - {"accuracy", "loss", "bits_per_byte"}
+    literal = re.compile(rf"""["'](eval_)?({"|".join(sorted(names))})["']""")
+    files = [file for room in ("flows", "tasks") for file in (PROJECT / room).rglob("*.py")]
+    found = {str(file.relative_to(PROJECT)) for file in files if literal.search(file.read_text())}
+    assert found == {"tasks/evaluation/scores.py"}
+
+
+def test_a_second_entry_is_refused_with_both_places(registry: list[Score]) -> None:
+    with pytest.raises(CodeError) as error:
+        score("f1_macro", "classification")(lambda found: 0.0)
+    first = next(entry for entry in registry if entry.name == "f1_macro").place
+    assert re.fullmatch(r".*evaluation/scores\.py:\d+", first)
+    assert f"the metric f1_macro of classification is entered twice: {first} and {__file__}:" in error.value.message
+    with pytest.raises(CodeError, match=r"default of promote\.metric of causal_lm is entered twice"):
+        score("other", "causal_lm", is_default=True)(lambda rows: 0.0)
+    assert len(registry) == len(scores.SCORES)
+
+
+def test_which_end_is_good() -> None:
+    more = [name for name in scores.NAMES if not scores.is_less_better(name)]
+    assert more == ["accuracy", "f1_weighted", "f1_macro", "exact_match", "rougeL", "eval_accuracy"]
+    assert scores.is_less_better("tokens_per_second"), "no metric: a sweep takes the lowest"
+
+
+def test_the_default_of_each_task_is_first() -> None:
+    assert [scores.promoting(task)[0].name for task in ("classification", "causal_lm")] == [
+        "f1_weighted",
+        "bits_per_byte",
+    ]
+    with pytest.raises(ValueError, match="'f1_macro'"):
+        PromoteConfig(metric="perplexity")
+
+
+@pytest.mark.parametrize("stage", ["train", "consolidate", "promotion.score_rows", "precompile"])
+def test_the_registry_is_in_the_key_of_evaluate_model_alone(stage: str, tmp_path: Path) -> None:
+    memo = Memo(tmp_path / "memo")
+    assert "trnflow.tasks.evaluation.scores" in closure("trnflow.tasks.evaluate_model", memo)[0]
+    assert "trnflow.tasks.evaluation.scores" not in closure(f"trnflow.tasks.{stage}", memo)[0]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1_macro", "f1_weighted"])
+def test_matrices_give_what_rows_give(name: str) -> None:
+    draw = np.random.default_rng(3)
+    entry = next(entry for entry in scores.SCORES if entry.name == name)
+    assert entry.of_matrices is not None
+    expected, predicted = draw.integers(0, 4, (2, 30))
+    cells = np.bincount(expected * 5 + predicted, minlength=25).reshape(1, 5, 5)  # one class has no row
+    rows = Predictions(expected, predicted, np.empty((30, 0), np.float32), np.zeros(30))
+    assert entry(rows) == pytest.approx(entry.of_matrices(Matrices(cells))[0], abs=1e-12)
+
+
+def test_models_are_compared_by_a_metric_that_is_only_a_function(tmp_path: Path, registry: list[Score]) -> None:
+    draw, truth = np.random.default_rng(0), np.array(["anger", "joy", "sad"] * 40)
+    paths = []
+    for share in (0.6, 0.8):
+        predicted = np.where(draw.random(120) < share, truth, "joy")
+        columns: dict[str, Any] = {
+            "frozen_row": range(120),
+            "label": truth,
+            "predicted": predicted,
+            "loss": np.ones(120),
+        }
+        paths.append(tmp_path / str(share))
+        pq.write_table(pa.table(columns), paths[-1])
+
+    @score("hit_rate", "classification", may_promote=True)
+    def hit_rate(found: Predictions) -> float:
+        return float((found.expected == found.predicted).mean())
+
+    config = PromoteConfig(resamples=200)
+    by_rows, by_matrices = (
+        bootstrap.compare(*paths, "classification", config.model_copy(update={"metric": name}))
+        for name in ("hit_rate", "accuracy")
+    )
+    assert by_rows.metric == "hit_rate" and by_rows[1:] == pytest.approx(by_matrices[1:], abs=1e-12)
