@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from trnflow.flows.champions.frozen_rows import other_model
-from trnflow.flows.cli.model.named_model import made_by
 from trnflow.flows.cli.output import emit, say_error
 from trnflow.flows.display import report
 from trnflow.flows.finetune import FINETUNE
+from trnflow.flows.models import find_model, result_of_recipe
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.call import Outcome
@@ -41,7 +41,9 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
     made = sub.add_parser("show", parents=[recipe], help="print the artifacts of a recipe, or one of them in full")
     made.add_argument("stage", nargs="?")
     made.set_defaults(command=show)
-    copy = sub.add_parser("get", parents=[recipe], help="copy a stage's artifact into a new folder")
+    copy = sub.add_parser(
+        "get", parents=[recipe], help="copy a stage's artifact, of a recipe or any model, into a new folder"
+    )
     copy.add_argument("stage")
     copy.add_argument("dest")
     copy.set_defaults(command=get)
@@ -124,7 +126,7 @@ def show(options: Namespace) -> int:
         stages = [_plan_json(o, recipe.price_per_hour) | {"metrics": o.metrics} for o in outcomes]
         emit(options, {"recipe": recipe.name, "stages": stages}, report.table(outcomes))
         return 0
-    outcome, artifact = made_by(recipe, store, FINETUNE.stage(options.stage))
+    outcome, artifact = result_of_recipe(recipe, store, FINETUNE.stage(options.stage))
     described = {
         "schema": 1,
         "stage": options.stage,
@@ -145,20 +147,19 @@ def get(options: Namespace) -> int:
     """Copy a stage's artifact into a new folder, which appears when it is complete.
 
     Raises:
-        ConfigError: The folder is not empty, or the stage has no artifact for the present settings.
+        ConfigError: The folder is not empty, or the recipe, run or champion has no artifact of the stage.
         BlobLost: Files are missing or corrupt; the next run makes them again.
     """
-    recipe = settings.load(options.recipe, options.overrides)
-    store = open_store(recipe)
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
-    outcome, artifact = made_by(recipe, store, FINETUNE.stage(options.stage))
+    model = find_model(options.recipe, options.overrides, want=(FINETUNE.stage(options.stage),))
+    artifact = model.artifact
     aside = destination.with_name(f".{destination.name}.partial")
     try:
-        store.copy_out(artifact, aside)
+        model.store.copy_out(artifact, aside)
     except BlobLost:
-        store.retract(outcome.stage, str(outcome.key))
+        model.retract()
         raise
     if destination.exists():
         destination.rmdir()

@@ -70,7 +70,7 @@ class Inputs:
         Raises:
             ConfigError: The store has no such model.
         """
-        return None if text is None else earlier_model(self.store, text, setting)
+        return None if text is None else earlier_model(self.store, text, setting, self.resolver.folder(setting))
 
     def check_vocabulary(self, start: EarlierModel | None, tokens: Artifact | Unknown) -> None:
         """Raise ConfigError if a token id stands for one token in the tokenizer of the model `start`, and for another
