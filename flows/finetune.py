@@ -85,7 +85,8 @@ def _starting_weights(text: str | None) -> Lookup | None:
     """Return the lookup of the model in the store that `train.warm_start_from` names."""
     if text is None:
         return None
-    return Lookup(lambda store, resolver: earlier_model(store, text, "train.warm_start_from"), starting_model)
+    setting = "train.warm_start_from"
+    return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
 
 
 def _check_settings(plan: Plan, recipe: Recipe, model: Lookup) -> None:

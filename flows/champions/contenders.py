@@ -7,11 +7,11 @@ the store keeps for that purpose.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 
 from trnflow.flows.champions.frozen_rows import plan_retrain
 from trnflow.flows.finetune import finetune
-from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.recipes.names import is_recipe, model_name
+from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import plan_of
 from trnflow.flows.runner.run import artifact_in
 from trnflow.tasks.artifact import Artifact, Meta
@@ -19,6 +19,7 @@ from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
 from trnflow.tasks.store.layout import newest_runs
+from trnflow.tasks.store.model_names import find_stored, no_such_model
 
 SHAPING = ("format", "tokenize")
 """The sections of a recipe that say how rows become a model's tokens."""
@@ -44,6 +45,28 @@ class Contender:
     shaping: Meta
     evaluation: str | None
     records: tuple[Meta, ...]
+
+
+def find_contender(text: str, recipe: Recipe, store: Store) -> Contender:
+    """Return the model that a name means, to compare it with the champion of `recipe`.
+
+    text: a name as `parse_model` reads it. A run must be of the recipe, and `last` counts its runs alone; the other
+    names may mean any model in the store.
+
+    Raises:
+        ConfigError: There is no such recipe, run or artifact, or it is no model.
+    """
+    if is_recipe(text):
+        return of_recipe(load(text), store)
+    name = model_name(text)
+    meaning = find_stored(store, name, ("consolidate",), recipe=recipe.name)
+    if meaning is not None and meaning.run is not None and name.which is None:
+        return of_run(store, meaning.run, recipe.name)
+    if meaning is not None and meaning.artifact is not None:
+        return of_digest(store, meaning.artifact, recipe.name)
+    if name.which is not None:
+        raise ConfigError(f"{name.recipe} has no champion", f"`trnflow promote {name.recipe}` makes the first")
+    raise no_such_model(name, "`trnflow recipes` and `trnflow runs` list them")
 
 
 def of_recipe(recipe: Recipe, store: Store) -> Contender:
@@ -88,22 +111,6 @@ def of_run(store: Store, run: str, name: str) -> Contender:
             "name a run that completed (`trnflow runs`)",
         )
     return _contender(store, _model(store, digest), document["resolved"])
-
-
-def nth_last_run(store: Store, text: str, name: str) -> str:
-    """Return the id of the run that `text` means. `last` is the newest of the runs of the recipe `name` that made a
-    model or found one in the store; `last~N` is the Nth of these runs before the newest. ConfigError when there is
-    none."""
-    back = text.partition("~")[2] or "0"
-    ids = (run for run in newest_runs(store.backend.entries("runs")) if _has_model(store.run(run) or {}, name))
-    found = next(islice(ids, int(back), None), None) if back.isdecimal() else None
-    if found is None:
-        raise ConfigError(f"there is no run {text} of {name} that made a model", "`trnflow runs` lists the runs")
-    return found
-
-
-def _has_model(run: Meta, name: str) -> bool:
-    return run.get("recipe") == name and model_in(run) is not None
 
 
 def of_digest(store: Store, digest: str, name: str) -> Contender:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
+from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, StoreError
-from trnflow.tasks.keys.lineage import Family, compare, leaves, nearest_run, unique
+from trnflow.tasks.keys.lineage import Family, compare, leaves
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.layout import SHARD, newest_runs, read_manifest
+from trnflow.tasks.store.layout import SHARD, newest_runs
 from trnflow.tasks.store.location import default_root
+from trnflow.tasks.store.model_names import find_artifact, find_run
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide
 from trnflow.tasks.system.whole_file import write_whole
@@ -28,23 +30,26 @@ if TYPE_CHECKING:
 ACTED = ("hit", "ran", "skip")
 """What a run did with a stage: took it from the store, ran it, or left it out."""
 
-LONGEST_MANIFEST = 1 << 26
-"""Bytes; a larger file is not read when manifests are searched."""
-
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
     ancestry = sub.add_parser(
         "lineage", parents=[store], help="print what an artifact was made of, and what was made of it"
     )
-    ancestry.add_argument("artifact", help="a digest, or its beginning")
+    ancestry.add_argument("artifact", metavar="DIGEST|RUN", help="a digest or its beginning; of a run, its model")
     ancestry.set_defaults(command=lineage)
     pair = sub.add_parser("diff", parents=[store], help="print how two runs differ: settings, data, code, metrics")
-    pair.add_argument("before", metavar="RUN", help="an id, its beginning, `last` or `last~N`")
+    pair.add_argument(
+        "before", metavar="RUN", help="a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion"
+    )
     pair.add_argument("after", metavar="RUN")
     pair.set_defaults(command=diff)
     written = sub.add_parser("report", parents=[store], help="write the page of a run and open it in a browser")
     written.add_argument(
-        "run", metavar="RUN", nargs="?", default="last", help="an id, its beginning, `last` or `last~N`"
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default="last",
+        help="a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion",
     )
     written.add_argument("--no-open", action="store_true", help="write the page only")
     written.set_defaults(command=write_report)
@@ -75,17 +80,6 @@ def run_ids(store: Store) -> list[str]:
     return newest_runs(store.backend.entries("runs"))
 
 
-def named_run(text: str, store: Store) -> str | None:
-    """Return the id of the run that `text` means: an id or its beginning, `last` or `last~N`; None if no id begins so.
-
-    Raises:
-        ConfigError: Several ids begin with it, or the store has too few runs.
-    """
-    ids = run_ids(store)
-    is_run = text.split("~")[0] == "last" or any(run.startswith(text) for run in ids)
-    return nearest_run(text, ids) if is_run else None
-
-
 def brief(run: str, document: Meta) -> Meta:
     """Return a past run's main facts: run, recipe, outcome, ended, seconds, numbers of stages hit, ran and skip, and
     all metrics."""
@@ -101,7 +95,7 @@ def lineage(options: Namespace) -> int:
     store = store_of(options)
     family = Family(all_records(store))
     documents = {run: store.run(run) or {} for run in run_ids(store)}
-    artifact = _artifact(options.artifact, store, family, documents)
+    artifact = find_artifact(store, model_name(options.artifact))
     in_runs = [run for run, document in documents.items() if artifact in _artifacts(document)]
     try:
         kind = store.artifact(artifact).kind
@@ -122,30 +116,6 @@ def lineage(options: Namespace) -> int:
 
 def _artifacts(run: Meta) -> list[str]:
     return [stage.get("artifact") for stage in run.get("stages", [])]
-
-
-def artifact_of(text: str, store: Store) -> str:
-    """Return the full digest that begins with `text`. Raises ConfigError when none or several do."""
-    documents = {run: store.run(run) or {} for run in run_ids(store)}
-    return _artifact(text, store, Family(all_records(store)), documents)
-
-
-def _artifact(text: str, store: Store, family: Family, documents: dict[str, Meta]) -> str:
-    wanted = text if text.startswith("sha256:") else f"sha256:{text}"
-    known = {*family.artifacts, *(digest for run in documents.values() for digest in _artifacts(run) if digest)}
-    if not any(digest.startswith(wanted) for digest in known):
-        known.update(_manifests(wanted, store))
-    return unique(wanted, known, "artifact", "`trnflow show RECIPE` and `trnflow runs --json` name them")
-
-
-def _manifests(beginning: str, store: Store) -> Iterator[str]:
-    """Yield the digests of all manifests with this beginning, of two digits at least."""
-    value = beginning.removeprefix("sha256:")
-    for name in store.backend.names(f"blobs/sha256/{value[:2]}") if len(value) >= 2 else ():
-        digest = f"sha256:{name.rsplit('/', 1)[1]}"
-        short = digest.startswith(beginning) and (store.backend.size(name) or 0) < LONGEST_MANIFEST
-        if short and read_manifest(store.backend.read(name), digest):
-            yield digest
 
 
 def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
@@ -186,8 +156,7 @@ def _listed(value: Any) -> str:
 def diff(options: Namespace) -> int:
     """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics."""
     store = store_of(options)
-    ids = run_ids(store)
-    sides = [nearest_run(text, ids) for text in (options.before, options.after)]
+    sides = [find_run(store, model_name(text)) for text in (options.before, options.after)]
     before, after = (hide(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
     found = compare(before, after, (_documents(store, before), _documents(store, after)))
     heads = [brief(run, document) for run, document in zip(sides, (before, after), strict=True)]
@@ -209,14 +178,13 @@ def write_report(options: Namespace) -> int:
     from trnflow.flows.display.run_page import run_page
 
     store = store_of(options)
-    ids = run_ids(store)
-    run = nearest_run(options.run, ids)
+    run = find_run(store, model_name(options.run))
     document = store.run(run)
     if not document:
         raise StoreError(f"the record of run {run} can't be read", "`trnflow verify` says what is damaged")
     last = next((digest for digest in reversed(_artifacts(document)) if digest), None)
     lineage = Family(all_records(store)).up(last) if last else None
-    html = run_page(store, run, document, _previous(store, run, document, ids), lineage)
+    html = run_page(store, run, document, _previous(store, run, document, run_ids(store)), lineage)
     path = store.home / "reports" / f"{run}.html"
     write_whole(path, html)
     emit(options, {"run": run, "path": str(path)}, path)

@@ -10,13 +10,14 @@ from typing import Any
 import yaml
 
 from trnflow.flows.champions.frozen_rows import other_model
-from trnflow.flows.cli.model.named_model import made_by
 from trnflow.flows.cli.output import emit, say_error
 from trnflow.flows.display import report
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import STAGES, finetune
+from trnflow.flows.models import find_model, result_of_recipe
 from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.forecast import dollars, total
+from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.plan import Plan, Step
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
@@ -38,7 +39,9 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
     made = sub.add_parser("show", parents=[recipe], help="print the artifacts of a recipe, or one of them in full")
     made.add_argument("stage", nargs="?")
     made.set_defaults(command=show)
-    copy = sub.add_parser("get", parents=[recipe], help="copy a stage's artifact into a new folder")
+    copy = sub.add_parser(
+        "get", parents=[recipe], help="copy a stage's artifact, of a recipe or any model, into a new folder"
+    )
     copy.add_argument("stage")
     copy.add_argument("dest")
     copy.set_defaults(command=get)
@@ -125,7 +128,7 @@ def show(options: Namespace) -> int:
         stages = [_plan_json(step, recipe.price_per_hour) | {"metrics": step.metrics} for step in steps]
         emit(options, {"recipe": recipe.name, "stages": stages}, report.table(steps))
         return 0
-    step, artifact = made_by(recipe, context.store, graph.stage(options.stage))
+    step, artifact = result_of_recipe(recipe, context.store, graph.stage(options.stage))
     described = {
         "schema": 1,
         "stage": options.stage,
@@ -146,21 +149,19 @@ def get(options: Namespace) -> int:
     """Copy a stage's artifact into a new folder, which appears when it is complete.
 
     Raises:
-        ConfigError: The folder is not empty, or the stage has no artifact for the present settings.
+        ConfigError: The folder is not empty, or the recipe, run or champion has no artifact of the stage.
         BlobLost: Files are missing or corrupt; the next run makes them again.
     """
-    context = open_context(options.recipe, options.overrides, offline=True, create=False)
-    store = context.store
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
-    stage = finetune(context.recipe).stage(options.stage)
-    step, artifact = made_by(context.recipe, store, stage)
+    model = find_model(options.recipe, options.overrides, want=(named_stage(options.stage, STAGES),))
+    artifact = model.artifact
     aside = destination.with_name(f".{destination.name}.partial")
     try:
-        store.copy_out(artifact, aside)
+        model.store.copy_out(artifact, aside)
     except BlobLost:
-        store.retract(step.name, str(step.key))
+        model.retract()
         raise
     if destination.exists():
         destination.rmdir()

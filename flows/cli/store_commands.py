@@ -7,16 +7,18 @@ import re
 from argparse import Namespace
 from typing import Any
 
-from trnflow.flows.cli.history_commands import all_records, artifact_of, named_run, store_of
+from trnflow.flows.cli.history_commands import all_records, store_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.finetune import KINDS
+from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.pins import add_pin, pin_names, remove_pin
 from trnflow.tasks.store.garbage.roots import Policy
 from trnflow.tasks.store.layout import SHARD
+from trnflow.tasks.store.model_names import find_artifact, find_stored
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.redaction import hide
 
@@ -51,7 +53,7 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     collect.set_defaults(command=gc)
     keep = sub.add_parser("pin", parents=[store], help="keep an artifact, or all of a run, whatever gc's options")
-    keep.add_argument("target", metavar="ARTIFACT|RUN")
+    keep.add_argument("target", metavar="DIGEST|RUN", help="a digest or a run, or RECIPE@champion")
     keep.add_argument("--name", help="default: the run's id, or the beginning of the digest")
     keep.set_defaults(command=pin)
     drop = sub.add_parser("unpin", parents=[store], help="remove a pin")
@@ -137,9 +139,11 @@ def unpin(options: Namespace) -> int:
 def _target(text: str, store: Store) -> Meta:
     """Return what the pin keeps: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}] of the records that
     made it}."""
-    if (run := named_run(text, store)) is not None:
-        return {"run": run}
-    artifact = artifact_of(text, store)
+    name = model_name(text)
+    meaning = find_stored(store, name)
+    if meaning is not None and meaning.run is not None:
+        return {"run": meaning.run}
+    artifact = find_artifact(store, name)
     makers = [record for record in all_records(store) if record["artifact"] == artifact]
     return {"artifact": artifact, "records": [{"stage": record["stage"], "key": record["key"]} for record in makers]}
 

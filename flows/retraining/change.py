@@ -12,18 +12,19 @@ from typing import NamedTuple
 from trnflow.flows.champions.contenders import model_in
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
 from trnflow.flows.champions.promote import champions_of
+from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import data_digest
 from trnflow.flows.retraining.judgement import newest_judged
 from trnflow.flows.runner.context import plan_of
 from trnflow.flows.runner.plan import Plan
-from trnflow.flows.runner.warm_start import champion_named
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.keys.explain import difference
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.keys.lineage import start_of
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.model_names import CHAMPION
 
 FOLLOWING = ("shards", "weights")
 """The inputs in consolidate's key that follow from train's key, or from the model that training started from."""
@@ -90,9 +91,10 @@ def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Chang
 def _start(recipe: Recipe, store: Store) -> str | None:
     """The setting `train.warm_start_from`; a name with `@champion` as that of the present champion, `NAME@N`."""
     text = recipe.train.warm_start_from
-    name = champion_named(text)
-    if name is None or not text or not text.endswith("@champion"):
+    parsed = model_name(text, recipe.folder("train.warm_start_from")) if text else None
+    if parsed is None or parsed.which != CHAMPION:
         return text
+    name = parsed.recipe
     found = champions_of(store, name)
     if not found and name != recipe.name:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -109,13 +109,18 @@ class Graph:
         yield from dict.fromkeys(item for item in items if isinstance(item, Lookup))
 
     def stage(self, name: str) -> str:
-        """Return `name` if a node has this name; else raise ConfigError, which suggests the nearest."""
-        if name not in self.stages:
-            close = nearest(name, self.stages)
-            fix = f"did you mean {close}?" if close else f"stages: {', '.join(self.stages)}"
-            raise ConfigError(f"there is no stage {name}", fix)
-        return name
+        """Return `name` if a node has this name. Raises ConfigError."""
+        return named_stage(name, self.stages)
 
     def until(self, stage: str | None) -> tuple[str, ...]:
         """Return the names of the stages up to and including `stage`; all for None."""
         return self.stages[: self.stages.index(stage) + 1] if stage else self.stages
+
+
+def named_stage(name: str, stages: Sequence[str]) -> str:
+    """Return `name` if it is one of `stages`; else raise ConfigError, which suggests the nearest."""
+    if name not in stages:
+        close = nearest(name, stages)
+        fix = f"did you mean {close}?" if close else f"stages: {', '.join(stages)}"
+        raise ConfigError(f"there is no stage {name}", fix)
+    return name

@@ -1,33 +1,33 @@
-"""Find the model in the store that a setting such as `train.warm_start_from` names.
+"""Find the model that training starts from, as `train.warm_start_from` names it.
 
-The setting's value is the model's digest, the beginning of the digest, or the name of the recipe that made the model.
-The recipe's name stands for its newest model, `NAME@champion` for its champion (the model that was promoted last), and
-`NAME@N` for its nth champion.
-
-A recipe may name itself, to continue training from its own newest model. That model changes with each run, so a
-repeated run would never find its result in the store. If nothing else has changed, `starting_model` therefore returns
-the model from which the newest model was trained: the training's key (the hash of everything that decides its result)
-is then the same as before, and the result is found. The same holds for a champion; if the champion was trained from no
-earlier model, `starting_model` returns None.
+A recipe may name itself, to train on from its own newest model. If nothing else has changed since that model was made,
+training starts again from the model that it was made of (or from none, for a first champion): the key is then the same
+as before, and the result is a hit.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.keys.key_document import key_of
-from trnflow.tasks.keys.lineage import start_of, unique
+from trnflow.tasks.keys.lineage import start_of
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
-from trnflow.tasks.store.layout import newest_runs
+from trnflow.tasks.store.model_names import (
+    CHAMPION,
+    MODEL_STAGES,
+    ModelName,
+    artifact_of_run,
+    find_stored,
+    newest_model,
+)
 
-MADE_BY = {"consolidate": "model", "train": "checkpoint"}
-CHAMPION = re.compile(r"(?P<name>.+)@(?P<which>champion|[1-9][0-9]*)")
+MODEL_KINDS = ("model", "checkpoint")
 LEAST = 8
-"""The smallest number of hex digits that a text needs to be read as the beginning of a digest."""
+"""Hex digits from which an unknown name is called a digest in the error, not a recipe."""
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,62 @@ class EarlierModel:
     is_champion: bool = False
 
 
-def champion_named(text: str | None) -> str | None:
-    """Return the recipe's name NAME if the text names a champion (a promoted model) of that recipe, as `NAME@champion`
-    (the last) or `NAME@N` (number N); None for any other text. The store is not read."""
-    found = CHAMPION.fullmatch(text or "")
-    return found["name"] if found else None
-
-
-def earlier_model(store: Store, text: str, setting: str) -> EarlierModel | None:
+def earlier_model(store: Store, text: str, setting: str, folder: Path | None = None) -> EarlierModel | None:
     """Find the model that a setting names. Return None if the text is `NAME@champion` and the recipe has no champion
-    (promoted model) yet.
+    yet.
 
     Args:
-        text: The setting's value: a digest or its first 8 hex digits or more; or a recipe's name, which stands for the
-            model of its newest completed run that made one; or `NAME@champion` or `NAME@N` (champion number N of the
-            recipe).
+        text: The setting's value, a name as `parse_model` reads it. RECIPE means `RECIPE@newest` here.
         setting: The name of the setting, for error messages.
+        folder: What the path of a recipe's file is joined to; None for the working directory.
 
     Raises:
         ConfigError: The store has no such model, or has lost a file of it.
     """
-    if _is_digest(text):
-        return EarlierModel(_model(store, _by_digest(store, text), setting), setting)
-    if champion_named(text):
-        return _champion(store, text, setting)
-    digest, key = _by_recipe(store, text, setting)
+    try:
+        return _find(store, model_name(text, folder), setting)
+    except ConfigError as error:
+        if error.message.startswith(setting):
+            raise
+        raise ConfigError(f"{setting}: {error.message}", error.fix) from error
+
+
+def _find(store: Store, name: ModelName, setting: str) -> EarlierModel | None:
+    """Find the model that a name means: the recipe's newest first, then that of a run, champion or digest."""
+    is_bare = name.which is None and not name.is_whole_digest  # no recipe is looked for among the runs' documents then
+    meaning = newest_model(store, name.recipe) if is_bare else None
+    meaning = meaning or find_stored(store, name, MODEL_STAGES)
+    if meaning is None:
+        if name.which == CHAMPION:
+            return None
+        raise _unknown(name)
+    if meaning.run is not None:
+        return _of_run(store, meaning.run, setting)
+    model = _model(store, str(meaning.artifact), setting)
+    if meaning.champion is None:
+        return EarlierModel(model, setting)
+    return EarlierModel(model, setting, _training_of(store, model.digest), is_champion=True)
+
+
+def _of_run(store: Store, run: str, setting: str) -> EarlierModel:
+    """Return the model of a run, with the key document of its training."""
+    document = store.run(run) or {}
+    digest = artifact_of_run(document, MODEL_STAGES)
+    if digest is None:
+        raise ConfigError(f"the run {run} made no model", "`trnflow runs` lists others")
+    key = next((stage["key"] for stage in document["stages"] if stage["stage"] == "train"), None)
     record = store.record("train", key) if key else None
     return EarlierModel(_model(store, digest, setting), setting, record["document"] if record else None)
+
+
+def _unknown(name: ModelName) -> ConfigError:
+    """Return the error for a name that means no model in the store."""
+    if len(name.digest) >= len("sha256:") + LEAST:
+        return ConfigError(f"there is no model {name.digest}", "`trnflow show RECIPE` names them")
+    return ConfigError(
+        f"no completed run of the recipe {name.recipe} made a model in this store",
+        "give a digest (`trnflow show RECIPE` names them), or run that recipe first",
+    )
 
 
 def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
@@ -115,7 +144,7 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
         artifact = store.artifact(digest)
     except BlobLost as error:
         raise ConfigError(f"{setting}: {error.message}", "name a model that the store still holds") from error
-    if artifact.kind not in MADE_BY.values():
+    if artifact.kind not in MODEL_KINDS:
         raise ConfigError(
             f"{setting}: {digest[:19]} is of kind {artifact.kind}, no model", "name what consolidate or train made"
         )
@@ -125,26 +154,6 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
     return artifact
 
 
-def _champion(store: Store, text: str, setting: str) -> EarlierModel | None:
-    """Find the champion that `NAME@champion` or `NAME@N` names. Return None for `NAME@champion` if the recipe has
-    none."""
-    found = CHAMPION.fullmatch(text)
-    assert found is not None
-    champions = numbered(store.backend, CHAMPIONS, found["name"])
-    if found["which"] == "champion":
-        champions = champions[:1]
-        if not champions:
-            return None
-    chosen = next((one.document for one in champions if found["which"] in ("champion", str(one.number))), None)
-    if chosen is None:
-        raise ConfigError(
-            f"{setting}: {found['name']} has no champion {found['which']}",
-            f"`trnflow champions {found['name']}` lists them",
-        )
-    model = _model(store, chosen["artifact"], setting)
-    return EarlierModel(model, setting, _training_of(store, model.digest), is_champion=True)
-
-
 def _training_of(store: Store, model: str) -> Meta | None:
     """Return the key document of the training from whose checkpoint consolidate made a model; None if the store no
     longer has the record of either stage. model: the digest of consolidate's artifact."""
@@ -152,31 +161,3 @@ def _training_of(store: Store, model: str) -> Meta | None:
     shards = made["document"]["inputs"].get("shards") if made else None
     trained = next((one for one in store.records("train") if one["artifact"] == shards), None) if shards else None
     return trained["document"] if trained else None
-
-
-def _is_digest(text: str) -> bool:
-    digits = text.removeprefix("sha256:")
-    return len(digits) >= LEAST and set(digits) <= set("0123456789abcdef")
-
-
-def _by_digest(store: Store, text: str) -> str:
-    wanted = f"sha256:{text.removeprefix('sha256:')}"
-    if len(wanted) == len("sha256:") + 64:
-        return wanted
-    made = [record["artifact"] for stage in MADE_BY for record in store.records(stage)]
-    return unique(wanted, made, "model", "`trnflow show RECIPE` names them")
-
-
-def _by_recipe(store: Store, name: str, setting: str) -> tuple[str, str | None]:
-    """Return (digest of the newest model of a recipe, key of the training that made it)."""
-    for run in newest_runs(store.backend.entries("runs")):
-        document = store.run(run) or {}
-        if document.get("recipe") == name and document.get("outcome") == "completed":
-            stages = {stage["stage"]: stage for stage in document.get("stages", [])}
-            made = next((stages[name]["artifact"] for name in MADE_BY if stages.get(name, {}).get("artifact")), None)
-            if made:
-                return made, stages.get("train", {}).get("key")
-    raise ConfigError(
-        f"{setting}: no completed run of the recipe {name} made a model in this store",
-        "give a digest (`trnflow show RECIPE` names them), or run that recipe first",
-    )

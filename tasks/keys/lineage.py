@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.explain import Change, difference
 
 
@@ -112,33 +111,6 @@ def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[st
         "metrics": _metrics(both, *stages),
         "unknown": [name for name in both if name not in old or name not in new],
     }
-
-
-def nearest_run(text: str, runs: list[str]) -> str:
-    """Return the id of the run that a user means by `text`: an id, the beginning of an id, `last` (the newest run), or
-    `last~N` (the run N runs before the newest).
-
-    runs: the ids of all runs, newest first. Raises ConfigError if no run or more than one matches."""
-    if text.split("~")[0] == "last":
-        back = text.partition("~")[2] or "0"
-        if not back.isdigit() or int(back) >= len(runs):
-            raise ConfigError(f"there is no run {text}: the store has {len(runs)}", "`trnflow runs` lists them")
-        return runs[int(back)]
-    return unique(text, runs, "run", "`trnflow runs` lists them")
-
-
-def unique(text: str, names: Iterable[str], what: str, fix: str) -> str:
-    """Return the name that equals `text`, or else the only name that begins with `text`.
-
-    what: the noun for the names in the error, such as "run"; fix: the error's text on what the user can do if no name
-    matches. Raises ConfigError if no name or more than one matches."""
-    found = sorted({name for name in names if name.startswith(text)})
-    if text in found:
-        return text
-    if len(found) != 1:
-        several = f"{text} begins {len(found)} {what}s: {', '.join(found[:3])} ..."
-        raise ConfigError(several if found else f"there is no {what} {text}", "give more of it" if found else fix)
-    return found[0]
 
 
 def leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:

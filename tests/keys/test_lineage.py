@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.keys.lineage import Family, compare, nearest_run, unique
+from trnflow.tasks.keys.lineage import Family, compare
 
 DIGESTS = {name: f"sha256:{name[0] * 64}" for name in ("adata", "btokens", "cmodel", "dmodel", "eval", "file")}
 
@@ -129,22 +126,3 @@ def test_equal_runs_do_not_differ_and_records_that_are_gone_are_named() -> None:
     found = compare(run(), run(), ({}, {}))
     assert found.pop("unknown") == ["load_data", "train"]
     assert not any(found.values())
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"), [("last", "c9"), ("last~1", "b2"), ("last~2", "b1"), ("c", "c9"), ("b2", "b2")]
-)
-def test_a_run_is_named_by_its_beginning_or_its_place(text: str, meant: str) -> None:
-    assert nearest_run(text, ["c9", "b2", "b1"]) == meant
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("b", "begins 2 runs"), ("x", "no run x"), ("last~3", "has 3"), ("last~x", "last~x")]
-)
-def test_what_names_no_single_run_is_an_error(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        nearest_run(text, ["c9", "b2", "b1"])
-
-
-def test_a_whole_name_wins_over_longer_ones() -> None:
-    assert unique("ab", ["ab", "abc"], "pin", "") == "ab"

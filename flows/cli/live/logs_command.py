@@ -9,13 +9,14 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnflow.flows.cli.history_commands import run_ids, store_of
+from trnflow.flows.cli.history_commands import store_of
 from trnflow.flows.cli.live.status_command import leases_of_stages
 from trnflow.flows.cli.output import emit_json
+from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.keys.lineage import nearest_run
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import live_leases
+from trnflow.tasks.store.model_names import find_run
 from trnflow.tasks.system.process import read_tag
 from trnflow.tasks.system.redaction import scrub
 
@@ -32,7 +33,13 @@ class Log(NamedTuple):
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
     found = sub.add_parser("logs", parents=[store], help="print the logs of a run's stages")
-    found.add_argument("run", metavar="RUN", nargs="?", default="last", help="an id, its beginning, `last` or `last~N`")
+    found.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default="last",
+        help="a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion",
+    )
     found.add_argument("--follow", action="store_true", help="go on until the run ends")
     found.set_defaults(command=logs)
 
@@ -42,7 +49,7 @@ def logs(options: Namespace) -> int:
     ConfigError for an unknown run or one without logs here."""
     store = store_of(options)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
-    run = nearest_run(options.run, sorted({*run_ids(store), *running, *_logged(store.home)}, reverse=True))
+    run = find_run(store, model_name(options.run), {*running, *_logged(store.home)})
     if options.json:
         found = [
             {"stage": log.stage, "text": _printable(scrub(_text(log.file, 0, whole=True)))}

@@ -7,7 +7,6 @@ from argparse import Namespace
 from contextlib import suppress
 from typing import Any
 
-from trnflow.flows.cli.history_commands import artifact_of, named_run
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
@@ -31,8 +30,8 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
     better.add_argument(
         "challenger",
         nargs="?",
-        metavar="RUN|DIGEST",
-        help="a run of the recipe (`last`: its last with a model) or any model; default: that of the present settings",
+        metavar="MODEL",
+        help="a run of the recipe (`last`: its last with a model), a digest, or RECIPE@newest; default: RECIPE itself",
     )
     better.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     better.set_defaults(command=promote)
@@ -60,26 +59,19 @@ def promote(options: Namespace) -> int:
     """Compare a model with the champion on the frozen rows, make it the champion if it is surely better, and print the
     decision.
 
-    The model is that of the present settings, or the one that RUN or DIGEST names. Without a champion it becomes the
+    The model is that of the present settings, or the one that MODEL names. Without a champion it becomes the
     first; without frozen rows, the present test rows are frozen.
     """
-    from trnflow.flows.champions.contenders import Contender, nth_last_run, of_digest, of_recipe, of_run
+    from trnflow.flows.champions.contenders import find_contender, of_recipe
     from trnflow.flows.champions.mirror import mirror
     from trnflow.flows.champions.promote import promote as promote_model
 
     recipe, store = open_recipe(options.recipe, options.overrides)
 
-    def challenger(text: str | None) -> Contender:
-        if text is None:
-            return of_recipe(recipe, store)
-        if text.split("~")[0] == "last":
-            return of_run(store, nth_last_run(store, text, recipe.name), recipe.name)
-        if (run := named_run(text, store)) is not None:
-            return of_run(store, run, recipe.name)
-        return of_digest(store, artifact_of(text, store), recipe.name)
-
     with Progress() as progress:
-        found = promote_model(recipe, store, challenger(options.challenger), (progress,), offline=options.offline)
+        text = options.challenger
+        challenger = of_recipe(recipe, store) if text is None else find_contender(text, recipe, store)
+        found = promote_model(recipe, store, challenger, (progress,), offline=options.offline)
     lines = (
         [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"]
         if found.froze

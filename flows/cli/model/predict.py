@@ -1,4 +1,4 @@
-"""`trnflow predict RECIPE|RUN|DIGEST [TEXT ...]`: print a model's predictions for texts or rows, or serve a page to try
+"""`trnflow predict MODEL [TEXT ...]`: print a model's predictions for texts or rows, or serve a page to try
 it."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.cli.model.named_model import NamedModel, named_model
 from trnflow.flows.cli.model.serve import check_installed, serve
 from trnflow.flows.display.progress import Progress
+from trnflow.flows.models import FoundModel, find_model
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluation.models import EAGER
@@ -35,7 +35,9 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
         epilog="Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`.",
     )  # fmt: skip
     parser.add_argument(
-        "recipe", metavar="RECIPE|RUN|DIGEST", help="what made the model, or its digest; or RECIPE@champion"
+        "recipe",
+        metavar="MODEL",
+        help="a recipe, RECIPE@champion, RECIPE@N or RECIPE@newest; a run or `last`; a digest",
     )
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to classify, a question, or a user's turn")
     parser.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
@@ -54,9 +56,8 @@ def predict(options: Namespace) -> int:
     """Print a prediction for each text, or each row of --file; write them to --out as JSON lines; or serve a page
     (--serve)."""
     _check(options)
-    named = named_model(
-        options, ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")
-    )
+    want = ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")
+    named = find_model(options.recipe, options.overrides, root=options.store, want=want)
     for name, value in {**EAGER, **ENVIRON, **QUIET}.items():  # read by libraries when they are imported
         os.environ.setdefault(name, value)
     with named.folder() as folder:
@@ -94,7 +95,7 @@ def _rows(options: Namespace, model: Model) -> tuple[Iterable[Named], int]:
     return texts, len(texts)
 
 
-def _serve(options: Namespace, named: NamedModel, model: Model) -> int:
+def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
     """Serve the model's page until Ctrl-C; print its address when it answers. Return exit code 0."""
 
     def show(url: str) -> None:
@@ -123,7 +124,7 @@ def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
         )
 
 
-def _write(options: Namespace, named: NamedModel, model: Model, results: Iterator[Meta]) -> None:
+def _write(options: Namespace, named: FoundModel, model: Model, results: Iterator[Meta]) -> None:
     """Write the predictions to --out as json lines, each with the number of its row."""
     count = 0
     with new_lines(options.out, options.file) as append:
@@ -135,7 +136,7 @@ def _write(options: Namespace, named: NamedModel, model: Model, results: Iterato
         sys.stdout.write(f"{count} predictions in {options.out}\n")
 
 
-def _print(options: Namespace, named: NamedModel, model: Model, results: Iterator[Meta]) -> None:
+def _print(options: Namespace, named: FoundModel, model: Model, results: Iterator[Meta]) -> None:
     if options.json:
         _emit({**_about(named, model), "results": list(results)})
         return
@@ -143,7 +144,7 @@ def _print(options: Namespace, named: NamedModel, model: Model, results: Iterato
         sys.stdout.write(f"{_shown(result)}\n")
 
 
-def _about(named: NamedModel, model: Model) -> Meta:
+def _about(named: FoundModel, model: Model) -> Meta:
     return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task}
 
 

@@ -7,8 +7,8 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from trnflow.flows.cli.model.named_model import named_model
 from trnflow.flows.cli.output import emit
+from trnflow.flows.models import find_model
 
 STAGES = {"model": "consolidate", "adapter": "consolidate", "export": "export_neuron"}
 """What is published -> the stage that makes it."""
@@ -19,7 +19,9 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
         "publish", parents=[store], help="copy a model, an adapter or an export to a folder, s3://... or a hub"
     )
     send.add_argument(
-        "recipe", metavar="RECIPE|RUN|DIGEST", help="what made the model, or its digest; or RECIPE@champion"
+        "recipe",
+        metavar="MODEL",
+        help="a recipe, RECIPE@champion, RECIPE@N or RECIPE@newest; a run or `last`; a digest",
     )
     send.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
     send.add_argument("to", metavar="DIR|s3://...|hf://USER/NAME")
@@ -36,7 +38,7 @@ def publish(options: Namespace) -> int:
     from trnflow.flows.champions.publish import evaluation_of
     from trnflow.flows.champions.publish import publish as publish_artifact
 
-    store, artifact, _ = named_model(options, (STAGES[options.what],))
+    store, artifact, _ = find_model(options.recipe, options.overrides, root=options.store, want=(STAGES[options.what],))
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
     done = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
     text = f"published {done.what} {done.artifact[:19]} to {done.to}: {done.files} files, {done.bytes / 1e6:.1f} MB"

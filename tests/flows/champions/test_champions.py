@@ -62,6 +62,8 @@ def test_the_champion_predicts_whatever_the_settings(tiny: InProcessShell) -> No
     assert found["model"] == first["artifact"] and found["results"][0]["label"] in ("pos", "neg")
     strong = tiny.json("predict", "tiny.yaml", STRONG, "lovely sunny day")
     assert strong["model"] != first["artifact"] and strong["results"][0]["label"] == "pos"
+    for name in ("tiny@1", "tiny.yaml@1", "tiny@champion"):
+        assert tiny.json("predict", name, "lovely sunny day") == found
     assert tiny.json("predict", "tiny.yaml@champion", STRONG, "lovely sunny day") == found
     assert "has no artifact of export_neuron" in tiny.error("predict", "tiny.yaml@champion", "--export", "a", code=2)
 

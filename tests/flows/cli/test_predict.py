@@ -45,7 +45,7 @@ def test_a_recipe_a_run_and_a_digest_mean_the_same_model(project: tuple[Shell, s
     found = shell.json("predict", "mine.yaml", *SMALL, "this is good", "and this bad")
     assert (found["schema"], found["task"]) == (1, "classification")
     assert found["model"] == artifacts(shell, run)["consolidate"]
-    for name in (run, "last", found["model"], found["model"][7:19]):
+    for name in (run, "last", "mine@newest", "mine.yaml@newest", found["model"], found["model"][7:19]):
         assert shell.json("predict", name, "this is good", "and this bad") == found
     if not (shell.folder / "model").exists():
         shell("get", "mine.yaml", "consolidate", "model", *SMALL)

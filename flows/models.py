@@ -1,0 +1,168 @@
+"""Find the model or export that a user names, by a recipe, a champion, a run or a digest, without running a stage."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trnflow.flows.champions.contenders import run_of_model
+from trnflow.flows.champions.frozen_rows import plan_retrain
+from trnflow.flows.finetune import KINDS, finetune
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.files import nearest, recipe_names
+from trnflow.flows.recipes.names import is_recipe
+from trnflow.flows.runner.context import open_store, plan_of
+from trnflow.flows.runner.plan import Step
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.location import default_root
+from trnflow.tasks.store.model_names import (
+    NEWEST,
+    Meaning,
+    ModelName,
+    artifact_of_run,
+    find_stored,
+    newest_model,
+    no_such_model,
+    parse_model,
+)
+from trnflow.tasks.system.home import home_folder
+
+
+class FoundModel(NamedTuple):
+    """A model or export that a user named. record: (stage, key) of its record, if a recipe was named."""
+
+    store: Store
+    artifact: Artifact
+    record: tuple[str, str] | None = None
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Yield a temporary folder of links to the artifact's verified files. Raises BlobLost; the record is then in
+        quarantine, so that the next run makes the artifact again."""
+        self.store.home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
+            try:
+                path = self.store.checkout(self.artifact, Path(folder) / "model")
+            except BlobLost:
+                self.retract()
+                raise
+            yield path
+
+    def retract(self) -> None:
+        """Move the record to quarantine, so that the next run makes the artifact again."""
+        if self.record:
+            self.store.retract(*self.record)
+
+
+def find_model(
+    text: str, overrides: Sequence[str] = (), *, root: str | None = None, want: Sequence[str] = ("consolidate",)
+) -> FoundModel:
+    """Return what a name means: an artifact of the first stage in `want`; a digest may be of any of them.
+
+    Args:
+        text: A name as `parse_model` reads it. RECIPE is the result of its present settings, of a run or a retrain.
+        overrides: `section.setting=value` texts, which only a recipe takes.
+        root: The store's root; None for that of the recipe.
+
+    Raises:
+        ConfigError: There is no such recipe, run or artifact, or the stage made none.
+    """
+    if is_recipe(text):
+        recipe, store = _open_recipe(text, overrides, root)
+        step, artifact = result_of_recipe(recipe, store, want[0])
+        return FoundModel(store, artifact, (want[0], str(step.key)))
+    name = parse_model(text)
+    if name.which is not None and is_recipe(name.recipe):
+        recipe, store = _open_recipe(name.recipe, overrides, root)
+        name = name._replace(recipe=recipe.name)
+    else:
+        _refuse_overrides(text, overrides)
+        store = _open_store(root)
+    meaning = find_stored(store, name, want[:1])
+    if meaning is None:
+        raise _unknown(store, name)
+    return FoundModel(store, store.artifact(_artifact_of(store, name, meaning, want)))
+
+
+def result_of_recipe(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Step, Artifact]:
+    """Return a stage's step and artifact for a recipe's present data and settings: those of `run`, else of
+    `retrain`, which drops frozen rows. Raises ConfigError."""
+    step = plan_of(finetune(recipe), recipe, store).steps[stage]
+    if step.artifact is None and (retrained := plan_retrain(recipe, store)) is not None:
+        step = retrained.steps[stage]
+    if step.artifact is None:
+        raise ConfigError(
+            f"{stage} of {recipe.name} has no artifact for these settings: {step.why}",
+            f"`trnflow run --until {stage}` makes it",
+        )
+    return step, step.artifact
+
+
+def _artifact_of(store: Store, name: ModelName, meaning: Meaning, want: Sequence[str]) -> str:
+    """Return the digest of the artifact that a name means. Raises ConfigError if it is of another stage."""
+    stage = want[0]
+    if meaning.champion is not None:
+        return _made_with(store, name.recipe, meaning.champion.document["artifact"], stage)
+    if meaning.run is not None:
+        if meaning.artifact is None:
+            raise ConfigError(f"the run {meaning.run} has no artifact of {stage}", "`trnflow runs` lists others")
+        return meaning.artifact
+    kind, wanted = store.artifact(str(meaning.artifact)).kind, [KINDS[stage] for stage in want]
+    if kind not in wanted:
+        raise ConfigError(
+            f"the artifact {name.text} is of the kind {kind}, not {' or '.join(wanted)}",
+            f"`trnflow show RECIPE {stage}` names one",
+        )
+    return str(meaning.artifact)
+
+
+def _made_with(store: Store, recipe: str, model: str, stage: str) -> str:
+    """Return the digest of a champion's artifact of a stage: the newest that was made of the model, else that of the
+    run which made the model."""
+    if stage == "consolidate":
+        return model
+    made = [record for record in store.records(stage) if model in record["document"]["inputs"].values()]
+    if made:
+        return str(max(made, key=lambda record: str(record["created"]))["artifact"])
+    digest = artifact_of_run(run_of_model(store, model) or {}, (stage,))
+    if digest is None:
+        raise ConfigError(
+            f"the champion of {recipe} ({model[:19]}) has no artifact of {stage}",
+            "run the recipe with the settings that made the champion: only the export is made anew",
+        )
+    return digest
+
+
+def _unknown(store: Store, name: ModelName) -> ConfigError:
+    """Return the error for a name that means nothing in the store."""
+    if name.which is not None:
+        return ConfigError(f"{name.recipe} has no champion", f"`trnflow promote {name.recipe}` makes the first")
+    if newest_model(store, name.text) is not None:
+        fix = f"name its file, or a model of it: {name.text}@{NEWEST}, {name.text}@champion"
+        return ConfigError(f"the recipe {name.text} has no settings here, though the store has models of it", fix)
+    close = nearest(name.text, recipe_names())
+    return no_such_model(name, f"did you mean {close}?" if close else "`trnflow recipes` and `trnflow runs` list them")
+
+
+def _open_recipe(text: str, overrides: Sequence[str], root: str | None) -> tuple[settings.Recipe, Store]:
+    recipe = settings.load(text, [*([f"store.root={root}"] if root else []), *overrides])
+    return recipe, open_store(recipe)
+
+
+def _open_store(root: str | None) -> Store:
+    store = Store(root or default_root(home_folder()), home_folder())
+    store.check()
+    return store
+
+
+def _refuse_overrides(text: str, overrides: Sequence[str]) -> None:
+    if overrides:
+        raise ConfigError(
+            f"{text} is no recipe, so {overrides[0]} can't change it",
+            "name a recipe; a text to predict that looks like a setting goes after --",
+        )
