@@ -50,7 +50,7 @@ from trnflow.flows.services.run_view.sweep import SweepPage, sweep_summary
 from trnflow.flows.services.task_runners import task_runner
 from trnflow.flows.sweeps import sweep as sweeping
 from trnflow.flows.sweeps.plan import read_plan, refuse_fixed
-from trnflow.flows.sweeps.trial import run_directly
+from trnflow.flows.sweeps.trial import direct_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from trnflow.tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
@@ -289,7 +289,7 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     shown = SweepPage(page)
     try:
         content, result = sweeping.sweep(
-            plan, run_directly, shown.say, listeners=(PrefectLog(),), offline=offline, wait=True, show=shown.show
+            plan, direct_runs(), shown.say, listeners=(PrefectLog(),), offline=offline, wait=True, show=shown.show
         )
     except Interrupted as error:
         return _ended(error)

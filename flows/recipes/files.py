@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,57 @@ def hardware_names() -> list[str]:
     return sorted(path.stem for path in (conf_folder() / HARDWARE).glob("*.yaml"))
 
 
+@dataclass(frozen=True)
+class RecipeTree:
+    """A recipe as its files say, merged and not validated.
+
+    name: of the recipe, if its files give it none.
+    """
+
+    root: type[BaseModel]
+    name: str
+    tree: dict[str, Any]
+    origins: Origins
+
+    def with_overrides(self, overrides: Iterable[str]) -> RecipeTree:
+        """Return the recipe with `section.setting=value` texts merged in; `on=NAME` is applied first. No recipe file is
+        read. Raises ConfigError if a text is malformed."""
+        tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
+        parsed = [_parse_override(override) for override in overrides]
+        for setting, value in parsed:
+            if setting == ON:
+                _move_to_hardware(value, tree, origins, root)
+        for setting, value in parsed:
+            if setting == ON:
+                continue
+            place = Origin(f"{OVERRIDE}{'.'.join(setting)}")
+            nested = _nested(setting, value)
+            _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
+            merge(tree, nested, root)
+            origins |= dict.fromkeys(_settings_in(value, setting), place)
+        return RecipeTree(root, self.name, tree, origins)
+
+    def settings(self) -> dict[str, Any]:
+        """Return {section: {setting: value}}."""
+        tree = without_null(deepcopy(self.tree), self.root)
+        tree.setdefault("name", self.name)
+        return tree
+
+
+def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
+    """Read a recipe and the recipes that it extends.
+
+    Args:
+        name: A recipe of `conf/`, or a YAML file.
+        root: The config class, whose annotations decide what null and `{}` mean.
+
+    Raises:
+        ConfigError: A recipe is unknown or malformed, or recipes extend each other in a circle.
+    """
+    path = _find(name, Path.cwd())
+    return RecipeTree(root, path.stem, *_read(path, [], root))
+
+
 def read_recipe(
     name: str, overrides: Iterable[str] = (), root: type[BaseModel] = BaseModel
 ) -> tuple[dict[str, Any], Origins]:
@@ -76,23 +129,8 @@ def read_recipe(
         ConfigError: A recipe is unknown or malformed, an override is malformed, or recipes extend each other in a
         circle.
     """
-    path = _find(name, Path.cwd())
-    tree, origins = _read(path, [], root)
-    parsed = [_parse_override(override) for override in overrides]
-    for setting, value in parsed:
-        if setting == ON:
-            _move_to_hardware(value, tree, origins, root)
-    for setting, value in parsed:
-        if setting == ON:
-            continue
-        place = Origin(f"{OVERRIDE}{'.'.join(setting)}")
-        nested = _nested(setting, value)
-        _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
-        merge(tree, nested, root)
-        origins |= dict.fromkeys(_settings_in(value, setting), place)
-    tree = without_null(tree, root)
-    tree.setdefault("name", path.stem)
-    return tree, origins
+    read = read_tree(name, root).with_overrides(overrides)
+    return read.settings(), read.origins
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from trnflow.flows.recipes.files import read_recipe
+from trnflow.flows.recipes.files import RecipeTree, read_tree
 from trnflow.flows.recipes.sweep_settings import SweepConfig
 from trnflow.flows.recipes.validation_errors import Recipes, refused
 from trnflow.tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig
@@ -222,11 +222,16 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
 
     name: a recipe of `conf/`, such as `demo`, or a YAML file; overrides: `section.setting=value`, or `on=NAME`.
     """
-    tree, origins = read_recipe(name, overrides, Recipe)
+    return validated(read_tree(name, Recipe).with_overrides(overrides), name)
+
+
+def validated(read: RecipeTree, name: str) -> Recipe:
+    """Validate a recipe that was read. Raises ConfigError. name: of the recipe, for messages."""
+    tree = read.settings()
     learn(tree)
     try:
         recipe = Recipe.model_validate(tree)
-        recipe._folders = {".".join(setting): origin.folder for setting, origin in origins.items() if origin.folder}
-        return recipe
     except ValidationError as error:
-        raise refused(error, Recipes(Recipe, name, tree, origins)) from None
+        raise refused(error, Recipes(Recipe, name, tree, read.origins)) from None
+    recipe._folders = {".".join(setting): origin.folder for setting, origin in read.origins.items() if origin.folder}
+    return recipe

@@ -15,7 +15,7 @@ from trnflow.flows.runner.listener import Listener, Log
 from trnflow.flows.runner.parts.part_makers import PartMaker, refuse_task_runners
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.work_folders import open_home
-from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.resolver import Answers, Resolver
 from trnflow.tasks.store import Store
 
 
@@ -127,11 +127,13 @@ def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
     return context.recipe, context.store
 
 
-def context_of(recipe: Recipe, store: Store, *, offline: bool = False, create: bool = False) -> RunContext:
-    """Return the context of a recipe in a store."""
+def context_of(
+    recipe: Recipe, store: Store, *, offline: bool = False, create: bool = False, answers: Answers | None = None
+) -> RunContext:
+    """Return the context of a recipe in a store. answers: shared with other contexts; None for answers of its own."""
     if create:
         store.prepare()
-    resolver = Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders)
+    resolver = Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders, answers=answers)
     return RunContext(recipe, store, resolver)
 
 

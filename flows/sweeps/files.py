@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.sweeps.plan import Plan
 from trnflow.flows.sweeps.study import Tried
@@ -52,7 +51,7 @@ def write_best(folder: Path, plan: Plan, best: Tried) -> None:
     recipe = plan.best_recipe(best.settings)
     after = recipe.model_dump(mode="json")
     try:
-        before = settings.load(plan.named).model_dump(mode="json")
+        before = plan.plain_recipe().model_dump(mode="json")
     except ConfigError:  # the recipe is complete only with the overrides: write all settings
         before = {name: {} for name, section in after.items() if isinstance(section, dict)}
     tree = _changes(before, after, recipe)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.files import recipe_names
+from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.sweeps.space import FORM, Dimension, combinations, override, parse, separate
 from trnflow.tasks.artifact import Meta
@@ -43,10 +43,11 @@ SUFFIX = ".sweep"
 class Plan:
     """A sweep whose settings were checked.
 
-    named: the recipe as the user gave it; overrides: of all trials; space: the settings that vary.
+    named: the recipe as the user gave it; read: its files; overrides: of all trials; space: the settings that vary.
     """
 
     named: str
+    read: RecipeTree
     overrides: tuple[str, ...]
     recipe: Recipe
     space: tuple[Dimension, ...]
@@ -78,21 +79,19 @@ class Plan:
         """Return the recipe of a trial, its name with `.sweep` at the end. Raises ConfigError if it does not allow
         these values."""
         varied = [override(setting, value) for setting, value in values.items()]
-        return settings.load(self.named, [*self.overrides, *varied, f"name={self.recipe.name}{SUFFIX}"])
+        return self._recipe([*varied, f"name={self.recipe.name}{SUFFIX}"])
 
     def best_recipe(self, values: Meta) -> Recipe:
         """Return the recipe with the best trial's values, under its own name."""
-        return settings.load(self.named, [*self.overrides, *(override(*pair) for pair in values.items())])
+        return self._recipe([override(*pair) for pair in values.items()])
 
-    def refuse_changed(self) -> None:
-        """Raise ConfigError if the recipe's file was edited since this plan was read."""
-        # each trial reads the file again
-        now = replace(self, recipe=settings.load(self.named, self.overrides))
-        if now.definition() != self.definition():
-            raise ConfigError(
-                f"the recipe {self.named} changed while its sweep ran",
-                "undo the change, or begin another sweep: --name NAME",
-            )
+    def plain_recipe(self) -> Recipe:
+        """Return the recipe as its files say. Raises ConfigError if it is complete only with the overrides."""
+        return settings.validated(self.read, self.named)
+
+    def _recipe(self, overrides: list[str]) -> Recipe:
+        # not read again: all trials have the recipe that the sweep began with, whatever happens to its file
+        return settings.validated(self.read.with_overrides([*self.overrides, *overrides]), self.named)
 
     def definition(self) -> Meta:
         """Return what must be unchanged when a sweep is resumed: the recipe without varied settings and AROUND, the
@@ -114,14 +113,15 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
     wrong setting, range or choice, and if nothing varies.
     """
     varied, fixed = separate(texts)
-    recipe = settings.load(named, fixed)
+    read = read_tree(named, Recipe)
+    recipe = settings.validated(read.with_overrides(fixed), named)
     written: dict[str, Any] = {**recipe.sweep.settings, **varied}
     for text in fixed:
         written.pop(text.partition("=")[0], None)  # a value on the command line ends the variation in the recipe
 
     def refuse(setting: str, value: Any) -> None:
         try:
-            settings.load(named, [*fixed, override(setting, value)])
+            settings.validated(read.with_overrides([*fixed, override(setting, value)]), named)
         except ConfigError as error:
             if setting in varied:
                 raise
@@ -134,7 +134,7 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
             f"the sweep of {name} varies nothing",
             "give a range or choices, such as train.learning_rate=1e-5..1e-4:log, or write a section sweep",
         )
-    plan = Plan(named, tuple(fixed), recipe, parse(written, refuse))
+    plan = Plan(named, read, tuple(fixed), recipe, parse(written, refuse))
     if not NAME.fullmatch(plan.name):
         raise ConfigError(f"a sweep can't be named {plan.name}", "letters, digits, points and hyphens: --name NAME")
     if recipe.sweep.sampler == "grid":

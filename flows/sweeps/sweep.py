@@ -102,7 +102,6 @@ class Sweep:
     def _work(self, slot: int) -> None:
         while not self.stopping.is_set():
             self._refuse_hopeless()
-            self.plan.refuse_changed()
             trial = self.study.next()
             if trial is None:
                 return
@@ -222,7 +221,6 @@ def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None
     around = {name: sections[name] for name in ("export", "evaluate")}
     if (before.get("settings"), before.get("around")) == (best.settings, around):
         return None
-    going.plan.refuse_changed()
     recipe = going.plan.best_recipe(best.settings)
     tags = {SWEEP: going.study.identity}
     result = going.run(recipe, Options(offline=going.offline), new_run_id(), listeners, tags)

@@ -20,6 +20,7 @@ from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
+from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.store import Store
 
 if TYPE_CHECKING:
@@ -199,13 +200,19 @@ def _seconds_of(store: Store, step: Step) -> float:
     return float(store.attempt(step.key, str(record.get("attempt", ""))).get("seconds") or 0.0)
 
 
-def run_directly(
-    recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
-) -> Result:
-    """Run a recipe's pipeline in this process, recorded in MLflow: the `Run` of `trnflow sweep`."""
-    from trnflow.flows.services.mlflow_listener import Tracking
+def direct_runs() -> Run:
+    """Return the `Run` of `trnflow sweep`: runs pipelines in this process, recorded in MLflow. All of them, the winner's
+    too, have the answers that the first one got about its sources."""
+    answers = Answers()
 
-    store = open_store(recipe)
-    with Tracking(recipe, store.home, run, tags) as tracking:
-        context = context_of(recipe, store, offline=what.offline).for_run((*listeners, tracking), run=run)
-        return tracking.finish(run_graph(finetune(recipe), context, what))
+    def run_directly(
+        recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
+    ) -> Result:
+        from trnflow.flows.services.mlflow_listener import Tracking
+
+        store = open_store(recipe)
+        with Tracking(recipe, store.home, run, tags) as tracking:
+            context = context_of(recipe, store, offline=what.offline, answers=answers)
+            return tracking.finish(run_graph(finetune(recipe), context.for_run((*listeners, tracking), run=run), what))
+
+    return run_directly

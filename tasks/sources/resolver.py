@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,42 @@ from trnflow.tasks.system.private_files import is_lookup_name, lookup_name, make
 from trnflow.tasks.system.redaction import hide
 
 
+class Answers:
+    """The sources that were found. Runs that share it, such as a sweep's trials, ask each source once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sources: dict[tuple[Any, str], Source] = {}
+
+    def once(self, question: tuple[Any, str], ask: Callable[[], Source]) -> Source:
+        """Return the answer to a question, asked by the first caller; others wait for it."""
+        with self._lock:
+            if question not in self._sources:
+                self._sources[question] = ask()
+            return self._sources[question]
+
+
 class Resolver:
     """The caches of this machine, and whether the network may be asked. folders: {setting: folder}."""
 
     def __init__(
-        self, home: Path, *, offline: bool = False, memo: Memo | None = None, folders: Folders | None = None
+        self,
+        home: Path,
+        *,
+        offline: bool = False,
+        memo: Memo | None = None,
+        folders: Folders | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self.home = home
         self.offline = offline
         self.memo = memo or Memo(home / "memo.db")
         self._folders = folders or {}
-        self._sources: dict[tuple[Any, str], Source] = {}
+        self._answers = answers or Answers()
 
     def ask_once(self, find: Callable[[Any, Resolver], Source], config: StageConfig) -> Source:
         """Return `find(config, self)`, asked once for equal configs: what a plan has checked is what its run reads."""
-        question = (find, config.model_dump_json())
-        if question not in self._sources:
-            self._sources[question] = find(config, self)
-        return self._sources[question]
+        return self._answers.once((find, config.model_dump_json()), lambda: find(config, self))
 
     def folder(self, setting: str) -> Path:
         """Return the folder to which a relative path of a setting is joined."""

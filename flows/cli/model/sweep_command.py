@@ -36,12 +36,12 @@ def run_sweep(options: Namespace) -> int:
     """Run the trials that are left, then the winner, and print a table. The exit code is that of the winner's run."""
     from trnflow.flows.sweeps.plan import read_plan
     from trnflow.flows.sweeps.sweep import sweep
-    from trnflow.flows.sweeps.trial import run_directly
+    from trnflow.flows.sweeps.trial import direct_runs
 
     given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
     plan = read_plan(options.recipe, [*options.overrides, *given])
     with Progress() as progress:
-        content, result = sweep(plan, run_directly, _say, listeners=(progress,), offline=options.offline)
+        content, result = sweep(plan, direct_runs(), _say, listeners=(progress,), offline=options.offline)
     error = result.error if result else None
     if options.json:
         emit_json(content)
