@@ -84,12 +84,15 @@ def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
 def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> str:
     """Download a file, unless its strong ETag is unchanged, and return its digest."""
     cache = resolver.downloads()
-    tag = _etag(filesystem.info(path))
+    info = filesystem.info(path)
+    tag = _etag(info)
     asked = resolver.lookup_name(f"{source} {path}")
     known = resolver.memo.get("etag", asked, tag) if tag else None
     if known is not None and cache.has(known):
         return str(known)
-    with filesystem.open(path, "rb") as stream:
+    # http would ask for the size once more
+    size = {"size": info.get("size")} if path.startswith("http") else {}
+    with filesystem.open(path, "rb", **size) as stream:
         digest = cache.add(stream)
     if tag:
         resolver.memo.put("etag", asked, tag, digest)
