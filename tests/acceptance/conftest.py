@@ -16,7 +16,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return root_of(request, tmp_path)
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.nightly)])
 def starters(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Forks]:
     with forks(tmp_path, root_of(request, tmp_path)) as starting:
         yield starting

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, nothing_left, once, until
+from tests.helpers.products import sampled
 from tests.helpers.runs import context, run_stage
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.launch.processes import alive
@@ -34,6 +35,7 @@ def check_end(starters: Forks, stage: str = "once") -> None:
     check_ending(starters.store(), again)
 
 
+@pytest.mark.parametrize("starters", ["local", "s3"], indirect=True)
 def test_of_eight_starters_one_runs_and_seven_adopt(starters: Forks) -> None:
     names = [f"r{number}" for number in range(8)]
     pids = {starters.start(name, gate="gate"): name for name in names}
@@ -75,7 +77,7 @@ def test_a_killed_run_is_taken_over_from_when_its_stage_has_saved_and_that_goes_
     check_end(starters, "apart")
 
 
-@pytest.mark.parametrize("published", [True, False], ids=["after", "before"])
+@sampled("starters, published", ["local", "s3"], [True, False], indirect=["starters"])
 def test_a_paused_holder_that_wakes_adopts_what_took_over_published(starters: Forks, published: bool) -> None:
     """It wakes after, or before, the new holder has published; its own bytes differ, and do not count."""
     first = starters.start("first", gate="gate 1", salt="x", ttl=SHORT)

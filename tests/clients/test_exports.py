@@ -13,6 +13,7 @@ from tests.clients import figures
 from tests.clients.conftest import CLIENTS, RunClient
 from tests.conftest import PROJECT
 from tests.helpers import small_models
+from tests.helpers.products import sampled
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.export.stablehlo import ENVIRON
@@ -67,8 +68,7 @@ def _model(folder: Path, family: str, task: str, sizes: dict[str, Any]) -> Input
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["jax", "iree"])
-@pytest.mark.parametrize("family", FAMILIES)
+@sampled("library, family", ["jax", "iree"], [*FAMILIES])
 def test_logits_are_eager_pytorchs(
     family: str, library: str, exports: Path, tmp_path: Path, run_client: RunClient
 ) -> None:

@@ -19,10 +19,14 @@ from trnflow.tasks.launch import local
 from trnflow.tasks.launch.job import JobSpec
 from trnflow.tasks.launch.local import run_job
 
+STARTED = pytest.param((), id="started")
+FORKED = pytest.param(("json",), id="forked")
+both = pytest.mark.parametrize("spec_for", [STARTED, FORKED], indirect=True)
 
-@pytest.fixture(params=[(), ("json",)], ids=["started", "forked"])
+
+@pytest.fixture(params=[pytest.param((), id="started", marks=pytest.mark.nightly), FORKED])
 def spec_for(request):
-    """Makes specs of processes that are started anew, or forked from a warm parent."""
+    """Makes specs of processes that are started anew, or forked from a warm parent; in most tests this is all the same."""
 
     def spec(folder: Path, function, how: str = "", **more) -> JobSpec:
         config = stages.NapConfig(how=how, pids=folder / "pids.json")
@@ -33,6 +37,7 @@ def spec_for(request):
     return spec
 
 
+@both
 def test_inputs_environment_and_metadata_arrive(spec_for, tmp_path, capfd):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/rows.txt").write_text("rows")
@@ -52,6 +57,7 @@ def test_inputs_environment_and_metadata_arrive(spec_for, tmp_path, capfd):
     assert spec.log.read_text() == "to stdout\nto stderr\n"
 
 
+@both
 def test_events_arrive_in_order_while_the_stage_runs(spec_for, tmp_path):
     heard = []
 
@@ -87,6 +93,7 @@ def test_an_unforeseen_exception_is_named_and_its_log_too(spec_for, tmp_path, ho
     assert "Traceback" in caught.value.details
 
 
+@both
 @pytest.mark.parametrize(
     ("how", "said"), [("exit", "exit code 7"), ("SIGKILL", "signal SIGKILL"), ("SIGSEGV", "signal SIGSEGV")]
 )
@@ -171,6 +178,7 @@ def test_a_deaf_stage_is_killed_at_once_when_asked_twice(spec_for, tmp_path):
     assert gone(pids)
 
 
+@both
 def test_a_killed_guard_takes_the_worker_with_it(spec_for, tmp_path):
     thread, caught = in_thread(spec_for(tmp_path, stages.sleep, "stubborn"), 600)
     pids = wait_for(tmp_path / "pids.json", json.loads)

@@ -16,10 +16,14 @@ from trnflow.tasks.errors import DataError, Interrupted, ProcessFailed
 from trnflow.tasks.launch.job import JobSpec
 from trnflow.tasks.launch.local import run_job
 
+STARTED = pytest.param((), id="started")
+FORKED = pytest.param(("json",), id="forked")
 
-@pytest.fixture(params=[(), ("json",)], ids=["started", "forked"])
+
+@pytest.fixture(params=[pytest.param((), id="started", marks=pytest.mark.nightly), FORKED])
 def spec_for(request):
-    """Makes specs of three ranks whose leader is started anew, or forked from a warm parent."""
+    """Makes specs of three ranks whose leader is started anew, or forked from a warm parent; in most tests this is all the
+    same."""
 
     def spec(folder: Path, how: str) -> JobSpec:
         config = stages.NapConfig(how=how, pids=folder)
@@ -78,6 +82,7 @@ def test_all_ranks_end_when_rank_0_has_saved(spec_for, tmp_path):
     assert gone(pids(tmp_path))
 
 
+@pytest.mark.parametrize("spec_for", [STARTED, FORKED], indirect=True)
 def test_a_killed_leader_takes_all_ranks_with_it(spec_for, tmp_path):
     thread, caught = in_thread(spec_for(tmp_path, "save"), 30)
     leader = wait_for(tmp_path / "pids.json", json.loads)[1]

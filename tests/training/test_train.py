@@ -163,7 +163,7 @@ def check_measures(found: Result, packed: Input) -> None:
     ("engine", "devices", "every", "kept"),
     [
         ("native", 1, 3, []),
-        ("native", 1, 1, [1]),
+        pytest.param("native", 1, 1, [1], marks=pytest.mark.nightly),
         ("native", 2, 3, []),
         ("xla", 1, 3, []),
         pytest.param("xla", 1, 1, [1], marks=pytest.mark.nightly),

@@ -64,7 +64,7 @@ def whole_texts(name: str, rows: list[list[Part]]) -> list[tuple[list[int], list
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=50, deadline=None)
 @given(rows=rows_of_parts)
 def test_ids_and_masks_are_those_of_whole_texts(name: str, rows: list[list[Part]]) -> None:
     encoder = CausalEncoder(loaded(name), 10**6, "error", add_eos=True)
@@ -72,7 +72,7 @@ def test_ids_and_masks_are_those_of_whole_texts(name: str, rows: list[list[Part]
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "split", "drop"])
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=30, deadline=None)
 @given(rows=rows_of_parts, cut=st.integers(0, 6), seed=st.randoms(use_true_random=False), most=st.integers(1, 12))
 def test_rows_depend_on_nothing_beside_them(
     overlong: str, rows: list[list[Part]], cut: int, seed: Any, most: int
@@ -85,7 +85,7 @@ def test_rows_depend_on_nothing_beside_them(
     assert sorted(rows_of(encoder.encode(table(shuffled)))) == sorted(made)
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=30, deadline=None)
 @given(rows=rows_of_parts, most=st.integers(1, 12))
 def test_splitting_keeps_each_token_once_and_cutting_the_first(rows: list[list[Part]], most: int) -> None:
     whole, split, cut, dropped = (
@@ -102,7 +102,7 @@ def test_splitting_keeps_each_token_once_and_cutting_the_first(rows: list[list[P
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.lists(nasty, min_size=1, max_size=6).map("".join), min_size=1, max_size=5), most=st.integers(2, 9)
 )

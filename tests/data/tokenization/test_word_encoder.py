@@ -105,7 +105,7 @@ def encoded(words: WordEncoder, rows: list[str], special: dict[str, int]) -> lis
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=50, deadline=None)
 @given(rows=texts, recognised=st.booleans())
 @example(rows=TEXTS, recognised=False)
 @example(rows=["<s> a</s>  b <think>c\nd.\n\n</s>", "", "  ", "a\nb", " a"], recognised=True)
@@ -158,7 +158,7 @@ def test_distinct_words_are_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(asked) == sorted({"one", " two", ",", " one", "two"})
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=30)
 @given(st.lists(st.lists(st.sampled_from(["<", "s", ">", "<s>", "<s>>", "x"]), max_size=6).map("".join), max_size=4))
 def test_names_are_found_within_their_text(rows: list[str]) -> None:
     data = [row.encode() for row in rows]

@@ -16,6 +16,7 @@ import pytest
 
 from tests.flows.prefect_api import Api
 from tests.flows.services.test_task_runners import wait_until
+from tests.helpers.products import sampled
 from trnflow.flows.services.prefect_address import recorded_server
 
 SHORT = ["data.limit=60", "train.global_batch=32", "train.engine=native", "train.devices=1", "train.epochs=1"]
@@ -48,10 +49,7 @@ def trains(api: Api, after: float) -> bool:
     return any(file.stat().st_mtime > after for file in (api.home / "logs").glob("*-train-*.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("order", "direct"),
-    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGTERM, True)],
-)
+@sampled("order, direct", [signal.SIGINT, signal.SIGTERM], [False, True])
 def test_an_interrupted_run_is_cancelled_on_every_record(order: signal.Signals, direct: bool, api: Api) -> None:
     begun = time.time()
     run = start(api, *ENDLESS, *(["--direct"] if direct else []))

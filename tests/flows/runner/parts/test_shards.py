@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.flows.runner.shelf import Shelf, sentences
+from tests.helpers.products import sampled
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from trnflow.flows.runner.parts import shards
 from trnflow.flows.runner.plan import Step
@@ -207,8 +208,7 @@ def test_shards_in_a_bucket(s3_root: str, tmp_path: Path) -> None:  # noqa: F811
 # --- damage, kills, company
 
 
-@pytest.mark.parametrize("what", ["file", "manifest", "record"])
-@pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
+@sampled("what, how", ["file", "manifest", "record"], ["flip", "truncate", "delete"])
 def test_a_damaged_shard_is_made_again(shelf: Shelf, tmp_path: Path, what: str, how: str) -> None:
     made, _ = counts(shelf.run(sentences(200)))
     record = fourth(shelf)
