@@ -20,7 +20,7 @@ FORMATS = {
     ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
     ".arrow": "arrow", ".feather": "arrow", ".txt": "txt",
 }  # fmt: skip
-"""File extensions -> format."""
+"""File extensions -> format, a value of `data.format`. `tasks/data/load/readers.py` has a reader of each."""
 COMPRESSED = (".gz", ".bz2", ".zst")
 _WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(sorted(ALIASES, key=len, reverse=True))})(?=$|[-_. \d])", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,9 +11,14 @@ from trnflow.tasks.config import NOT_KEYED, Positive, PositiveCount, Seed, Stage
 from trnflow.tasks.data.load.columns import Nulls, text_columns
 from trnflow.tasks.data.load.mixture import Strategy
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.sources.data_files import FORMATS
 
 _NAME = re.compile(r"[\w-]+")
 Split = Literal["train", "validation", "test"]
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = Literal[tuple(dict.fromkeys(FORMATS.values()))]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -27,7 +32,7 @@ class SourceConfig(StageConfig):
     """The configuration of a hub dataset, or the view of the built-in corpus (`packages` or `questions`)."""
     revision: Annotated[str | None, NOT_KEYED] = None
     """The branch, tag or commit of a hub dataset. Default: its main branch."""
-    format: Annotated[Literal["parquet", "csv", "tsv", "jsonl", "arrow", "txt"] | None, NOT_KEYED] = None
+    format: Annotated[Format | None, NOT_KEYED] = None
     """The format of the files, where their names do not show it."""
     splits: Annotated[dict[Split, str], NOT_KEYED] = Field(default_factory=dict)
     """The name or file at the source of each split, such as `{test: held-out.csv}`. Splits that are not named here are

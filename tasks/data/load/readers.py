@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trnflow.tasks.data.load.json_rows import open_json
 from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines, open_text
-from trnflow.tasks.errors import DataError
+from trnflow.tasks.errors import CodeError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,12 +34,32 @@ class RowReader:
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
 
 
+Reader = Callable[[Path, str], RowReader]
+Function = TypeVar("Function", bound=Reader)
+READERS: dict[str, Reader] = {}
+"""{format: opens a file of it, given its path and its name in errors}."""
+
+
+def reads(kind: str) -> Callable[[Function], Function]:
+    """Return a decorator that makes a function the reader of a format. Raises CodeError for a second one."""
+
+    def enter(function: Function) -> Function:
+        other = READERS.setdefault(kind, function)
+        if other is not function:
+            places = " and ".join(
+                f"{reader.__code__.co_filename}:{reader.__code__.co_firstlineno}" for reader in (other, function)
+            )
+            raise CodeError(f"the format {kind} has two readers: {places}", "remove one")
+        return function
+
+    return enter
+
+
 def open_file(path: Path, kind: str, name: str) -> RowReader:
     """Open a data file of format `kind` without reading rows. Raises DataError for one that can't be read, or has two
     columns of one name."""
-    opener = {"parquet": _parquet, "csv": _csv, "tsv": _tsv, "jsonl": _json, "arrow": _arrow, "txt": _text}[kind]
     with file_errors(name):
-        rows = opener(path, name)
+        rows = READERS[kind](path, name)
     twice = [column for column, count in Counter(rows.schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{name} has two columns named {twice[0]}", "rename one in the file")
@@ -51,6 +71,7 @@ def open_table(table: pa.Table, name: str) -> RowReader:
     return RowReader(name, table.schema, lambda columns: iter(table.select(columns).to_batches(max_chunksize=BATCH)))
 
 
+@reads("parquet")
 def _parquet(path: Path, name: str) -> RowReader:
     import pyarrow.parquet as pq
 
@@ -63,6 +84,7 @@ def _parquet(path: Path, name: str) -> RowReader:
         return RowReader(name, file.schema_arrow, batches)
 
 
+@reads("arrow")
 def _arrow(path: Path, name: str) -> RowReader:
     """Open an Arrow IPC file, or a stream as `datasets` writes under the same extension."""
     import pyarrow as pa
@@ -73,10 +95,12 @@ def _arrow(path: Path, name: str) -> RowReader:
     return open_table((pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped).read_all(), name)
 
 
+@reads("jsonl")
 def _json(path: Path, name: str) -> RowReader:
     return RowReader(name, *open_json(path, name, BATCH))
 
 
+@reads("txt")
 def _text(path: Path, name: str) -> RowReader:
     """One row for each line that is not blank, in the column `text`."""
     import pyarrow as pa
@@ -89,10 +113,12 @@ def _text(path: Path, name: str) -> RowReader:
     return RowReader(name, pa.schema([("text", pa.string())]), batches)
 
 
+@reads("tsv")
 def _tsv(path: Path, name: str) -> RowReader:
     return _csv(path, name, "\t")
 
 
+@reads("csv")
 def _csv(path: Path, name: str, delimiter: str = ",") -> RowReader:
     import pyarrow as pa
 

@@ -1,0 +1,105 @@
+"""What an addition costs: each patch is applied to a copy of the program, which then runs by `trnflow run`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import PROJECT
+from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
+from tests.helpers.command_line import Shell, artifacts
+
+METRIC = "balanced_accuracy"
+
+
+def patched(folder: Path, name: str) -> tuple[Shell, list[str]]:
+    """A shell of a copy of the program with a patch, in an empty folder, and the lines of `git diff --stat`."""
+    code, work = folder / "code", folder / "work"
+    for part in ("trnflow", "flows", "tasks", "conf"):
+        shutil.copytree(PROJECT / part, code / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+        command = ["git", "-C", str(code), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "before")
+    git("apply", str(Path(__file__).with_name(f"{name}.patch")))
+    work.mkdir()
+    shell = Shell(work)
+    shell.environ["PYTHONPATH"] = str(code)
+    return shell, [" ".join(line.split()) for line in git("diff", "--stat").splitlines()]
+
+
+@pytest.mark.slow
+def test_a_metric_is_one_entry_and_is_seen_everywhere(tmp_path: Path) -> None:
+    shell, changed = patched(tmp_path, "metric")
+    assert changed[-1] == "1 file changed, 8 insertions(+)"
+    (shell.folder / "tiny.yaml").write_text(RECIPE.replace("tracking: {enabled: false}", "tracking: {enabled: true}"))
+    write_rows(shell.folder / "rows", {"pos": "pos", "neg": "neg"})
+    assert f"f1_macro, {METRIC}, " in shell("settings", "promote.metric").stdout
+
+    table = shell("run", "tiny.yaml", "--direct")
+    assert table.returncode == 0, table.stderr
+    report = shell.folder / "got"
+    shell.json("get", "tiny.yaml", "evaluate_model", str(report))
+    value = json.loads((report / "report.json").read_text())["metrics"][METRIC]
+    predicted = pq.read_table(report / "predictions.parquet").to_pylist()
+    recalls = [
+        sum(row["predicted"] == label for row in predicted if row["label"] == label)
+        / sum(row["label"] == label for row in predicted)
+        for label in ("pos", "neg")
+    ]
+    assert value == pytest.approx(sum(recalls) / 2)
+    assert f"{METRIC} {value:.4g}" in table.stdout
+    for page in ((report / "report.html").read_text(), Path(shell.json("report")["path"]).read_text()):
+        head, _, _ = page.partition("<table")  # the cards stand before the tables
+        assert METRIC in head and f"{value:.4g}" in head
+    check_mlflow(shell.folder / ".trnflow", value)
+
+    promoting = f"promote.metric={METRIC}"
+    first = shell.json("promote", "tiny.yaml", promoting)
+    shell.json("run", "tiny.yaml", "--direct", "--until", "consolidate", STRONG)
+    strong = shell.json("promote", "tiny.yaml", STRONG, promoting)
+    assert first["promoted"] and strong["promoted"]
+    assert strong["comparison"]["metric"] == METRIC and strong["comparison"]["champion"] == pytest.approx(value)
+    assert 0 < strong["comparison"]["low"] < strong["comparison"]["difference"]
+    shell.json("publish", "tiny.yaml", str(shell.folder / "published"))
+    assert f"name: {METRIC}" in (shell.folder / "published/README.md").read_text()
+
+
+def check_mlflow(home: Path, value: float) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{home}/mlflow.db")
+    (experiment,) = (found for found in client.search_experiments() if found.name == "trnflow")
+    runs = client.search_runs([experiment.experiment_id])
+    for name in (f"evaluate_model/{METRIC}", METRIC):  # of the pipeline's run, and of the stage's
+        assert [run.data.metrics[name] for run in runs if name in run.data.metrics] == [value]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_file_format_is_two_places(tmp_path: Path, by_name: bool) -> None:
+    shell, changed = patched(tmp_path, "format")
+    assert changed == [
+        "tasks/data/load/readers.py | 5 +++++",
+        "tasks/sources/data_files.py | 1 +",
+        "2 files changed, 6 insertions(+)",
+    ]
+    rows = "text|label\n" + "".join(f"row {number}|{number % 2}\n" for number in range(20))
+    (shell.folder / ("rows.psv" if by_name else "rows")).write_text(rows)
+    data = f"data: {{source: {'rows.psv' if by_name else 'rows'}, text: text, label: label}}\n"
+    (shell.folder / "piped.yaml").write_text(f"extends: demo\n{data}")
+    more = ["data.name=null"] + ([] if by_name else ["data.format=psv"])
+    assert "psv" in shell("settings", "data.format").stdout
+    run = shell.json("run", "piped.yaml", "--until", "load_data", "--direct", "tracking.enabled=false", *more)
+    shell.json("get", "piped.yaml", "load_data", str(shell.folder / "got"), *more)
+    assert pq.read_table(shell.folder / "got/train.parquet")["text"].to_pylist() == [f"row {n}" for n in range(20)]
+    assert artifacts(shell, run["run"])["load_data"]

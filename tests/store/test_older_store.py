@@ -1,0 +1,110 @@
+"""A store that commit 57f1fd9 made, before keys had form 2 and the package was `trnflow`, still stands."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
+from tests.helpers.command_line import InProcessShell, Shell, artifacts
+
+pytestmark = pytest.mark.slow
+
+COMMIT = "57f1fd9592015fab9e7a3af4ac9a6aca0229a4d8"
+BOOT = "import sys; from flows.cli.main import main; sys.exit(main())"
+EVERYTHING = ("gc", "--keep-last", "0", "--grace", "0")
+SUNNY = ("lovely sunny day", "awful rainy day")
+
+
+class OlderShell(Shell):
+    """The commands of COMMIT, with the packages of today."""
+
+    def __init__(self, folder: Path, checkout: Path) -> None:
+        super().__init__(folder)
+        self.environ |= {"PYTHONPATH": str(checkout), "TRNFLOW_HOME": str(folder / ".trnflow")}
+
+    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-c", BOOT, *arguments]
+        return subprocess.run(command, cwd=self.folder, env=self.environ | environ, capture_output=True, text=True)
+
+
+def checkout(to: Path) -> Path:
+    """Unpack COMMIT into a folder. Skips the test in a clone without its history."""
+    git = ["git", "-C", str(PROJECT)]
+    if subprocess.run([*git, "cat-file", "-e", f"{COMMIT}^{{commit}}"], capture_output=True).returncode:
+        pytest.skip(f"{COMMIT[:7]} is not in this clone: fetch the whole history")
+    archive = subprocess.run([*git, "archive", "--format=tar", COMMIT], check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(to, filter="data")
+    return to
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What COMMIT's commands print of a store with two champions, frozen rows, a retrain, a pin and its runs."""
+    folder = tmp_path_factory.mktemp("older")
+    shell = OlderShell(folder / "house", checkout(folder / "program"))
+    shell.folder.mkdir()
+    (shell.folder / "tiny.yaml").write_text(RECIPE)
+    write_rows(shell.folder / "rows", {"pos": "pos", "neg": "neg"})
+    weak = shell.json("run", "tiny.yaml", "--direct")
+    shell.json("promote", "tiny.yaml")
+    shell.json("pin", "last", "--name", "weak")
+    retrained = shell.json("retrain", "tiny.yaml", "--direct", STRONG)
+    facts: dict[str, Any] = {"retrained": retrained, "weak": weak["run"], "folder": shell.folder}
+    facts["champions"] = shell.json("champions", "tiny")
+    facts["runs"] = shell.json("runs")
+    facts["predictions"] = shell.json("predict", "tiny.yaml@champion", *SUNNY)
+    facts["swept"] = shell.json(*EVERYTHING)["swept"]
+    return facts
+
+
+@pytest.fixture
+def today(made: dict[str, Any], tmp_path: Path) -> InProcessShell:
+    """Today's commands in a copy of that store."""
+    shutil.copytree(made["folder"], tmp_path / "house", symlinks=True)
+    shell = InProcessShell(tmp_path / "house")
+    shell.environ["TRNFLOW_HOME"] = str(tmp_path / "house/.trnflow")
+    return shell
+
+
+def test_all_of_it_is_read(made: dict[str, Any], today: InProcessShell) -> None:
+    assert today.json("verify")["ok"]
+    assert today.json("champions", "tiny")["champions"] == made["champions"]["champions"]
+    assert today.json("runs")["runs"] == made["runs"]["runs"]
+    assert today.json("predict", "tiny.yaml@champion", *SUNNY) == made["predictions"]
+    assert today.json("unpin", "weak")["name"] == "weak"
+    assert today("report", made["weak"]).returncode == 0
+
+
+def test_gc_keeps_what_it_kept(made: dict[str, Any], today: InProcessShell) -> None:
+    assert today.json(*EVERYTHING)["swept"] == made["swept"]
+    for _ in range(2):  # the second one frees the trash
+        today.json(*EVERYTHING, "--yes")
+    assert today.json("verify")["ok"]
+    assert today.json("champions", "tiny")["champions"] == made["champions"]["champions"]
+    assert today.json("predict", "tiny.yaml@champion", *SUNNY) == made["predictions"]
+    weak = artifacts(today, made["weak"])["pack_chunks"]
+    blobs = today.folder / ".trnflow/store/blobs/sha256"
+    assert (blobs / weak[7:9] / weak[7:]).exists(), "the pinned run's"
+
+
+def test_a_new_model_is_judged_against_the_old_champion(made: dict[str, Any], today: InProcessShell) -> None:
+    champion = made["champions"]["champions"][0]
+    plan = today.json("plan", "tiny.yaml", STRONG)["stages"]
+    assert plan[0]["action"] == "run" and "the form of keys changed: 1 -> 2" not in plan[0]["why"]
+    accepted = today.json("accept", "tiny.yaml", "--all", STRONG)["stages"]
+    by_stage = {stage["stage"]: stage for stage in accepted}
+    assert by_stage["consolidate"]["artifact"] == champion["artifact"]
+    assert today.json("promote", "tiny.yaml", STRONG)["why"] == "this model is the champion already"
+    weak = today.json("retrain", "tiny.yaml", "--direct", "train.max_steps=2")
+    assert (weak["promoted"], weak["champion"]) == (False, champion["artifact"])
+    assert weak["frozen"] == champion["frozen"] and weak["metrics"]["difference"] < 0
