@@ -107,7 +107,7 @@ def _artifact_of(store: Store, name: ModelName, meaning: Meaning, want: Sequence
     """Return the digest of the artifact that a name means. Raises ConfigError if it is of another stage."""
     stage = want[0]
     if meaning.champion is not None:
-        return _made_with(store, name.recipe, meaning.champion.document["artifact"], stage)
+        return _made_with(store, name.recipe, str(meaning.artifact), stage)
     if meaning.run is not None:
         if meaning.artifact is None:
             raise ConfigError(f"the run {meaning.run} has no artifact of {stage}", "`trnflow runs` lists others")

@@ -17,8 +17,9 @@ from trnflow.flows.runner.run import artifact_in
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, numbered
 from trnflow.tasks.store.layout import newest_runs
+from trnflow.tasks.store.ledger import read_ledger
+from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.model_names import find_stored, no_such_model
 
 SHAPING = ("format", "tokenize")
@@ -117,13 +118,13 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
     """Return the model with this full digest (`sha256:...`), and the settings with which it was trained.
 
     If the model is or was a champion of the recipe `name` (the model that the recipe's users should get), the settings
-    are read from the champion's file in the store, else from the record of the newest run that made or used the model.
+    are read from the recipe's ledger, else from the record of the newest run that made or used the model.
     ConfigError when the artifact is no model or not in the store, or when the model was no champion of the recipe and
     no run in the store made or used the model."""
     artifact = _model(store, digest)
-    for _, document in numbered(store.backend, CHAMPIONS, name):
-        if document["artifact"] == digest:
-            return of_champion(store, document)
+    for entry in read_ledger(store, name).champions():
+        if entry["champion"] == digest and entry["shaping"] is not None:
+            return of_champion(store, entry)
     run = run_of_model(store, digest)
     if run is not None:
         return _contender(store, artifact, run["resolved"])
@@ -133,14 +134,10 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
     )
 
 
-def of_champion(store: Store, document: Meta) -> Contender:
-    """Return the model of a recipe's champion (the model that the recipe's users should get).
-
-    document: the content of the champion's file `roots/champions/<recipe>/<n>.json` in the store. BlobLost when the
-    store has lost the model."""
-    return Contender(
-        store.artifact(document["artifact"]), document["shaping"], document["evaluation"], tuple(document["records"])
-    )
+def of_champion(store: Store, entry: Entry) -> Contender:
+    """Return the model of a champion. entry: the entry of the ledger that made it so. Raises BlobLost."""
+    assert entry["champion"] is not None and entry["shaping"] is not None
+    return Contender(store.artifact(entry["champion"]), entry["shaping"], entry["evaluation"], tuple(entry["records"]))
 
 
 def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:

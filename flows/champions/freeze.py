@@ -1,6 +1,6 @@
-"""Freeze a recipe's test rows: keep them as an artifact that the store's file `roots/frozen/<recipe>/<n>.json` names.
+"""Freeze a recipe's test rows: keep them as an artifact that an entry of the recipe's ledger names.
 
-The models of a recipe are compared on its newest frozen rows (the highest n), even after the recipe's data changed.
+The models of a recipe are compared on its newest frozen rows, even after the recipe's data changed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import FROZEN, add_numbered, numbered, remove_numbered
-from trnflow.tasks.system.clock import now
+from trnflow.tasks.store.ledger import append_ledger, read_ledger, remove_newest
+from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
 def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Frozen:
     """Keep the test rows of a recipe's present data as its newest frozen rows, on which models are then compared.
 
-    Runs the stage `load_data` if it is not cached, and creates the file `roots/frozen/<recipe>/<n>.json` in the store,
-    with the next free n. Frozen rows are fixed: they stay the same when the recipe's data changes. Earlier ones are
-    kept.
+    Runs the stage `load_data` if it is not cached, and adds an entry to the recipe's ledger.
 
     Args:
         listeners: Called with the events of the stages, such as a progress display.
@@ -34,49 +32,36 @@ def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, off
 
     Raises:
         DataError: The data has no test split.
-        StoreError: Garbage collection removed the rows just before the file was created; the file is removed again.
+        StoreError: Garbage collection removed the rows just before the entry was added; the entry is removed again.
     """
     clean(store)
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
     made = settle(graph, context_of(recipe, store, offline=offline).for_run(listeners)).steps["freeze_rows"]
     assert made.artifact is not None
-    records = [{"stage": "freeze_rows", "key": made.key}]
-    document = {
-        "schema": 1,
-        "recipe": recipe.name,
-        "artifact": made.artifact.digest,
-        "records": records,
-        "created": now(),
-    }
-    number = 0
-    while not number:
-        found = numbered(store.backend, FROZEN, recipe.name)
-        taken = (found[0].number if found else 0) + 1
-        if add_numbered(store.backend, FROZEN, recipe.name, taken, document | {"number": taken}):
-            number = taken
-    secure_named(store, FROZEN, recipe.name, number, made.artifact)
-    return Frozen(number, made.artifact)
+    entry_of_rows = NewEntry(
+        outcome="frozen", by="freeze", why="the test rows were frozen", frozen=made.artifact.digest,
+        records=[{"stage": "freeze_rows", "key": made.key}],
+    )  # fmt: skip
+    entry = None
+    while entry is None:
+        entry = append_secured(store, recipe.name, entry_of_rows, read_ledger(store, recipe.name).number, made.artifact)
+    assert entry["number"] is not None
+    return Frozen(entry["number"], made.artifact)
 
 
-def secure_named(store: Store, kind: str, name: str, number: int, artifact: Artifact) -> None:
-    """Make sure that the artifact which a new numbered root names is in the store, and bring it back from the trash if
-    garbage collection moved it there just before the root was created.
+def append_secured(store: Store, recipe: str, new: NewEntry, after: int, artifact: Artifact) -> Entry | None:
+    """Add an entry to a ledger, and bring the artifact that it names back from the trash, where garbage collection may
+    have moved it just before. Return None if another writer was first.
 
-    A numbered root is a file `<kind>/<name>/<n>.json` in the store, which says that garbage collection must keep an
-    artifact: a recipe's champion (the model that its users should get) or its frozen rows (fixed test rows).
-
-    Args:
-        kind: `roots/champions` or `roots/frozen`.
-        name: The recipe's name.
-        number: The n of the root's file.
-        artifact: The artifact that the root names.
-
-    Raises:
-        StoreError: The artifact is gone for good; the root is removed again.
+    after: as for `append_ledger`. Raises StoreError if the artifact is gone for good; the entry is removed again.
     """
-    try:
-        store.secure([], artifact)
-    except BlobLost as error:
-        remove_numbered(store.backend, kind, name, number)
-        raise StoreError(f"{artifact.digest[:19]} was collected meanwhile: {error.message}", "run it again") from error
+    entry = append_ledger(store, recipe, new, after)
+    if entry is not None:
+        try:
+            store.secure([], artifact)
+        except BlobLost as error:
+            remove_newest(store, recipe, entry["n"])
+            lost = f"{artifact.digest[:19]} was collected meanwhile: {error.message}"
+            raise StoreError(lost, "run it again") from error
+    return entry

@@ -17,12 +17,11 @@ from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import FROZEN, numbered
+from trnflow.tasks.store.ledger import Ledger, read_ledger
 
 
 class Frozen(NamedTuple):
-    """Frozen rows of a recipe: the fixed test rows on which the recipe's models are compared. number: the n of their
-    file `roots/frozen/<recipe>/<n>.json` in the store; artifact: the rows, made by the stage `freeze_rows`."""
+    """Frozen rows of a recipe. number: counted from 1; artifact: the rows, made by the stage `freeze_rows`."""
 
     number: int
     artifact: Artifact
@@ -31,28 +30,28 @@ class Frozen(NamedTuple):
         return {"number": self.number, "artifact": self.artifact.digest, "rows": self.artifact.meta["rows"]}
 
 
-def newest_frozen(recipe: Recipe, store: Store) -> Frozen | None:
-    """Return the newest frozen rows of a recipe (the fixed test rows on which its models are compared); None if there
-    are none. BlobLost when the store has lost them."""
-    found = numbered(store.backend, FROZEN, recipe.name)
-    return Frozen(found[0].number, store.artifact(found[0].document["artifact"])) if found else None
+def newest_frozen(recipe: Recipe, store: Store, ledger: Ledger | None = None) -> Frozen | None:
+    """Return the newest frozen rows of a recipe; None if there are none. Raises BlobLost. ledger: the recipe's, if it
+    was read already."""
+    rows = (ledger or read_ledger(store, recipe.name)).stands["frozen"]
+    return Frozen(rows["number"], store.artifact(rows["artifact"])) if rows else None
 
 
 def old_frozen(store: Store, name: str, days: float) -> str:
-    """Return a note for the user that the newest frozen rows of a recipe (the fixed test rows on which its models are
-    compared) are old; "" if they are not, or if there are none.
+    """Return a note for the user that the newest frozen rows of a recipe are old; "" if they are not, or if there are
+    none.
 
-    Args:
-        name: The recipe's name.
-        days: The age in days from which frozen rows count as old (`promote.frozen_days`).
+    name: the recipe's name; days: the age from which frozen rows count as old (`promote.frozen_days`).
     """
-    found = numbered(store.backend, FROZEN, name)
-    if not found:
+    ledger = read_ledger(store, name)
+    rows = ledger.stands["frozen"]
+    if rows is None:
         return ""
-    age = (datetime.now(UTC) - datetime.fromisoformat(found[0].document["created"])).total_seconds() / 86400
+    created = ledger.entry(rows["entry"])["created"]
+    age = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 86400
     if age < days:
         return ""
-    return f"the frozen rows {found[0].number} of {name} are {age:.0f} days old: `trnflow freeze {name}` renews them"
+    return f"the frozen rows {rows['number']} of {name} are {age:.0f} days old: `trnflow freeze {name}` renews them"
 
 
 def finetune_without(recipe: Recipe, frozen: Frozen | None) -> Graph:

@@ -6,13 +6,14 @@ The caller never waits for MLflow, and an error of MLflow never stops a promotio
 
 from __future__ import annotations
 
-from trnflow.flows.champions.promote import Decision, champions_of
+from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import new_run_id
 from trnflow.flows.services.mlflow_listener import new_tracker, record_champion
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.system.redaction import scrub
 
 
@@ -37,15 +38,16 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
 
 
 def _mirror(recipe: Recipe, store: Store, decision: Decision | None) -> str | None:
-    champions = champions_of(store, recipe.name)
-    document = champions[0].document
-    tracker = new_tracker(recipe, store.home, new_run_id(), {"trnflow.action": document["action"]})
+    ledger = read_ledger(store, recipe.name)
+    champion = ledger.champion
+    assert champion is not None
+    tracker = new_tracker(recipe, store.home, new_run_id(), {"trnflow.action": champion["outcome"]})
     if tracker is None:
         return None
-    if document["frozen"]:
-        tracker.dataset(f"{recipe.name} frozen rows", document["frozen"], context="evaluation")
+    if champion["frozen"]:
+        tracker.dataset(f"{recipe.name} frozen rows", champion["frozen"], context="evaluation")
     lost = decision.challenger if decision and decision.challenger != decision.champion else None
-    record_champion(tracker, recipe.name, champions, lost, _figures(decision))
+    record_champion(tracker, ledger, lost, _figures(decision))
     return tracker.finish("FINISHED", wait_seconds=0.0)
 
 

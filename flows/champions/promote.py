@@ -1,47 +1,62 @@
 """Promote a model: compare it with the champion on frozen rows, and make it the champion if it is surely better.
 
-The champion is the model that a recipe's users should get, the challenger the model that may replace it; frozen rows
-are test rows that the store keeps to compare them. The store's file `roots/champions/<recipe>/<n>.json` with the
-highest n names the champion. A file is created once and never changed. Of two challengers at once, one creates n + 1;
-the other finds it taken, and is compared with the new champion.
+The decision is an entry of the recipe's ledger. Of two challengers at once, one adds the next entry; the other finds
+its number taken, and is compared with the new champion.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from trnflow.flows.champions.contenders import Contender, of_champion
-from trnflow.flows.champions.freeze import freeze, secure_named
+from trnflow.flows.champions.contenders import Contender, of_champion, run_of_model
+from trnflow.flows.champions.freeze import append_secured, freeze
 from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen
+from trnflow.flows.champions.judged_models import judged_models
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.work_folders import clean, workplace
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare, score_of
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
-from trnflow.tasks.system.clock import now
+from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
+from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
-PROMOTED, ROLLED_BACK = "promoted", "rolled back"
+
+@dataclass(frozen=True)
+class Round:
+    """What a retrain knows of its challenger, for the ledger.
+
+    Attributes:
+        run: The id of the run that made or found the challenger.
+        data: The digest of the data that it was trained on.
+        checks: What the checks of the data found.
+        confirm: Called before the decision is written; raises if it must not be.
+    """
+
+    run: str
+    data: str
+    checks: list[Meta]
+    confirm: Callable[[], None]
 
 
 class Decision(NamedTuple):
-    """The result of a promotion: whether the challenger (the model that was to be promoted) became the champion (the
-    model that a recipe's users should get), and why.
+    """The result of a promotion.
 
     Attributes:
         promoted: Whether the challenger is the champion now, and was not before.
-        number: The n of the champion's file `roots/champions/<recipe>/<n>.json` in the store.
+        number: The number of the present champion.
         champion: Digest of the model that is the champion now.
         challenger: Digest of the model that was to be promoted.
-        comparison: The metric of both models, and the interval of their difference; None if no models were compared,
-            because there was no champion yet or the challenger was the champion already.
-        frozen: The frozen rows (fixed test rows kept in the store) on which the models were scored.
-        froze: Whether this promotion made the frozen rows from the present test rows, because the recipe had none.
+        comparison: The metric of both models, and the interval of their difference; None if no models were compared.
+        frozen: The frozen rows on which the models were scored.
+        froze: Whether this promotion froze the present test rows, because the recipe had no frozen rows.
         why: The reason of the decision, in a sentence.
+        entry: The n of the ledger's entry; None if none was added, because the challenger is the champion already.
     """
 
     promoted: bool
@@ -52,17 +67,22 @@ class Decision(NamedTuple):
     frozen: Frozen
     froze: bool
     why: str
+    entry: int | None = None
 
     def to_json(self) -> Meta:
+        """Return the document that `trnflow promote --json` prints."""
         compared = self.comparison.to_json() if self.comparison else None
-        return {**self._asdict(), "comparison": compared, "frozen": self.frozen.to_json()}
+        document = {**self._asdict(), "comparison": compared, "frozen": self.frozen.to_json()}
+        del document["entry"]
+        return document
 
 
-def champions_of(store: Store, name: str) -> list[Numbered]:
-    """Return the present and all earlier champions of a recipe (the models that its users should get), the present one
-    first, each as (n, content) of its file `roots/champions/<recipe>/<n>.json` in the store. StoreError when a file
-    can't be read."""
-    return numbered(store.backend, CHAMPIONS, name)
+class _Verdict(NamedTuple):
+    """Whether the challenger becomes champion, and why."""
+
+    promoted: bool
+    why: str
+    comparison: Comparison | None = None
 
 
 def promote(
@@ -73,20 +93,19 @@ def promote(
     *,
     frozen: Frozen | None = None,
     offline: bool = False,
-    by: Literal["promote", "retrain"] = "promote",
+    training: Round | None = None,
 ) -> Decision:
-    """Compare a challenger with the recipe's champion and make it the champion if it is better, or if there is none yet.
+    """Compare a challenger with the recipe's champion, make it the champion if it is surely better or if there is none
+    yet, and add the decision to the ledger.
 
-    The champion is the model that the recipe's users should get; the models are compared on frozen rows (fixed test
-    rows). Better means: the lower end of the bootstrap interval of the difference between the two models' metrics
-    exceeds `promote.margin`, and there are at least 30 frozen rows. If the recipe has no frozen rows, its present test
-    rows are frozen first. A model that is not yet scored on the frozen rows is scored.
+    If the recipe has no frozen rows, its present test rows are frozen first. A model that is not yet scored on the
+    frozen rows is scored. A retrain does not promote a model again that was rolled back.
 
     Args:
         listeners: Called with the events of the stages that freeze and score, such as a progress display.
         frozen: The rows to compare on. Default: the newest frozen rows of the recipe.
         offline: Make no requests to a data hub.
-        by: The command that asks, which the champion's document names.
+        training: Of a retrain; None of `trnflow promote`.
 
     Raises:
         ConfigError: `promote.metric` is no metric of the challenger's task.
@@ -97,62 +116,76 @@ def promote(
     score_of(recipe.promote, challenger.artifact.meta["task"])
     before = frozen or newest_frozen(recipe, store)
     frozen = before or freeze(recipe, store, listeners, offline=offline)
-    ours = score(recipe, store, challenger, frozen.artifact, listeners)
+    digest = challenger.artifact.digest
+    ours: Scored | None = None
     while True:
-        found = champions_of(store, recipe.name)
-        comparison, why = None, "the first champion"
-        if found:
-            champion = found[0]
-            if champion.document["artifact"] == challenger.artifact.digest:
-                why = "this model is the champion already"
-                return _decision(champion, challenger, None, frozen, before is None, why, promoted=False)
-            comparison = _compared(recipe, store, champion, challenger, ours, frozen, listeners)
-            why = describe(comparison)
-            if not comparison.is_better:
-                return _decision(champion, challenger, comparison, frozen, before is None, why, promoted=False)
-        document = {"by": by} | _document(store, recipe, challenger, ours, frozen, found, comparison, why)
-        added = add_champion(store, recipe.name, document, challenger.artifact)
-        if added is not None:
-            return _decision(added, challenger, comparison, frozen, before is None, why, promoted=True)
+        ledger = read_ledger(store, recipe.name)
+        verdict = _without_comparison(ledger, digest, training)
+        if verdict is None or (verdict.promoted and ledger.champion is None):
+            ours = ours or score(recipe, store, challenger, frozen.artifact, listeners)
+        if verdict is None:
+            assert ours is not None and ledger.champion is not None
+            comparison = _compared(recipe, store, ledger.champion, challenger, ours, frozen, listeners)
+            verdict = _Verdict(comparison.is_better, describe(comparison), comparison)
+        title = ledger.stands["champions"][0] if ledger.stands["champions"] else None
+        is_champion = title is not None and title["artifact"] == digest
+        if is_champion and training is None:
+            assert title is not None
+            return Decision(False, title["number"], digest, digest, None, frozen, before is None, verdict.why)
+        new = _new_entry(store, recipe, ledger, challenger, ours, frozen, verdict, training)
+        if training is not None:
+            training.confirm()
+        if verdict.promoted:
+            entry = append_secured(store, recipe.name, new, ledger.number, challenger.artifact)
+        else:
+            entry = append_ledger(store, recipe.name, new, ledger.number)
+        if entry is not None:
+            title = entry["stands"]["champions"][0]
+            return Decision(
+                verdict.promoted, title["number"], title["artifact"], digest, verdict.comparison, frozen,
+                before is None, verdict.why, entry["n"],
+            )  # fmt: skip
 
 
-def rollback(recipe: Recipe, store: Store) -> Numbered:
-    """Undo a promotion: make the earlier model, which the present champion replaced, the champion again (the model that
-    a recipe's users should get).
-
-    Creates the file `roots/champions/<recipe>/<n>.json` in the store, with the next n, and returns n and the content of
-    the file. No model is scored.
+def rollback(recipe: Recipe, store: Store) -> Entry:
+    """Make the earlier model, which the present champion replaced, the champion again, and return the ledger's entry. No
+    model is scored.
 
     Raises:
         ConfigError: There is no champion, or no earlier one.
         BlobLost: The store has lost the earlier model's bytes.
         StoreError: Another process changed the champion meanwhile.
     """
-    found = champions_of(store, recipe.name)
-    if not found:
+    ledger = read_ledger(store, recipe.name)
+    champions = ledger.champions()
+    if not champions:
         raise ConfigError(f"{recipe.name} has no champion", f"`trnflow promote {recipe.name}` makes the first")
-    present = found[0].document["artifact"]
-    won = next(one for one in found if (one.document["artifact"], one.document["action"]) == (present, PROMOTED))
-    earlier = next((one for one in found if one.document["artifact"] == won.document["replaces"]), None)
+    present = champions[0]["champion"]
+    won = next(entry for entry in champions if (entry["champion"], entry["outcome"]) == (present, "promoted"))
+    earlier = next((entry for entry in champions if entry["champion"] == won["replaces"]), None)
     if earlier is None:
         raise ConfigError(
-            f"{recipe.name} has no champion before {present[:19]}, which was the first",
+            f"{recipe.name} has no champion before {str(present)[:19]}, which was the first",
             "`trnflow champions` lists them",
         )
-    why = f"rolled back from {present[:19]}"
-    document = earlier.document | {
-        "action": ROLLED_BACK, "by": "rollback", "replaces": present, "comparison": None, "why": why, "created": now(),
-        "number": found[0].number + 1,
-    }  # fmt: skip
-    artifact = store.artifact(document["artifact"])
+    artifact = store.artifact(str(earlier["champion"]))
     missing = store.missing(artifact)
     if missing is not None:
         raise BlobLost(f"the store has lost {missing.path} of the earlier champion {artifact.digest[:19]}")
-    document |= {name: _kept(store, document[name]) for name in ("evaluation", "frozen", "scores")}
-    added = add_champion(store, recipe.name, document, artifact)
-    if added is None:
-        raise StoreError(f"another process changed the champion of {recipe.name} meanwhile", "look, then run it again")
-    return added
+    new = NewEntry(
+        outcome="rolled back", by="rollback", why=f"rolled back from {str(present)[:19]}", champion=artifact.digest,
+        replaces=present, run=earlier["run"], task=earlier["task"], shaping=earlier["shaping"],
+        records=earlier["records"], evaluation=_kept(store, earlier["evaluation"]),
+        frozen=_kept(store, earlier["frozen"]), scores=_kept(store, earlier["scores"]),
+    )  # fmt: skip
+    while True:
+        entry = append_secured(store, recipe.name, new, ledger.number, artifact)
+        if entry is not None:
+            return entry
+        ledger = read_ledger(store, recipe.name)
+        if ledger.champion is None or ledger.champion["n"] != champions[0]["n"]:
+            changed = f"another process changed the champion of {recipe.name} meanwhile"
+            raise StoreError(changed, "look, then run it again")
 
 
 def _kept(store: Store, digest: str | None) -> str | None:
@@ -166,28 +199,6 @@ def _kept(store: Store, digest: str | None) -> str | None:
     except BlobLost:
         return None
     return digest
-
-
-def add_champion(store: Store, name: str, document: Meta, artifact: Artifact) -> Numbered | None:
-    """Make a model the champion of a recipe (the model that its users should get): create the file
-    `roots/champions/<name>/<number>.json` in the store. The model is not compared with the present champion.
-
-    Args:
-        name: The recipe's name.
-        document: The file's content. Its field "number" is the number in the file's name.
-        artifact: The model.
-
-    Returns:
-        Number and content of the file; None if the number is taken, in which case nothing is written.
-
-    Raises:
-        StoreError: Garbage collection removed the model meanwhile; the file is removed again.
-    """
-    number = document["number"]
-    if not add_numbered(store.backend, CHAMPIONS, name, number, document):
-        return None
-    secure_named(store, CHAMPIONS, name, number, artifact)
-    return Numbered(number, document)
 
 
 def describe(found: Comparison) -> str:
@@ -206,13 +217,13 @@ def describe(found: Comparison) -> str:
 def _compared(
     recipe: Recipe,
     store: Store,
-    champion: Numbered,
+    champion: Entry,
     challenger: Contender,
     ours: Scored,
     frozen: Frozen,
     listeners: tuple[Listener, ...],
 ) -> Comparison:
-    holder = of_champion(store, champion.document)
+    holder = of_champion(store, champion)
     tasks = holder.artifact.meta["task"], challenger.artifact.meta["task"]
     if tasks[0] != tasks[1]:
         raise DataError(
@@ -231,44 +242,56 @@ def _compared(
         return compare(theirs_at, ours_at, tasks[0], recipe.promote)
 
 
-def _document(
+def _without_comparison(ledger: Ledger, digest: str, training: Round | None) -> _Verdict | None:
+    """Return the verdict on a challenger where none is needed to compare; None where the models must be compared."""
+    champion = ledger.champion
+    if champion is None:
+        return _Verdict(True, "the first champion")
+    if champion["champion"] == digest:
+        judged = ledger.judged
+        # a store of format 1: a retrain was killed after it had promoted the model and before it could say so
+        is_news = champion["by"] == "retrain" and (judged is None or judged["n"] < champion["n"])
+        if training is not None and is_news:
+            return _Verdict(True, champion["why"])
+        return _Verdict(False, "this model is the champion already")
+    if training is None:
+        return None
+    last = next((entry for entry in ledger.champions() if digest in (entry["champion"], entry["replaces"])), None)
+    if last is not None and (last["replaces"], last["outcome"]) == (digest, "rolled back"):
+        again = f"`trnflow promote {ledger.recipe}` compares it again"
+        return _Verdict(False, f"the model was rolled back in champion {last['number']}; {again}")
+    return None
+
+
+def _new_entry(
     store: Store,
     recipe: Recipe,
-    model: Contender,
-    scores: Scored,
-    frozen: Frozen,
-    earlier: list[Numbered],
-    comparison: Comparison | None,
-    why: str,
-) -> Meta:
-    return {
-        "schema": 1,
-        "recipe": recipe.name,
-        "number": (earlier[0].number if earlier else 0) + 1,
-        "action": PROMOTED,
-        "artifact": model.artifact.digest,
-        "task": model.artifact.meta["task"],
-        "evaluation": _kept(store, model.evaluation),
-        "frozen": frozen.artifact.digest,
-        "scores": scores.artifact.digest,
-        "records": [*model.records, {"stage": "score_rows", "key": scores.key}],
-        "shaping": model.shaping,
-        "replaces": earlier[0].document["artifact"] if earlier else None,
-        "comparison": comparison.to_json() if comparison else None,
-        "why": why,
-        "created": now(),
-    }
-
-
-def _decision(
-    champion: Numbered,
+    ledger: Ledger,
     challenger: Contender,
-    comparison: Comparison | None,
+    scores: Scored | None,
     frozen: Frozen,
-    froze: bool,
-    why: str,
-    *,
-    promoted: bool,
-) -> Decision:
-    digests = champion.document["artifact"], challenger.artifact.digest
-    return Decision(promoted, champion.number, *digests, comparison, frozen, froze, why)
+    verdict: _Verdict,
+    training: Round | None,
+) -> NewEntry:
+    """Return the decision as an entry of the ledger."""
+    digest, titles = challenger.artifact.digest, ledger.stands["champions"]
+    entry = NewEntry(
+        outcome="promoted" if verdict.promoted else "kept", by="retrain" if training else "promote", why=verdict.why,
+        challenger=digest, frozen=frozen.artifact.digest, scores=scores.artifact.digest if scores else None,
+        evaluation=_kept(store, challenger.evaluation),
+        comparison=verdict.comparison.to_json() if verdict.comparison else None,
+    )  # fmt: skip
+    if training is not None:
+        champion = digest if verdict.promoted else titles[0]["artifact"]
+        keep = recipe.promote.keep_models
+        entry |= NewEntry(run=training.run, data=training.data, checks=training.checks)
+        entry["judged"] = judged_models(store, ledger, training.run, digest, champion, keep)
+    else:
+        entry["run"] = (run_of_model(store, digest) or {}).get("run")
+    if verdict.promoted and scores is not None:
+        entry |= NewEntry(
+            champion=digest, replaces=titles[0]["artifact"] if titles else None, shaping=challenger.shaping,
+            task=challenger.artifact.meta["task"],
+            records=[*challenger.records, {"stage": "score_rows", "key": scores.key}],
+        )  # fmt: skip
+    return entry

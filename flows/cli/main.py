@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "live.status_command": (("status",), ("store",)),
     "live.logs_command": (("logs",), ("store",)),
     "store_commands": (("verify", "gc", "pin", "unpin"), ("store",)),
-    "model.champion_commands": (("freeze", "promote", "rollback", "champions"), ("recipe", "store")),
+    "model.champion_commands": (("freeze", "promote", "rollback", "champions", "history"), ("recipe", "store")),
     "model.publish_commands": (("publish",), ("store",)),
     "model.retrain_command": (("retrain",), ("recipe",)),
     "model.watch_command": (("watch",), ("recipe",)),

@@ -1,8 +1,7 @@
 """Find out whether a recipe must be trained again, without running a stage.
 
 A recipe is unchanged if the data, code and settings that make its model equal those of its newest judged model. A
-model is judged when a retrain compares it with the champion, the model that the recipe's users get (`judgement.py`). A
-different model to start training from (a warm start) is no change, because each promotion changes that model.
+different model to start training from is no change, because each promotion changes that model.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import model_in
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
-from trnflow.flows.champions.promote import champions_of
 from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import data_digest
-from trnflow.flows.retraining.judgement import newest_judged
 from trnflow.flows.runner.context import plan_of
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta
@@ -24,6 +21,8 @@ from trnflow.tasks.keys.explain import difference
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.keys.lineage import start_of
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.ledger import read_ledger
+from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.model_names import CHAMPION
 
 FOLLOWING = ("shards", "weights")
@@ -76,11 +75,12 @@ def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Chang
     fixed = recipe.model_copy(
         update={"train": recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})}
     )
-    found, frozen, judged = champions_of(store, recipe.name), newest_frozen(recipe, store), newest_judged(store, recipe)
+    ledger = read_ledger(store, recipe.name)
+    frozen, judged = newest_frozen(recipe, store, ledger), ledger.judged
     plan = plan_of(finetune_without(fixed, frozen), fixed, store, offline=offline)
-    run = store.run(judged["run"]) if judged else None
+    run = store.run(str(judged["run"])) if judged else None
     why = _difference(plan, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
-    champion = found[0].document["artifact"] if found else None
+    champion = ledger.champion["champion"] if ledger.champion else None
     challenger = model_in(run) if run else None
     data = data_digest(plan.sources["data"])
     if not why:
@@ -95,12 +95,12 @@ def _start(recipe: Recipe, store: Store) -> str | None:
     if parsed is None or parsed.which != CHAMPION:
         return text
     name = parsed.recipe
-    found = champions_of(store, name)
-    if not found and name != recipe.name:
+    champions = read_ledger(store, name).stands["champions"]
+    if not champions and name != recipe.name:
         raise ConfigError(
             f"train.warm_start_from: {name} has no champion", "check the name; `trnflow champions` lists them"
         )
-    return f"{name}@{found[0].number}" if found else None
+    return f"{name}@{champions[0]['number']}" if champions else None
 
 
 def _difference(plan: Plan, store: Store, run: Meta) -> str:
@@ -163,7 +163,6 @@ def _settled(document: Meta) -> Meta:
     return {**document, "inputs": inputs}
 
 
-def _unchanged(judged: Meta | None, challenger: str | None) -> str:
-    document = (judged or {}).get("document", {})
-    verdict = "promoted" if document.get("promoted") else "not promoted"
+def _unchanged(judged: Entry | None, challenger: str | None) -> str:
+    verdict = "promoted" if judged and judged["outcome"] == "promoted" else "not promoted"
     return f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"

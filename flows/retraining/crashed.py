@@ -28,11 +28,9 @@ def report_crashed(times: int = TIMES) -> int:
     """Report each retrain that crashed more than `times` times within the last day, unless it was reported before.
     Return how many retrains were reported.
 
-    To report is to send the Prefect event `trnflow.retrain.failed`, and then to write the failure to the store's file
-    of how the recipe's newest retrain ended. A lease lets one process at a time retrain the recipe, and is held
-    meanwhile. If the process that holds the lease seems dead, this function waits for the lease's time to live
-    (`store.lease_ttl_seconds`). A crash is not reported if another retrain of the recipe has ended since, or is under
-    way.
+    To report is to send the Prefect event `trnflow.retrain.failed`, and then to add the failure to the recipe's ledger.
+    The lease of the recipe's retraining is held meanwhile; if its holder seems dead, this function waits for
+    `store.lease_ttl_seconds`. A crash is not reported if another retrain of the recipe has ended since, or is under way.
 
     Raises:
         ConfigError: Prefect's server can't be reached. The crash is reported the next time.
@@ -41,8 +39,8 @@ def report_crashed(times: int = TIMES) -> int:
 
 
 def report(run: CrashedRun) -> bool:
-    """Send Prefect the event `trnflow.retrain.failed` of a crashed retrain, and write the failure to the recipe's file
-    `roots/retrained/<name>.json` in the store; only the event if the recipe or the store can't be used. Return whether
+    """Send Prefect the event `trnflow.retrain.failed` of a crashed retrain, and add the failure to the recipe's ledger;
+    only the event if the recipe or the store can't be used. Return whether
     the crash was reported: False if another retrain of the recipe has ended since, or is under way.
 
     run: the crashed flow run of the deployment `retrain`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
@@ -33,6 +34,7 @@ class Retrained:
         notes: Sentences to show to the user.
         earlier: How the first round ended, if the data changed during that round and this is the outcome of a second
             one; None if there was no second round, or if the first round's model was not judged.
+        entry: The n of the ledger's entry that judged the challenger in this retraining; None if none did.
     """
 
     recipe: str
@@ -50,9 +52,10 @@ class Retrained:
     error: TrnflowError | None = None
     notes: tuple[str, ...] = ()
     earlier: Retrained | None = None
+    entry: int | None = None
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> Literal["failed", "unchanged", "stopped", "promoted", "kept"]:
         """The outcome in a word: `failed` (or interrupted), `unchanged` (nothing to train, or another process
         retrains the recipe), `stopped` (by a check of the data), `promoted` (the new model is the champion) or `kept`
         (the old champion stays)."""

@@ -15,16 +15,15 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from trnflow.flows.champions.contenders import Contender, of_run
+from trnflow.flows.champions.contenders import of_run
 from trnflow.flows.champions.freeze import freeze
-from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
+from trnflow.flows.champions.frozen_rows import finetune_without, newest_frozen
 from trnflow.flows.champions.mirror import mirror
-from trnflow.flows.champions.promote import ROLLED_BACK, Decision, champions_of, promote
+from trnflow.flows.champions.promote import Decision, Round, promote
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import Change, find_change
 from trnflow.flows.retraining.checks import Checked, check_data
 from trnflow.flows.retraining.ended import present_data, write_ended
-from trnflow.flows.retraining.judgement import newest_judged, write_judged
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.graph import Graph
@@ -34,6 +33,7 @@ from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.errors import Interrupted, StoreError, TrnflowError, unexpected
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, Lease, LeaseLost
+from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
 Train = Callable[[Recipe, Graph], Result]
@@ -55,8 +55,8 @@ def retrain(
 
     The comparison uses the recipe's frozen rows, a fixed copy of test rows. If there are none, the present test rows
     are frozen before training. The data is checked first; a check may stop the retraining. If the data changed during
-    training, the recipe is retrained once more. How the retraining ended is written to the store, in
-    `roots/retrained/<name>.json`, unless it was interrupted or another process retrains the recipe.
+    training, the recipe is retrained once more. How the retraining ended is an entry of the recipe's ledger, unless it
+    was interrupted or another process retrains the recipe.
 
     Args:
         recipe: The recipe to retrain.
@@ -93,11 +93,10 @@ def retrain(
 
 
 def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: bool = False) -> Retrained:
-    """Write to the store, in `roots/retrained/<name>.json`, that a recipe's retraining failed, and return the outcome
-    that `failure` makes of the error. Nothing is written after an interruption.
+    """Add to the recipe's ledger that a retraining failed, and return the outcome that `failure` makes of the error. An
+    interruption is not added.
 
-    error: why the retraining failed; offline: make no requests to a hub when the digest of the present data is looked
-    up."""
+    offline: make no requests to a hub when the digest of the present data is looked up."""
     data = None
     with contextlib.suppress(TrnflowError):
         data = present_data(recipe, store, offline=offline)
@@ -113,8 +112,8 @@ def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
 
 
 def unchanged(change: Change, store: Store) -> Retrained:
-    """Return the outcome of a retraining that found nothing changed and trained nothing, and write that outcome to the
-    store, in `roots/retrained/<name>.json`. change: what `find_change` found."""
+    """Return the outcome of a retraining that found nothing changed and trained nothing, and add it to the recipe's
+    ledger unless the data is settled. change: what `find_change` found."""
     frozen = change.frozen.artifact.digest if change.frozen else None
     name, champion, challenger = change.recipe.name, change.champion, change.challenger
     done = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
@@ -122,8 +121,8 @@ def unchanged(change: Change, store: Store) -> Retrained:
 
 
 def on_record(store: Store, done: Retrained, data: str | None) -> Retrained:
-    """Write how a retraining ended to the file `roots/retrained/<name>.json` of the store, and return `done`. If the
-    file can't be written, return `done` with a note for the user instead of raising an error.
+    """Add how a retraining ended to the recipe's ledger, unless its decision is there already, and return `done`. If
+    that fails, return `done` with a note for the user instead of raising an error.
 
     done: how the retraining ended; data: the digest of the data that the retraining was about, None if it is not
     known."""
@@ -151,7 +150,7 @@ def _retrain(work: _Work) -> Retrained:
     change = find_change(work.recipe, work.store, offline=work.offline)
     if not change.is_changed:
         return unchanged(change, work.store)
-    done = _round(work, change)
+    done = retrain_once(work, change)
     if not _has_changed(work, done, change.data):
         return done
     try:
@@ -159,8 +158,9 @@ def _retrain(work: _Work) -> Retrained:
     except TrnflowError as error:
         return _noted(done, f"the data changed meanwhile, and can't be looked at: {scrubbed(error).message}")
     if not later.is_changed:  # such as a file that this round had read already
-        return on_record(work.store, done, later.data)
-    second = _round(work, later)
+        again = unchanged(later, work.store)
+        return replace(done, notes=(*done.notes, *again.notes))
+    second = retrain_once(work, later)
     if not second.changed:
         return _noted(done, second.why)
     second = _noted(second, f"the data changed meanwhile: a first round ended as {done.outcome} ({done.why})")
@@ -184,16 +184,17 @@ def _noted(done: Retrained, note: str) -> Retrained:
     return replace(done, notes=(*done.notes, scrub(note)))
 
 
-def _round(work: _Work, change: Change) -> Retrained:
-    """Check the data, train, judge, promote or keep, and put on record how this ended. Its field `changed` is False if
+def retrain_once(work: _Work, change: Change) -> Retrained:
+    """Check the data, train, judge, promote or keep, and put on record how this round ended. Its field `changed` is False if
     another process took the lease; then nothing is on record."""
     for listener in work.listeners:
         listener.retrain_begins(change.why)
-    done = _made(work, change)
+    done = train_and_judge(work, change)
     return on_record(work.store, done, change.data) if done.changed else done
 
 
-def _made(work: _Work, change: Change) -> Retrained:
+def train_and_judge(work: _Work, change: Change) -> Retrained:
+    """Return how a round ended. A judgement is in the ledger then, any other outcome is not."""
     recipe, store, lease = work.recipe, work.store, work.lease
     begun = Retrained(recipe.name, None, True, change.why, champion=change.champion, margin=recipe.promote.margin)
     if change.frozen is not None:
@@ -210,10 +211,11 @@ def _made(work: _Work, change: Change) -> Retrained:
         if result.error is not None:
             return replace(begun, error=result.error, why=result.error.message)
         lease.check()
-        decision = _decided(work, of_run(store, result.run, recipe.name), frozen)
+        decision = promote(
+            recipe, store, of_run(store, result.run, recipe.name), work.listeners, frozen=frozen, offline=work.offline,
+            training=Round(result.run, change.data, list(begun.checks), lease.check),
+        )  # fmt: skip
         done = _judged(begun, decision)
-        lease.check()
-        write_judged(recipe, store, result.run, done.to_json())
     except LeaseLost as error:
         return replace(begun, changed=False, why=f"another retrain of {recipe.name} took over: {error}")
     except TrnflowError as error:
@@ -231,37 +233,21 @@ def _with_checks(begun: Retrained, checked: tuple[Checked, ...]) -> Retrained:
     return replace(done, stopped=True, why="; ".join(stopping)) if stopping else done
 
 
-def _decided(work: _Work, challenger: Contender, frozen: Frozen) -> Decision:
-    """Promote the challenger or keep the champion, and return the decision. A model that was rolled back is not
-    promoted again. If an earlier retrain promoted this model, but was killed before it could report that, the decision
-    reports it."""
-    recipe, store = work.recipe, work.store
-    digest, found = challenger.artifact.digest, champions_of(store, recipe.name)
-    last = next((one for one in found if digest in (one.document["artifact"], one.document["replaces"])), None)
-    if last is not None and (last.document["replaces"], last.document["action"]) == (digest, ROLLED_BACK):
-        why = f"the model was rolled back in champion {last.number}; `trnflow promote {recipe.name}` compares it again"
-        return Decision(False, found[0].number, found[0].document["artifact"], digest, None, frozen, False, why)
-    decision = promote(recipe, store, challenger, work.listeners, frozen=frozen, offline=work.offline, by="retrain")
-    champion, judged = found[0].document if found else None, newest_judged(store, recipe)
-    if champion is None or (champion["artifact"], champion.get("by")) != (digest, "retrain"):
-        return decision
-    is_news = judged is None or judged["created"] < champion["created"]
-    return decision._replace(promoted=True, why=champion["why"]) if is_news else decision
-
-
 def _with_present(recipe: Recipe, store: Store, done: Retrained) -> Retrained:
     """Return the outcome `done` of a retraining that judged no model, with the digests of the present champion and
     frozen rows filled in, if the store can be read."""
     try:
-        found, frozen = champions_of(store, recipe.name), newest_frozen(recipe, store)
+        ledger = read_ledger(store, recipe.name)
+        champion, frozen = ledger.champion, newest_frozen(recipe, store, ledger)
     except TrnflowError:
         return done
-    champion = found[0].document["artifact"] if found else None
-    return replace(done, champion=champion, frozen=frozen.artifact.digest if frozen else None)
+    return replace(
+        done, champion=champion["champion"] if champion else None, frozen=frozen.artifact.digest if frozen else None
+    )
 
 
 def _judged(begun: Retrained, decision: Decision) -> Retrained:
     return replace(
         begun, promoted=decision.promoted, champion=decision.champion, challenger=decision.challenger,
-        frozen=decision.frozen.artifact.digest, comparison=decision.comparison, why=decision.why,
+        frozen=decision.frozen.artifact.digest, comparison=decision.comparison, why=decision.why, entry=decision.entry,
     )  # fmt: skip

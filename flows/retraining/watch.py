@@ -28,7 +28,7 @@ from trnflow.flows.retraining.lease import holder_of
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import quoted_name
+from trnflow.tasks.store.ledger.entries import quoted_name
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.private_files import make_home
 from trnflow.tasks.system.whole_file import write_whole
@@ -102,7 +102,7 @@ def look(
     Raises:
         ConfigError: There is no data, or the hub can't be reached.
         DataError: A file can't be read.
-        StoreError: The file of the newest retrain can't be read, or the digest can't be written to disk.
+        StoreError: The recipe's ledger can't be read, or the digest can't be written to disk.
     """
     data = present_data(recipe, store, offline=offline)
     time_now, seen = clock(), _read(_file(store, recipe.name))

@@ -20,7 +20,7 @@ from trnflow.flows.services.pages import tracking_uri
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import Interrupted, StoreError
-from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, numbered, series_of
+from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.system.redaction import hide
 from trnflow.tasks.tracking import Tracker
 
@@ -118,8 +118,9 @@ class Tracking(Listener):
         """Record the present champion, so that an alias in MLflow that is behind the store is put right."""
         assert self._tracker is not None
         with contextlib.suppress(StoreError, FileNotFoundError):
-            if found := numbered(self._store.backend, CHAMPIONS, self._recipe.name):
-                record_champion(self._tracker, self._recipe.name, found, None, {})
+            ledger = read_ledger(self._store, self._recipe.name)
+            if ledger.champion is not None:
+                record_champion(self._tracker, ledger, None, {})
 
     def __enter__(self) -> Tracking:
         return self
@@ -141,25 +142,22 @@ class Tracking(Listener):
         return self._tracker is not None
 
 
-def record_champion(
-    tracker: Tracker, recipe: str, found: list[Numbered], challenger: str | None, comparison: dict[str, float]
-) -> None:
+def record_champion(tracker: Tracker, ledger: Ledger, challenger: str | None, comparison: dict[str, float]) -> None:
     """Record a recipe's present champion (the model that its users should get) for MLflow's model registry.
 
     Args:
         tracker: the recording of an MLflow run; the event is written to its spool, the file in which events wait until
             another process has uploaded them to MLflow.
-        recipe: the recipe's name.
-        found: (n, content) of the file `roots/champions/<recipe>/<n>.json` in the store, for the present and all
-            earlier champions of the recipe, the present one first.
+        ledger: the recipe's, with a champion.
         challenger: digest of the model that was compared with the champion and lost; None if there is none.
         comparison: {name: value} of the comparison of the two models: champion and challenger (the metric of each),
             difference, low and high (the ends of its interval); {} if no models were compared.
     """
-    number, champion = found[0]
+    champion = ledger.champion
+    assert champion is not None and champion["number"] is not None and champion["champion"] is not None
     tracker.champion(
-        recipe, champion["task"], number, champion["artifact"], challenger, comparison,
-        series=series_of(found), created=champion["created"],
+        ledger.recipe, str(champion["task"]), champion["number"], champion["champion"], challenger, comparison,
+        series=ledger.stands["series"], created=champion["created"],
     )  # fmt: skip
 
 

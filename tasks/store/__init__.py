@@ -7,7 +7,8 @@
 <root>/partial/<key>/step-N/{...,COMMIT} partial state
 <root>/leases/<key>/<fence>.json         create-only; heartbeat beside it
 <root>/runs/<run id>.json                run record
-<root>/roots/<kind>/<name>[/<n>].json    roots of gc
+<root>/roots/pins/<name>.json            pins
+<root>/roots/ledger/<recipe>/<n>.json    create-only; ledgers
 <root>/quarantine/...                    damaged files
 <root>/trash/...                         replaced or collected files
 """

@@ -15,7 +15,15 @@ from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.sources.remote_errors import credentials_fix
 from trnflow.tasks.store.artifacts import Artifacts
 from trnflow.tasks.store.garbage.trash import secure
-from trnflow.tasks.store.layout import checked_record, document_name, is_unfinished, read_object, record_name
+from trnflow.tasks.store.layout import (
+    FORMAT,
+    FORMATS,
+    checked_record,
+    document_name,
+    is_unfinished,
+    read_object,
+    record_name,
+)
 from trnflow.tasks.store.lease import Waiter, sweep_leases
 from trnflow.tasks.store.partial import PartialState
 from trnflow.tasks.system.private_files import make_home
@@ -23,7 +31,6 @@ from trnflow.tasks.system.private_files import make_home
 READERS = 16
 """How many records of a remote store are read at once."""
 
-FORMAT = {"format": 1, "hash": "sha256"}
 # seconds between reads, beside the retries of the object store's library
 FORMAT_PAUSES = (0.5, 1.0, 2.0)
 
@@ -69,7 +76,7 @@ class Store(Artifacts):
         except ValueError as error:
             fix = f"if the store is yours, write {canonical(FORMAT)} there; else choose another store.root"
             raise ConfigError(f"FORMAT.json of the store {self.root} is damaged: {error}", fix) from error
-        if format_file != FORMAT:
+        if format_file not in FORMATS:
             raise ConfigError(
                 f"the store {self.root} has format {canonical(format_file)}, this trnflow reads and writes {canonical(FORMAT)}",
                 "upgrade trnflow, if a newer one made the store; or choose another store.root",

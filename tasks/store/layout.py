@@ -15,6 +15,9 @@ from trnflow.tasks.store.backend import Entry
 
 SCHEMA = 1
 """The schema number of records."""
+FORMAT = {"format": 2, "hash": "sha256"}
+"""What FORMAT.json of a new store says. In a store of format 1 other files say what ledgers say."""
+FORMATS = (FORMAT, {"format": 1, "hash": "sha256"})
 SHARD = ".shard"
 """Ends a stage's name in the names of its shards' records: `records/tokenize_text.shard/`."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store.content import Store
-from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, numbered
 from trnflow.tasks.store.layout import SHARD, blob_name, newest_runs, read_manifest
+from trnflow.tasks.store.ledger import read_ledger
+from trnflow.tasks.store.ledger.entries import Entry
 
 CHAMPION, NEWEST = "champion", "newest"
 MODEL_STAGES = ("consolidate", "train")
@@ -60,12 +61,12 @@ class Meaning(NamedTuple):
     Attributes:
         run: The id of the run, of RUN, `last` and `@newest`; else None.
         artifact: The digest, of DIGEST, `@WHICH` and of a run that made what was asked for; else None.
-        champion: The champion, of `@champion` and `@N`; else None.
+        champion: The entry of the ledger that made the champion, of `@champion` and `@N`; else None.
     """
 
     run: str | None = None
     artifact: str | None = None
-    champion: Numbered | None = None
+    champion: Entry | None = None
 
 
 def parse_model(text: str) -> ModelName:
@@ -197,16 +198,16 @@ def _of_recipe(store: Store, name: ModelName, stages: Sequence[str]) -> Meaning 
             what = "a model" if set(stages) & set(MODEL_STAGES) else f"an artifact of {stages[0]}"
             raise ConfigError(f"no completed run of the recipe {name.recipe} made {what} in this store", "run it first")
         return newest
-    champions = numbered(store.backend, CHAMPIONS, name.recipe)
+    ledger = read_ledger(store, name.recipe)
     if name.which == CHAMPION:
-        chosen = next(iter(champions), None)
-        return Meaning(artifact=chosen.document["artifact"], champion=chosen) if chosen else None
-    chosen = next((champion for champion in champions if champion.number == name.which), None)
+        chosen = ledger.champion
+        return Meaning(artifact=chosen["champion"], champion=chosen) if chosen else None
+    chosen = next((champion for champion in ledger.champions() if champion["number"] == name.which), None)
     if chosen is None:
         raise ConfigError(
             f"{name.recipe} has no champion {name.which}", f"`trnflow champions {name.recipe}` lists them"
         )
-    return Meaning(artifact=chosen.document["artifact"], champion=chosen)
+    return Meaning(artifact=chosen["champion"], champion=chosen)
 
 
 def _nth_last(

@@ -19,10 +19,10 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.store.backend import Backend, Entry
-from trnflow.tasks.store.garbage.numbered_roots import counting
 from trnflow.tasks.store.garbage.roots import references
 from trnflow.tasks.store.garbage.trash import THREADS, bring_back
 from trnflow.tasks.store.layout import blob_name, checked_record, is_unfinished, read_manifest, read_object
+from trnflow.tasks.store.ledger import protected
 
 DOCUMENTS = ("records", "attempts", "runs", "roots")
 
@@ -107,12 +107,16 @@ class _Verifier:
     def verify(self) -> Verified:
         documents = {name: document for kind in DOCUMENTS for name, document in self._documents(kind)}
         self._hash(_named(self._backend.entries("blobs")))
-        roots = counting((name for name in documents if name.startswith("roots/")), documents.__getitem__)
         for name, document in documents.items():
             if name.startswith("records/"):
                 self._record(name, document)
-            elif name in roots:
-                self._root(name, document)
+        try:
+            for name, named in protected(
+                [name for name in documents if name.startswith("roots/")], documents.__getitem__
+            ):
+                self._root(name, named)
+        except StoreError as error:  # an entry of a ledger names one that is missing or damaged
+            self._found.problems.append(Problem("unusable", "roots", error.message))
         spare = {name: size for name, size in self._blobs.items() if name not in self._reached}
         self._found.unreferenced, self._found.unreferenced_bytes = len(spare), sum(spare.values())
         return self._found

@@ -48,7 +48,7 @@ def why(machine: Machine, stage: str) -> str:
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [(b'{"format": 2, "hash": "sha256"}', "has format"), (b'{"form', "damaged"), (b"[]", "damaged"), (b"", "damaged")],
+    [(b'{"format": 3, "hash": "sha256"}', "has format"), (b'{"form', "damaged"), (b"[]", "damaged"), (b"", "damaged")],
 )
 def test_a_store_that_is_not_ours_is_refused_and_left_alone(machine: Machine, data: bytes, says: str) -> None:
     machine.run()
@@ -65,10 +65,10 @@ def test_a_store_that_is_not_ours_is_refused_and_left_alone(machine: Machine, da
 def test_the_command_line_refuses_a_newer_store(trnflow: Shell) -> None:
     store = trnflow.folder / "newer"
     store.mkdir()
-    (store / "FORMAT.json").write_text('{"format": 2, "hash": "sha256"}')
+    (store / "FORMAT.json").write_text('{"format": 3, "hash": "sha256"}')
     for command in (ONE_STAGE, ("plan", "mine.yaml"), ("verify",)):
         said = trnflow.error(*command, code=2, TRNFLOW_STORE=str(store))
-        assert 'has format {"format":2,"hash":"sha256"}' in said
+        assert 'has format {"format":3,"hash":"sha256"}' in said
         assert "upgrade trnflow" in said
     assert [path.name for path in store.iterdir()] == ["FORMAT.json"]
 

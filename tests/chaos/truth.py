@@ -13,14 +13,21 @@ from tests.chaos.acts import Scene
 from tests.chaos.data import NAMES
 from tests.chaos.house import is_final, wait_for
 from tests.chaos.outside import ObjectStore
+from tests.helpers.ledgers import titles
 
 FINAL_SECONDS = 400.0
 """Seconds after the end of the schedule in which every flow run must be in a final state."""
 
 
+def ledger(store: ObjectStore) -> list[dict[str, Any]]:
+    """The entries of the recipe's ledger, the newest first."""
+    entries = [store.document(name) for name in store.names(f"roots/ledger/{NAMES.name}/")]
+    return sorted(entries, key=lambda entry: -int(entry["n"]))
+
+
 def newest_judged(store: ObjectStore) -> Any:
-    name = f"roots/judged/{NAMES.name}.json"
-    return store.document(name) if name in store.names("roots/judged/") else None
+    """The entry of the model that was judged last; None if none was."""
+    return next((entry for entry in ledger(store) if entry["n"] == entry["stands"]["judged_by"]), None)
 
 
 def newest_judged_rows(store: ObjectStore) -> int:
@@ -79,7 +86,7 @@ def lost(store: ObjectStore) -> list[str]:
         for stage in one["stages"]
         if stage["artifact"]
     }
-    wanted |= {store.document(name)["artifact"] for name in store.names("roots/champions/")}
+    wanted |= {entry["champion"] for entry in titles(ledger(store))}
     there = set(store.names("blobs/"))
     return [f"lost: {one}" for one in sorted(wanted) if f"blobs/sha256/{one[7:9]}/{one[7:]}" not in there]
 
@@ -90,7 +97,7 @@ def wrong(scene: Scene) -> list[str]:
     complete = [train_rows(one) for one in records if one["outcome"] == "completed"]
     found = [f"a run of {count} rows, which never were" for count in complete if count not in scene.counts]
     found += [f"run {one['run']} is {one['outcome']}" for one in records if one["outcome"] == "running"]
-    numbers = sorted(int(re.findall(r"\d+", name)[-1]) for name in scene.store.names("roots/champions/"))
+    numbers = [entry["number"] for entry in reversed(titles(ledger(scene.store)))]
     return found + ([] if numbers == [*range(1, len(numbers) + 1)] else [f"champions {numbers}"])
 
 
@@ -103,5 +110,5 @@ def differs(scene: Scene) -> list[str]:
     done = scene.house.trnflow("retrain", NAMES.recipe, "--direct", "--json", "tracking.enabled=false")
     if done.returncode:
         return [f"training again failed: {done.stderr[-1000:]}"]
-    again, before = json.loads(done.stdout)["challenger"], judged["document"]["challenger"]
+    again, before = json.loads(done.stdout)["challenger"], judged["challenger"]
     return [] if again == before else [f"the model of the last rows is {again}, judged was {before}"]

@@ -25,6 +25,7 @@ from tests.chaos.data import NAMES, broken, rows, without_labels
 from tests.chaos.databases import environment, prepared
 from tests.chaos.house import House, is_final, wait_for
 from tests.chaos.ledger import BUSY, JUDGED, Firing, faults, firing, judged, sequence
+from tests.helpers.ledgers import entries, titles
 
 RECIPE = "checks: [{what: label_share, limit: 0.3, then: stop}]\n"
 Ask = Callable[[str], Sequence[Sequence[Any]]]
@@ -158,7 +159,7 @@ def check(week: Week, plan: list[Day], runs: list[dict[str, Any]], every: int, a
     between = [("kept", len((day.train or b"").splitlines())) for day in plan if day.during]
     if [one for one in seen if one not in between] != wanted or len({*seen}) != len(seen):
         found.append(f"judged (outcome, rows): {seen}, expected {wanted}, each once")
-    promoted = [*(house.home / f"store/roots/champions/{NAMES.name}").iterdir()]
+    promoted = titles(entries(house.home / "store", NAMES.name))
     if len(promoted) != sum(outcome == "promoted" for outcome, _ in seen):
         found.append(f"{len(promoted)} champions in the store")
     told = sorted(document["run"] for one in firings for document in one.documents if document["run"])

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -18,7 +18,8 @@ from trnflow.flows.runner.warm_start import earlier_model
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, add_numbered
+from trnflow.tasks.store.ledger import append_ledger
+from trnflow.tasks.store.ledger.entries import NewEntry
 
 
 class House(NamedTuple):
@@ -76,10 +77,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
         found.models.append(model)
         found.exports.append(export)
         if number < 3:
-            champion: dict[str, Any] = {"artifact": model, "evaluation": None, "records": []}
-            assert add_numbered(
-                store.backend, CHAMPIONS, "mine", number, champion | {"shaping": {"format": {"number": number}}}
-            )
+            shaping = {"format": {"number": number}}
+            entry = NewEntry(outcome="promoted", by="promote", why="better", champion=model, shaping=shaping)
+            assert append_ledger(store, "mine", entry, number - 1)
     return found
 
 

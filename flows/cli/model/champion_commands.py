@@ -1,4 +1,4 @@
-"""The commands about champions: `freeze`, `promote`, `rollback` and `champions`."""
+"""The commands about champions: `freeze`, `promote`, `rollback`, `champions` and `history`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.system.home import home_folder
+
+HIDDEN = ("schema", "recipe", "stands", "imported", "records", "shaping", "scores", "evaluation", "task")
+"""The fields of an entry that `trnflow history --json` leaves out."""
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.ArgumentParser) -> None:
@@ -40,6 +44,9 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
     listing = sub.add_parser("champions", parents=[store], help="list the champions, of one recipe with their past")
     listing.add_argument("recipe", nargs="?", metavar="RECIPE", help="the name of a recipe; default: all recipes")
     listing.set_defaults(command=champions)
+    past = sub.add_parser("history", parents=[store], help="list what happened to a recipe's models, newest first")
+    past.add_argument("recipe", metavar="RECIPE", help="the name of a recipe, or its file")
+    past.set_defaults(command=history)
 
 
 def freeze(options: Namespace) -> int:
@@ -94,9 +101,9 @@ def rollback(options: Namespace) -> int:
     recipe, store = open_recipe(options.recipe, options.overrides)
     found = roll_back(recipe, store)
     note = mirror(recipe, store)
-    lines = [f"{found.document['artifact'][:19]} is champion {found.number} of {recipe.name}: {found.document['why']}"]
+    lines = [f"{str(found['champion'])[:19]} is champion {found['number']} of {recipe.name}: {found['why']}"]
     lines += [f"note: {note}"] if note else []
-    emit(options, {"recipe": recipe.name, **_brief(found.number, found.document)}, *lines)
+    emit(options, {"recipe": recipe.name, **_champion(found)}, *lines)
     return 0
 
 
@@ -104,20 +111,20 @@ def champions(options: Namespace) -> int:
     """Print each recipe's champion, or all champions of a named recipe, newest first, and a note where frozen rows are
     older than `promote.frozen_days`."""
     from trnflow.flows.champions.frozen_rows import old_frozen
-    from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, names_of, numbered
+    from trnflow.tasks.store.ledger import read_ledger, recipes_of
 
     store = Store(options.store or default_root(home_folder()), home_folder())
     store.check()
-    known = names_of(store.backend, CHAMPIONS)
     days: dict[str, float] = {}
     if options.recipe and options.recipe.endswith((".yaml", ".yml")):  # a file: its recipe's name
         given = settings.load(options.recipe, [])
         options.recipe, days[given.name] = given.name, given.promote.frozen_days
-    names = [options.recipe] if options.recipe else known
+    ledgers = [read_ledger(store, name) for name in ([options.recipe] if options.recipe else recipes_of(store))]
+    names = [ledger.recipe for ledger in ledgers if options.recipe or ledger.champion]
     found = [
-        {"recipe": name, **_brief(one.number, one.document)}
-        for name in names
-        for one in numbered(store.backend, CHAMPIONS, name)[: None if options.recipe else 1]
+        {"recipe": ledger.recipe, **_champion(entry)}
+        for ledger in ledgers
+        for entry in (ledger.champions() if options.recipe else filter(None, [ledger.champion]))
     ]
     rows = [("recipe", "n", "artifact", "created", "action", "why")]
     rows += [
@@ -132,9 +139,45 @@ def champions(options: Namespace) -> int:
     return 0
 
 
-def _brief(number: int, document: Meta) -> Meta:
-    names = ("artifact", "evaluation", "frozen", "scores", "replaces", "action", "why", "created", "comparison")
-    return {"number": number, **{name: document.get(name) for name in names}}
+def history(options: Namespace) -> int:
+    """Print each decision about a recipe's models: promoted, kept, unchanged, stopped, failed, rolled back or frozen,
+    the newest first."""
+    from trnflow.flows.recipes.names import model_name
+    from trnflow.tasks.store.ledger import read_ledger
+
+    store = Store(options.store or default_root(home_folder()), home_folder())
+    store.check()
+    name = model_name(options.recipe).recipe
+    entries = read_ledger(store, name).entries()
+    head = ("n", "created", "outcome", "by", "run", "model", "champion", "why")
+    rows = [head, *map(_row, entries)]
+    listed = [{field: value for field, value in entry.items() if field not in HIDDEN} for entry in entries]
+    text = report.aligned(rows) if entries else f"nothing happened to models of {name} in this store yet"
+    emit(options, {"store": store.root, "recipe": name, "history": listed}, text)
+    return 0
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    """Return the line of the table about one entry."""
+    model = entry["frozen"] if entry["outcome"] == "frozen" else entry["challenger"] or entry["champion"]
+    titles = entry["stands"]["champions"]
+    champion = (
+        f"{titles[0]['number']}{' (new)' if entry['number'] and entry['outcome'] != 'frozen' else ''}" if titles else ""
+    )
+    return (
+        str(entry["n"]), entry["created"], entry["outcome"], entry["by"], entry["run"] or "", (model or "")[:19],
+        champion, entry["why"],
+    )  # fmt: skip
+
+
+def _champion(entry: Entry) -> Meta:
+    """Return what is printed of the entry that made a champion."""
+    return {
+        "number": entry["number"], "artifact": entry["champion"], "evaluation": entry["evaluation"],
+        "frozen": entry["frozen"], "scores": entry["scores"], "replaces": entry["replaces"],
+        "action": entry["outcome"], "why": entry["why"], "created": entry["created"],
+        "comparison": entry["comparison"],
+    }  # fmt: skip
 
 
 def _frozen_days(name: str) -> float:

@@ -1,9 +1,8 @@
 """The mark phase of garbage collection: find the files of a store that must stay. Writes nothing.
 
-The search begins at *roots*, which are: the documents below `roots/` (pins, champions, frozen rows and judgements; see
-`counting` in `numbered_roots` for which of them count); the runs that the policy keeps; attempts (journals of tries to
-make a result) that still run; leases (rights to make a result) with a recent heartbeat; and files written within the
-grace period.
+The search begins at *roots*, which are: the documents below `roots/` (pins, and of ledgers what `protected` says); the
+runs that the policy keeps; attempts (journals of tries to make a result) that still run; leases (rights to make a
+result) with a recent heartbeat; and files written within the grace period.
 
 A document protects the files that it names, at any depth. A field `artifact`, `evaluation`, `frozen` or `scores`
 protects an artifact: its manifest (the list of files) and all its blobs. A field `key` (the hash that identifies a
@@ -30,9 +29,9 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store.backend import Entry
-from trnflow.tasks.store.garbage.numbered_roots import counting
 from trnflow.tasks.store.garbage.trash import Trashed
 from trnflow.tasks.store.layout import blob_name, document_name, is_unfinished, newest_runs, read_manifest
+from trnflow.tasks.store.ledger import protected
 from trnflow.tasks.system.process import is_running
 
 KINDS = ("records", "attempts", "runs", "partial", "blobs")
@@ -148,9 +147,9 @@ class _Marker:
 
     def mark(self) -> None:
         roots = self._view.below("roots")
-        for name in counting(roots, self._document):
-            self._root(name)
-        for name in roots:  # an earlier champion's file keeps itself alone
+        for name, named in protected(roots, self._document):
+            self._root(name, named)
+        for name in roots:  # also those that keep themselves alone, and those of later versions
             self._keep(name, "roots")
         for name in self._kept_runs():
             self._run(name, "runs")
@@ -170,8 +169,7 @@ class _Marker:
 
     # Roots
 
-    def _root(self, name: str) -> None:
-        document = self._document(name)
+    def _root(self, name: str, document: Meta) -> None:
         named = [(kind, value) for kind, value in references(document) if kind in ("artifact", "run")]
         if not named:
             raise _unreadable(name, "it names no artifact and no run")

@@ -17,12 +17,13 @@ from tests.flows.champions.conftest import STRONG, write_rows
 from tests.helpers.command_line import InProcessShell, artifacts
 from tests.helpers.small_disk import fill, small_disk
 from trnflow.flows.champions.contenders import of_recipe
-from trnflow.flows.champions.promote import champions_of, promote
+from trnflow.flows.champions.promote import promote
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_store
 from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.ledger import read_ledger
 
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
 
@@ -141,10 +142,10 @@ def test_who_loses_the_race_is_compared_with_the_new_champion(
     store = open_store(first)
     found = promote(first, store, of_recipe(first, store), (rival := Rival(second, store),))
     assert rival.scored >= 3
-    newest = champions_of(store, "tiny")[0]
-    assert newest.document["artifact"] == of_recipe(second, store).artifact.digest
+    newest = read_ledger(store, "tiny").champion
+    assert newest is not None and newest["champion"] == of_recipe(second, store).artifact.digest
     assert not found.promoted
-    assert found.champion == newest.document["artifact"] and found.number == newest.number
+    assert found.champion == newest["champion"] and found.number == newest["number"]
     assert found.comparison is not None and found.comparison.low <= 0
 
 
@@ -196,14 +197,34 @@ def test_collection_keeps_the_champions_and_they_compare_again(tiny: InProcessSh
     assert tiny.json("rollback", "tiny.yaml")["artifact"] == champions(tiny)[-1]["artifact"]
 
 
+def test_history_tells_all_decisions_newest_first(tiny: InProcessShell) -> None:
+    found = tiny.json("history", "tiny")
+    past = found["history"]
+    assert found["recipe"] == "tiny" and past == tiny.json("history", "tiny.yaml")["history"]
+    assert [one["n"] for one in past] == [*range(len(past), 0, -1)]
+    assert (past[-1]["outcome"], past[-1]["by"]) == ("frozen", "freeze")
+    assert {one["outcome"] for one in past} == {"frozen", "promoted", "kept", "rolled back"}
+    titles = [one for one in past if one["number"] and one["outcome"] != "frozen"]
+    assert [(one["number"], one["champion"]) for one in titles] == [
+        (one["number"], one["artifact"]) for one in champions(tiny)
+    ]
+    kept = next(one for one in past if one["outcome"] == "kept")
+    assert kept["comparison"]["metric"] == "f1_weighted" and kept["challenger"] != kept["champion"] and kept["run"]
+    lines = tiny("history", "tiny").stdout.splitlines()
+    assert lines[0].split()[:4] == ["n", "created", "outcome", "by"] and len(lines) == len(past) + 2
+    assert "nothing happened to models of other" in tiny("history", "other").stdout
+    assert tiny.json("history", "other")["history"] == []
+
+
 def test_freezing_again_changes_no_earlier_rows(tiny: InProcessShell) -> None:
-    place = tiny.folder / ".trnflow/store/roots/frozen/tiny"
-    first = (place / "1.json").read_bytes()
+    place = tiny.folder / ".trnflow/store/roots/ledger/tiny"
+    before = {file.name: file.read_bytes() for file in place.iterdir()}
     write_rows(tiny.folder / "rows", {"pos": "pos", "neg": "neg"}, seed=2)
     assert tiny.json("freeze", "tiny.yaml")["number"] == 2
-    assert (place / "1.json").read_bytes() == first
-    digests = [json.loads((place / f"{n}.json").read_text())["artifact"] for n in (1, 2)]
-    assert digests[0] != digests[1]
+    assert {file.name: file.read_bytes() for file in place.iterdir() if file.name in before} == before
+    entries = [json.loads(file.read_text()) for file in place.iterdir()]
+    first, second = sorted((entry["number"], entry["frozen"]) for entry in entries if entry["outcome"] == "frozen")
+    assert first[1] != second[1]
 
 
 def test_frozen_rows_of_other_labels_are_refused(tiny: InProcessShell) -> None:

@@ -19,10 +19,11 @@ from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes import recipe as settings
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.promotion.bootstrap import Comparison
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, add_numbered
+from trnflow.tasks.store.ledger import append_ledger
+from trnflow.tasks.store.ledger.entries import NewEntry
 from trnflow.tasks.tracking import upload_left
 from trnflow.tasks.tracking.registry import mirror_champion
 
@@ -30,9 +31,12 @@ FIRST, SECOND, THIRD = (f"sha256:{digit * 64}" for digit in "abc")
 COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
 
 
-def champion(number: int, artifact: str) -> Meta:
-    document = {"artifact": artifact, "action": "promoted", "task": "classification", "frozen": FIRST}
-    return document | {"created": f"2026-01-01T00:00:0{number}Z"}
+def crown(store: Store, number: int, artifact: str) -> None:
+    entry = NewEntry(
+        outcome="promoted", by="promote", why="better", champion=artifact, task="classification", frozen=FIRST,
+        created=f"2026-01-01T00:00:0{number}Z",
+    )  # fmt: skip
+    assert append_ledger(store, "tiny", entry, number - 1)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +149,7 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
     store.prepare()
     (tmp_path / "missing").write_text("no folder")
     for number, artifact in enumerate((FIRST, SECOND), 1):
-        add_numbered(store.backend, CHAMPIONS, recipe.name, number, champion(number, artifact))
+        crown(store, number, artifact)
     rows = Frozen(1, Artifact(FIRST, "rows", {}, ()))
     mirror(recipe, store, Decision(True, 2, SECOND, SECOND, COMPARED, rows, False, "better"))
     spools = list((tmp_path / "home/tracking").glob("*.jsonl"))

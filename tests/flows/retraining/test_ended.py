@@ -1,4 +1,4 @@
-"""The record of how the newest retrain ended: what it counts, that it stays, and that it keeps nothing."""
+"""How the newest retrain ended, in the ledger: what it counts, that it stays, and that it keeps nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trnflow.tasks.errors import DataError, Interrupted, StoreError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.verify import verify
 
 FAILED = Retrained("tiny", None, False, "broken", error=DataError("broken", "mend it"))
@@ -34,7 +35,7 @@ def test_failures_on_one_data_count_and_leave_what_was_settled(store: Store) -> 
     for done, data in ((FAILED, "a"), (KEPT, "a"), (FAILED, "b"), (FAILED, "b"), (FAILED, "c"), (FAILED, None)):
         write_ended(store, done, data)
         ended = newest_ended(store, "tiny")
-        assert ended is not None and ended.data == data and ended.document["recipe"] == "tiny"
+        assert ended is not None and ended.data == data
         found.append((ended.outcome, ended.settled, ended.failures))
     assert found == [
         ("failed", None, 1), ("kept", "a", 0), ("failed", "a", 1), ("failed", "a", 2), ("failed", "a", 1), ("failed", "a", 1),
@@ -59,10 +60,28 @@ def test_gc_keeps_the_file_and_nothing_that_it_names(store: Store, tmp_path: Pat
     assert store.backend.names("blobs") == []
 
 
-def test_a_damaged_file_is_one_clear_error_and_the_next_retrain_replaces_it(store: Store) -> None:
-    store.backend.replace("roots/retrained/tiny.json", b"{}")
-    with pytest.raises(StoreError, match=r"roots/retrained/tiny\.json can't be read"):
-        newest_ended(store, "tiny")
+def test_what_is_unchanged_is_an_entry_only_where_the_data_was_not_settled(store: Store) -> None:
+    unchanged = Retrained("tiny", None, False, "the same")
+    for data in ("a", "a", "b", "a", "a", None, None):
+        write_ended(store, unchanged, data)
+    entries = reversed(read_ledger(store, "tiny").entries())
+    assert [(entry["outcome"], entry["data"]) for entry in entries] == [
+        ("unchanged", data) for data in ("a", "b", "a", None, None)
+    ]
+    write_ended(store, FAILED, "a")
+    write_ended(store, unchanged, "a")  # what failed once is settled now
+    ended = newest_ended(store, "tiny")
+    assert ended is not None and (ended.outcome, ended.settled, ended.failures) == ("unchanged", "a", 0)
+
+
+@pytest.mark.parametrize("name", ["retrained/tiny", "judged/tiny", "ledger/tiny/1"])
+def test_a_damaged_file_is_one_clear_error_that_names_it(store: Store, name: str) -> None:
+    store.backend.replace(f"roots/{name}.json", b"{}")
+    for act in (lambda: newest_ended(store, "tiny"), lambda: write_ended(store, FAILED, "a")):
+        with pytest.raises(StoreError, match=rf"roots/{name}\.json can't be read") as refused:
+            act()
+        assert "restore or remove it" in refused.value.fix
+    store.backend.remove(f"roots/{name}.json")
     write_ended(store, FAILED, "a")
     ended = newest_ended(store, "tiny")
     assert ended is not None and ended.failures == 1

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.flows.champions.conftest import RECIPE
+from trnflow.flows.champions.judged_models import judged_models
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.retraining.judgement import newest_judged, write_judged
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.ledger import append_ledger, read_ledger
+from trnflow.tasks.store.ledger.entries import NewEntry
 from trnflow.tasks.store.verify import verify
 
 AT_ONCE = Policy(keep_last=0, grace=0.0)
@@ -44,7 +46,10 @@ class Shelf:
         return model
 
     def judge(self, number: int, model: Artifact, champion: Artifact) -> None:
-        write_judged(self.recipe, self.store, f"r{number}", {"challenger": model.digest, "champion": champion.digest})
+        run, keep, ledger = f"r{number}", self.recipe.promote.keep_models, read_ledger(self.store, "tiny")
+        models = judged_models(self.store, ledger, run, model.digest, champion.digest, keep)
+        entry = NewEntry(outcome="kept", by="retrain", why="", run=run, challenger=model.digest, judged=models)
+        assert append_ledger(self.store, "tiny", entry, ledger.number)
 
     def held(self) -> list[str]:
         """The runs that are left after garbage collection; each has all its files."""
@@ -84,6 +89,5 @@ def test_a_run_that_was_removed_by_hand_is_forgotten(tmp_path: Path) -> None:
     shelf.judge(1, first, champion=first)
     shelf.store.backend.remove("runs/r1.json")
     shelf.judge(2, second, champion=first)
-    judged = newest_judged(shelf.store, shelf.recipe)
-    assert judged is not None and judged["run"] == "r2" and judged["earlier"] == []
+    assert read_ledger(shelf.store, "tiny").stands["judged"] == [{"run": "r2", "model": second.digest}]
     assert shelf.held() == ["r2"]

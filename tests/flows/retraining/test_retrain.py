@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.ledgers import entries, titles
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended, present_data
@@ -46,15 +48,17 @@ def retrain(shell: Shell, *arguments: str) -> Any:
 
 
 def judged(shell: Shell) -> dict[str, Any]:
-    """The store's own file of the newest judgement."""
-    found: dict[str, Any] = json.loads((shell.folder / ".trnflow/store/roots/judged/tiny.json").read_text())
-    return found
+    """The entry of the newest judged model."""
+    return next(entry for entry in ledger(shell) if entry["n"] == entry["stands"]["judged_by"])
 
 
 def ended(shell: Shell) -> dict[str, Any]:
-    """The store's own file of how the newest retrain ended."""
-    found: dict[str, Any] = json.loads((shell.folder / ".trnflow/store/roots/retrained/tiny.json").read_text())
-    return found
+    """The newest entry."""
+    return ledger(shell)[0]
+
+
+def ledger(shell: Shell) -> list[dict[str, Any]]:
+    return entries(shell.folder / ".trnflow/store", "tiny")
 
 
 def rows_dropped(shell: Shell, run: str) -> Any:
@@ -83,23 +87,25 @@ def test_the_first_model_is_promoted_and_its_test_rows_were_frozen_before(tiny: 
     assert [one["result"] for one in first["checks"]] == ["passed", "not applied", "passed"]
     assert first["promoted"] and first["changed"] and not first["stopped"]
     assert first["champion"] == first["challenger"] and first["metrics"] is None
-    (frozen,) = (tiny.folder / ".trnflow/store/roots/frozen/tiny").iterdir()
-    assert json.loads(frozen.read_text())["artifact"] == first["frozen"]
-    assert judged(tiny)["run"] == first["run"]
-    assert ended(tiny)["document"] == first and ended(tiny)["outcome"] == "promoted"
-    assert ended(tiny)["data"] == ended(tiny)["settled"] is not None
+    newest, frozen = ledger(tiny)
+    assert (frozen["outcome"], frozen["number"], frozen["frozen"]) == ("frozen", 1, first["frozen"])
+    assert (newest["outcome"], newest["number"], newest["by"]) == ("promoted", 1, "retrain")
+    told = ("run", "champion", "challenger", "frozen", "why", "checks")
+    assert {name: newest[name] for name in told} == {name: first[name] for name in told}
+    assert judged(tiny) == newest
+    assert newest["data"] == newest["stands"]["settled"] is not None
 
 
 def test_what_is_unchanged_starts_nothing(tiny: InProcessShell) -> None:
     runs = sorted((tiny.folder / ".trnflow/store/runs").iterdir())
-    before = ended(tiny)
+    before = ledger(tiny)
     for more in ((), (WARM,), ("evaluate.export_rows=3",)):
         done = tiny("retrain", "tiny.yaml", "--json", *more)  # without --direct: Prefect would be started
         assert done.returncode == 0 and "load_data" not in done.stderr
         found = json.loads(done.stdout)
         assert found.keys() == FIELDS and not found["changed"] and found["run"] is None
     assert sorted((tiny.folder / ".trnflow/store/runs").iterdir()) == runs
-    assert ended(tiny)["outcome"] == "unchanged" and ended(tiny)["settled"] == before["settled"]
+    assert ledger(tiny) == before, "on settled data that is no news"
     assert not (tiny.folder / ".trnflow/prefect").exists()
 
 
@@ -162,9 +168,10 @@ def test_a_check_stops_before_training_and_names_value_and_limit(tiny: InProcess
     assert [one["result"] for one in found["checks"]] == ["passed", "stopped", "warned"]
     assert dry["checks"] == found["checks"]
     assert "the check label_share found 0.096" in found["why"] and "above its limit 0.05" in found["why"]
-    assert found["champion"] == judged(tiny)["document"]["champion"]
-    assert (ended(tiny)["outcome"], ended(tiny)["document"]) == ("stopped", found)
-    assert ended(tiny)["settled"] == ended(tiny)["data"] != before["settled"]
+    assert found["champion"] == judged(tiny)["champion"] == ended(tiny)["champion"]
+    assert (ended(tiny)["outcome"], ended(tiny)["why"]) == ("stopped", found["why"])
+    assert ended(tiny)["checks"] == found["checks"]
+    assert ended(tiny)["stands"]["settled"] == ended(tiny)["data"] != before["stands"]["settled"]
     stopped = tiny("retrain", "tiny.yaml", "--direct", "checks=[{what: leakage, then: stop}]", STRONG)
     assert stopped.returncode == 1 and "16 of 160 test rows are also in train" in stopped.stdout
     assert sorted((tiny.folder / ".trnflow/store/runs").iterdir()) == runs
@@ -227,7 +234,7 @@ def test_a_retrain_looks_at_its_source_again_once(
 
 def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny: InProcessShell) -> None:
     """The rows that are appended have wrong labels: the model, trained on from the champion, is worse and not promoted."""
-    champion = judged(tiny)["document"]["champion"]
+    champion = judged(tiny)["champion"]
     tiny.json("get", "tiny.yaml", "tokenize_text", "tokens", STRONG)
     warm = (STRONG, WARM, "tokenize.train=null", "model.tokenizer=tokens/tokenizer")
     append(tiny, *(f"lovely bright happy {number}" for number in range(400)), label="neg")
@@ -278,13 +285,14 @@ def test_data_that_can_not_be_read_fails_and_is_not_judged(tiny: InProcessShell)
     found = json.loads(done.stdout)
     assert found["error"]["type"] == "DataError" and not found["promoted"] and found["changed"]
     assert judged(tiny) == before
-    assert ended(tiny)["outcome"] == "failed" and ended(tiny)["failures"] == 1
-    assert ended(tiny)["data"] != ended(tiny)["settled"] is not None
+    assert ended(tiny)["outcome"] == "failed" and ended(tiny)["stands"]["failures"] == 1
+    assert ended(tiny)["error"] == found["error"]
+    assert ended(tiny)["data"] != ended(tiny)["stands"]["settled"] is not None
     rows.write_bytes(sound)
 
 
 def test_gc_keeps_the_judged_models_and_the_store_is_sound(tiny: InProcessShell) -> None:
-    models = [judged(tiny)["document"]["challenger"], *(one["model"] for one in judged(tiny)["earlier"])]
+    models = [one["model"] for one in ended(tiny)["stands"]["judged"]]
     tiny.json("gc", "--keep-last", "0", "--grace", "0", "--yes")
     assert len(models) == 3
     assert all((tiny.folder / ".trnflow/store/blobs/sha256" / one[7:9] / one[7:]).exists() for one in models)
@@ -293,7 +301,7 @@ def test_gc_keeps_the_judged_models_and_the_store_is_sound(tiny: InProcessShell)
 
 def test_champions_says_when_the_frozen_rows_are_old(tiny: InProcessShell) -> None:
     assert tiny.json("champions", "tiny")["notes"] == []
-    file = tiny.folder / ".trnflow/store/roots/frozen/tiny/1.json"
+    file = tiny.folder / f".trnflow/store/roots/ledger/tiny/{ended(tiny)['stands']['frozen']['entry']}.json"
     document = json.loads(file.read_text())
     file.chmod(0o644)
     file.write_text(json.dumps(document | {"created": "2024-01-01T00:00:00Z"}))
@@ -302,20 +310,59 @@ def test_champions_says_when_the_frozen_rows_are_old(tiny: InProcessShell) -> No
     assert tiny.json("champions", "old.yaml")["notes"] == []
 
 
-def test_a_promotion_by_hand_is_not_reported_as_the_retrain_s_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", ["the champion", "the judgement"])
+def test_what_a_killed_retrain_of_an_older_version_promoted_is_reported_once(tmp_path: Path, after: str) -> None:
+    """Format 1 had a file for the champion, one for the judgement and one for the retrain's end, written in this order."""
     shell = InProcessShell(tmp_path)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
-    assert retrain(shell)["promoted"]
-    # what a retrain that was killed right after its promotion leaves: a champion that no judgement names
-    judgement = tmp_path / ".trnflow/store/roots/judged/tiny.json"
-    judgement.unlink()
-    assert retrain(shell)["promoted"]
+    first = retrain(shell)
+    newest, frozen = ledger(shell)
+    roots = tmp_path / ".trnflow/store/roots"
+    shutil.rmtree(roots / "ledger")
+    (roots.parent / "FORMAT.json").write_text('{"format":1,"hash":"sha256"}')
+    title = newest | {"artifact": newest["champion"], "action": "promoted"}
+    documents = {"frozen/tiny/1": frozen | {"artifact": frozen["frozen"]}, "champions/tiny/1": title}
+    if after == "the judgement":
+        documents["judged/tiny"] = {
+            "run": first["run"], "created": newest["created"], "document": first, "earlier": [],
+        }  # fmt: skip
+    for name, document in documents.items():
+        (roots / name).parent.mkdir(parents=True, exist_ok=True)
+        (roots / f"{name}.json").write_text(json.dumps(document))
+    again = retrain(shell)
+    assert (again["promoted"], again["changed"]) == ((True, True) if after == "the champion" else (False, False))
+    assert [entry["number"] for entry in titles(ledger(shell))] == ([1] if ledger(shell) else [])
+    assert not retrain(shell)["changed"]
     shell.json("run", "tiny.yaml", "--direct", STRONG)
-    assert shell.json("promote", "tiny.yaml", STRONG)["promoted"]
-    judgement.unlink()
-    done = retrain(shell, STRONG)
-    assert not done["promoted"] and done["why"] == "this model is the champion already"
+    assert shell.json("promote", "tiny.yaml", STRONG)["number"] == 2
+    by_hand = retrain(shell, STRONG)
+    assert not by_hand["promoted"] and by_hand["why"] == "this model is the champion already"
+
+
+KILLED = """
+import os, signal, sys
+from trnflow.flows.cli.main import main
+from trnflow.flows.retraining import retrain
+retrain.mirror = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+main(["retrain", "tiny.yaml", "--direct"])
+"""
+
+
+def test_a_retrain_that_is_killed_after_its_promotion_has_told_all_of_it(tmp_path: Path) -> None:
+    """Promotion, judgement and the retrain's end are one entry: there is no moment between them."""
+    shell = InProcessShell(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    environ = {**shell.environ, "PYTHONPATH": str(PROJECT)}
+    killed = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env=environ, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    newest = ended(shell)
+    assert (newest["outcome"], newest["number"], newest["by"]) == ("promoted", 1, "retrain")
+    assert newest == judged(shell) and newest["stands"]["settled"] == newest["data"]
+    again = retrain(shell)
+    assert not again["changed"] and again["champion"] == newest["champion"] and "was promoted" in again["why"]
+    assert len(ledger(shell)) == 2
 
 
 def test_wrong_usage_exits_2(tiny: InProcessShell) -> None:

@@ -15,6 +15,7 @@ from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import open_store
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted
+from trnflow.tasks.store.ledger import read_ledger
 
 PROMOTED = Retrained("tiny", "r1", True, "the first champion", promoted=True, challenger="m1")
 KEPT = Retrained("tiny", "r2", True, "not surely better", challenger="m2")
@@ -46,7 +47,7 @@ def outcome_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(retraining, "find_change", find_change)
         monkeypatch.setattr(retraining, "present_data", lambda *_, **__: looks.pop(0) and looks[0])
-        monkeypatch.setattr(retraining, "_made", lambda *_: left.pop(0))
+        monkeypatch.setattr(retraining, "train_and_judge", lambda *_: left.pop(0))
         done = retraining.retrain(recipe, store, (), lambda *_: pytest.fail("it is not trained"))
         assert not left and not plans
         return done, newest_ended(store, "tiny")
@@ -79,7 +80,7 @@ def test_a_file_that_was_half_written_is_read_again(outcome_of: Any) -> None:
 
 def test_a_round_that_read_the_new_data_already_is_enough(outcome_of: Any) -> None:
     done, record = outcome_of([PROMOTED], ["a", "b"], [True, False])
-    assert done == PROMOTED and (record.outcome, record.data) == ("promoted", "b")
+    assert done == PROMOTED and (record.outcome, record.data, record.settled) == ("unchanged", "b", "b")
 
 
 def test_a_source_that_is_gone_then_is_said(outcome_of: Any) -> None:
@@ -100,6 +101,6 @@ def test_a_defect_of_the_program_counts_as_a_failure_and_is_raised(
     with pytest.raises(ZeroDivisionError):
         outcome_of([], ["a", "a"], [ZeroDivisionError("defect")])
     store = open_store(settings.load(str(tmp_path / "tiny.yaml")))
-    record = newest_ended(store, "tiny")
-    assert record is not None and (record.outcome, record.failures) == ("failed", 1)
-    assert "ZeroDivisionError" in record.document["why"]
+    newest = read_ledger(store, "tiny").newest
+    assert newest is not None and (newest["outcome"], newest["stands"]["failures"]) == ("failed", 1)
+    assert "ZeroDivisionError" in newest["why"] and (newest["error"] or {})["message"] == newest["why"]

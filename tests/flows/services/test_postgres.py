@@ -154,7 +154,7 @@ def test_a_retrain_by_the_worker_is_in_both_databases_and_on_s3(house: Operated)
     assert [status for status, _ in house.database.rows("mlflow", ask)] == ["FINISHED"]
     files = house.store.client.list_objects_v2(Bucket=BUCKET, Prefix="mlflow/")["Contents"]
     assert any(item["Key"].endswith("report.html") for item in files)
-    assert house.store.names("roots/champions/")
+    assert house.store.names("roots/ledger/")
 
 
 def test_a_retrain_from_the_command_line_is_there_too(house: Operated) -> None:

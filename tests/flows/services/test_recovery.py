@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.prefect_api import PROJECT, Api
+from tests.helpers.ledgers import entries
 from trnflow.flows.services.recovery import _is_unfinished, recovery_automations
 
 SLOW = ["train.max_steps=300", "train.checkpoint_every=20", "train.learning_rate=1e-4"]
@@ -226,8 +226,8 @@ def test_a_retrain_that_crashed_more_than_three_times_is_reported_once(deployed:
     assert "the retrain crashed 4 times" in event["payload"]["why"]
     assert event["payload"]["error"]["type"] == "ProcessFailed"
     assert {one["prefect.resource.id"] for one in event["related"]} == {f"prefect.flow-run.{run}"}
-    record = json.loads((deployed.home / "store/roots/retrained/tiny.json").read_text())
-    assert (record["outcome"], record["failures"]) == ("failed", 1)
+    newest = entries(deployed.home / "store", "tiny")[0]
+    assert (newest["outcome"], newest["stands"]["failures"]) == ("failed", 1)
     deployed.delete(f"flow_runs/{run}")
 
 
