@@ -15,11 +15,14 @@ from trnflow.flows.champions.freeze import freeze, secure_named
 from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.evaluation.scores import is_less_better
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.numbered_roots import CHAMPIONS, Numbered, add_numbered, numbered
@@ -69,7 +72,7 @@ def promote(
     recipe: Recipe,
     store: Store,
     challenger: Contender,
-    listeners: tuple[Listener, ...],
+    log: EventLog,
     *,
     frozen: Frozen | None = None,
     offline: bool = False,
@@ -83,7 +86,7 @@ def promote(
     rows are frozen first. A model that is not yet scored on the frozen rows is scored.
 
     Args:
-        listeners: Called with the events of the stages that freeze and score, such as a progress display.
+        log: Gets the events of the stages that freeze and score.
         frozen: The rows to compare on. Default: the newest frozen rows of the recipe.
         offline: Make no requests to a data hub.
         by: The command that asks, which the champion's document names.
@@ -95,9 +98,28 @@ def promote(
     """
     clean(store)
     score_of(recipe.promote, challenger.artifact.meta["task"])
+    context = context_of(recipe, store).for_run(log, kind="promote")
+    with begin_log(context, Options(offline=offline)):
+        decision = _promote(recipe, store, challenger, log, frozen, by, offline=offline)
+        if by == "promote":
+            log.write("decided", entry=decision.to_json())
+        return decision
+
+
+def _promote(
+    recipe: Recipe,
+    store: Store,
+    challenger: Contender,
+    log: EventLog,
+    frozen: Frozen | None,
+    by: str,
+    *,
+    offline: bool,
+) -> Decision:
+    """Score, compare and decide, until no other process has changed the champion meanwhile."""
     before = frozen or newest_frozen(recipe, store)
-    frozen = before or freeze(recipe, store, listeners, offline=offline)
-    ours = score(recipe, store, challenger, frozen.artifact, listeners)
+    frozen = before or freeze(recipe, store, log, offline=offline)
+    ours = score(recipe, store, challenger, frozen.artifact, log)
     while True:
         found = champions_of(store, recipe.name)
         comparison, why = None, "the first champion"
@@ -106,7 +128,7 @@ def promote(
             if champion.document["artifact"] == challenger.artifact.digest:
                 why = "this model is the champion already"
                 return _decision(champion, challenger, None, frozen, before is None, why, promoted=False)
-            comparison = _compared(recipe, store, champion, challenger, ours, frozen, listeners)
+            comparison = _compared(recipe, store, champion, challenger, ours, frozen, log)
             why = describe(comparison)
             if not comparison.is_better:
                 return _decision(champion, challenger, comparison, frozen, before is None, why, promoted=False)
@@ -210,7 +232,7 @@ def _compared(
     challenger: Contender,
     ours: Scored,
     frozen: Frozen,
-    listeners: tuple[Listener, ...],
+    log: EventLog,
 ) -> Comparison:
     holder = of_champion(store, champion.document)
     tasks = holder.artifact.meta["task"], challenger.artifact.meta["task"]
@@ -219,7 +241,7 @@ def _compared(
             f"the champion is a model for {tasks[0]}, the challenger for {tasks[1]}", "give the recipe another name"
         )
     try:
-        theirs = score(recipe, store, holder, frozen.artifact, listeners)
+        theirs = score(recipe, store, holder, frozen.artifact, log)
     except DataError as error:
         fix = "give the recipe another name, under which the challenger is the first champion"
         raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error

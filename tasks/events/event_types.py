@@ -21,9 +21,9 @@ class _Line(TypedDict):
     time: float
 
 
-class RunBegun(_Line):
-    """kind: run, retrain, trial, freeze, promote or preview. parent: the id of a trial's sweep. settings: the recipe
-    with all settings, without secrets. price_per_hour: USD, 0 if unknown."""
+class _RunBegun(_Line):
+    """kind: run, retrain, trial, freeze, check, promote or preview. parent: the id of a trial's sweep. settings: the recipe
+    with all settings, without secrets. price_per_hour: USD, 0 if unknown. why: the reason for a retrain."""
 
     event: Literal["run_begun"]
     schema: int
@@ -33,9 +33,14 @@ class RunBegun(_Line):
     parent: str | None
     settings: Meta
     options: Meta
+    store: str
     host: Meta
     checkout: Meta | None
     price_per_hour: float
+
+
+class RunBegun(_RunBegun, total=False):
+    why: str
 
 
 class PlannedStage(TypedDict):

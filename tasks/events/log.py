@@ -75,12 +75,23 @@ class EventLog:
         self._metrics = 0
         self._is_torn = False
         self._ended = False
+        self._depth = 0
         self._begun = time.monotonic()
         self._shown: dict[tuple[str, str], float] = {}
 
     @property
     def is_open(self) -> bool:
-        return self._descriptor is not None
+        """Whether this is within `writing`."""
+        return self._depth > 0
+
+    @contextlib.contextmanager
+    def also(self, *readers: Reader) -> Iterator[None]:
+        """Context in which these readers, too, are called with each event."""
+        self.readers += readers
+        try:
+            yield
+        finally:
+            self.readers = [reader for reader in self.readers if reader not in readers]
 
     @contextlib.contextmanager
     def writing(self, home: Path, run: str, **begun: Json) -> Iterator[EventLog]:
@@ -93,11 +104,15 @@ class EventLog:
         Raises:
             StoreError: Another process writes this run's log.
         """
-        if self.is_open:
-            yield self
+        self._depth += 1
+        if self._depth > 1:
+            try:
+                yield self
+            finally:
+                self._depth -= 1
             return
-        self._open(home, run)
         try:
+            self._open(home, run)
             fields: Meta = {"parent": None, "price_per_hour": self.state.price_per_hour, **begun}
             self.write("run_begun", schema=SCHEMA, run=run, **fields)
             yield self
@@ -107,11 +122,13 @@ class EventLog:
         else:
             self.end()
         finally:
+            self._depth -= 1
             self._close()
 
     def end(self, error: BaseException | None = None, notes: list[str] | None = None) -> None:
-        """Write `run_ended`, unless that was done before. error: why the run ended early."""
-        if self._ended:
+        """Write `run_ended`, unless that was done before, or this run is part of another one. error: why the run ended
+        early."""
+        if self._ended or self._depth > 1:
             return
         self._ended = True
         seconds = round(time.monotonic() - self._begun, 3)
@@ -258,7 +275,7 @@ class EventLog:
 
 
 def events_of(report: Meta) -> Iterator[tuple[str, Meta, float | None]]:
-    """Yield (event, fields, time) for each part of a stage's report: progress, metrics, figures, warn, info."""
+    """Yield (event, fields, time) for each entry of a stage's report: progress, metrics, figures, part, warn, info."""
     if "progress" in report:
         counted = dict(report["progress"])
         known = {name: counted.pop(name) for name in ("done", "total", "unit")}
@@ -268,6 +285,8 @@ def events_of(report: Meta) -> Iterator[tuple[str, Meta, float | None]]:
         yield "metrics", {"step": metrics["step"], "values": dict(metrics["values"])}, metrics.get("time")
     if "figures" in report:
         yield "figures", {"values": dict(report["figures"])}, None
+    if "part" in report:
+        yield "part", {"number": report["part"], "artifact": report["artifact"]}, None
     for name, level in (("warn", "warning"), ("info", "info")):
         if name in report:
             yield "note", {"level": level, "text": report[name]}, None

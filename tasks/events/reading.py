@@ -13,6 +13,8 @@ from trnflow.tasks.system.json_lines import parsed
 
 READ_BYTES = 1 << 20
 
+TAIL_BYTES = 1 << 16
+
 NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 """Texts that stand for numbers which JSON does not have."""
 
@@ -45,6 +47,22 @@ def read_log(file: Path) -> RunState:
     if state.outcome == "running" and not is_alive:
         state.outcome, state.current = "killed", ""
     return state
+
+
+def read_tail(file: Path) -> RunState:
+    """Return the state by the last READ_BYTES of a log: enough to know what runs now. Raises as `follow`."""
+    events, _ = follow(file, max(0, file.stat().st_size - READ_BYTES))
+    return fold(events)
+
+
+def is_killed(file: Path) -> bool:
+    """Return whether a log without writer has no end. Reads only its last line."""
+    if is_written(file):
+        return False
+    with file.open("rb") as handle:
+        handle.seek(max(0, file.stat().st_size - TAIL_BYTES))
+        last = handle.read().rstrip(b"\n").rpartition(b"\n")[2]
+    return (parsed(last) or {}).get("event") != "run_ended"
 
 
 def _event(line: bytes, file: Path) -> Event:

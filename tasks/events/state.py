@@ -11,6 +11,8 @@ from trnflow.tasks.events.event_types import Event, Progress, RunBegun, RunEnded
 
 NOTHING_TO_DO = ("hit", "skip")
 """Actions of stages that cost nothing."""
+OVER = ("ran", "hit", "skip")
+"""Actions of stages that have ended."""
 
 Clock = Callable[[], float]
 
@@ -22,6 +24,7 @@ class StageState:
     Attributes:
         action: hit, run, maybe or skip by the plan; running; then ran, hit, skip or failed.
         expected: Seconds by the plan, or None.
+        due: Whether the plan has something to do for the stage.
         begun: Seconds since 1970; None before the stage begins.
         done, total, unit: The last counted progress; 0, 0, "" before the first.
         values: {name: the last value} of metrics, and of values beside the progress.
@@ -31,6 +34,7 @@ class StageState:
     stage: str
     action: str = "run"
     expected: float | None = None
+    due: bool = False
     key: str | None = None
     attempt: str | None = None
     artifact: str | None = None
@@ -94,7 +98,6 @@ class RunState:
         begun, ended: Seconds since 1970, or None.
         stages: By name, in the plan's order.
         current: The name of the stage that runs, or "".
-        why: The reason for a retrain, or "".
         lost: Lines that could not be written.
         skipped: Lines that are no events.
     """
@@ -109,6 +112,10 @@ class RunState:
     seconds: float | None = None
     price_per_hour: float = 0.0
     settings: Meta = field(default_factory=dict)
+    options: Meta = field(default_factory=dict)
+    store: str = ""
+    host: Meta = field(default_factory=dict)
+    checkout: Meta | None = None
     stages: dict[str, StageState] = field(default_factory=dict)
     planned: bool = False
     current: str = ""
@@ -127,11 +134,13 @@ class RunState:
         elif event["event"] == "planned":
             self.planned = True
             for one in stages_of(event):
-                self.stages[one["stage"]] = StageState(one["stage"], one["action"], one.get("seconds"), one.get("key"))
+                due = one["action"] not in NOTHING_TO_DO
+                planned = StageState(one["stage"], one["action"], one.get("seconds"), due, one.get("key"))
+                self.stages[one["stage"]] = planned
         elif event["event"] == "stage_begun":
-            expected = self._of(event["stage"]).expected
-            begun = StageState(event["stage"], "running", expected, event["key"], event["attempt"], begun=event["time"])
-            self.stages[event["stage"]], self.current = begun, event["stage"]
+            before, self.current = self._of(event["stage"]), event["stage"]
+            begun = StageState(event["stage"], "running", before.expected, before.due, event["key"], event["attempt"])
+            begun.begun, self.stages[event["stage"]] = event["time"], begun
         elif event["event"] == "progress":
             self._of(event["stage"]).count(event)
         elif event["event"] == "metrics":
@@ -152,6 +161,11 @@ class RunState:
         elif event["event"] == "skipped":
             self.skipped += 1
 
+    def begin(self, stage: str) -> StageState:
+        """Count work that is no stage of a plan, such as a prediction; returns its state, which begins now."""
+        self.stages[stage] = StageState(stage, "running", begun=present())
+        return self.stages[stage]
+
     def dollars(self, now: float | None = None) -> float:
         """Return the cost so far in USD, 0 without a price. now: seconds since 1970, of a run that has not ended."""
         spent = self.seconds
@@ -163,17 +177,23 @@ class RunState:
     def share(self) -> float:
         """The share of the run's expected seconds that is over, 0 to 1. A stage of unknown duration counts as the mean
         of the others, a running stage with the share that it reported."""
-        due = [one for one in self.stages.values() if one.action not in NOTHING_TO_DO]
+        due = [one for one in self.stages.values() if one.due]
         known = [one.expected for one in due if one.expected]
         weights = {one.stage: one.expected or (sum(known) / len(known) if known else 1.0) for one in due}
         if not weights:
             return 1.0 if self.planned else 0.0
-        passed = sum(weights[one.stage] * (1.0 if one.action == "ran" else one.share) for one in due)
+        passed = sum(weights[one.stage] * (1.0 if one.action in OVER else one.share) for one in due)
         return passed / sum(weights.values())
 
     def _begin(self, event: RunBegun) -> None:
         self.run, self.recipe, self.kind = event["run"], event["recipe"], event["kind"]
         self.parent, self.begun, self.settings = event["parent"], event["time"], event["settings"]
+        self.store, self.options, self.host, self.checkout = (
+            event["store"],
+            event["options"],
+            event["host"],
+            event["checkout"],
+        )
         self.price_per_hour, self.outcome = event["price_per_hour"], "running"
 
     def _end_stage(self, event: StageEnded) -> None:

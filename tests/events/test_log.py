@@ -30,7 +30,7 @@ from trnflow.tasks.events import log as writer
 from trnflow.tasks.system.redaction import know
 
 BEGUN: Meta = {
-    "recipe": "demo", "kind": "run", "settings": {}, "options": {}, "host": {"name": "here"}, "checkout": None,
+    "recipe": "demo", "kind": "run", "settings": {}, "options": {}, "store": "s", "host": {"name": "here"}, "checkout": None,
 }  # fmt: skip
 TRAIN: Meta = {"key": "k", "attempt": "r-train-1", "settings": {"epochs": 1}}
 

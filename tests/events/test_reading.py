@@ -15,7 +15,15 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import Event, EventLog, RunState, fold, follow, log_file, read_log, reading
 
-BEGUN: Meta = {"recipe": "demo", "kind": "run", "settings": {}, "options": {}, "host": {}, "checkout": None}
+BEGUN: Meta = {
+    "recipe": "demo",
+    "kind": "run",
+    "settings": {},
+    "options": {},
+    "store": "s",
+    "host": {},
+    "checkout": None,
+}
 
 
 def all_events(file: Path) -> list[Event]:
