@@ -35,7 +35,6 @@ from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, context_of, new_run_id, open_context
 from trnflow.flows.runner.graph import Graph
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
@@ -53,6 +52,7 @@ from trnflow.flows.sweeps.plan import read_plan, refuse_fixed
 from trnflow.flows.sweeps.trial import direct_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
+from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
 
@@ -63,7 +63,7 @@ class Session:
     Attributes:
         context: What the command has opened, and the plan of its run. Without one the flow opens its own, from its
             parameters.
-        listeners: Objects of the command line that receive the run's events, such as its progress display.
+        readers: What the command line has called with the run's events, such as its progress display.
         on_sigterm: The command line's handler of SIGTERM. The flow installs it in place of Prefect's, which would show the
             run as crashed.
         result: The result of the run. Set by the flow when the run has ended.
@@ -71,7 +71,7 @@ class Session:
     """
 
     context: RunContext | None = None
-    listeners: tuple[Listener, ...] = ()
+    readers: tuple[Reader, ...] = ()
     on_sigterm: Any = None
     result: Result | None = None
     retrained: Retrained | None = None
@@ -226,7 +226,8 @@ def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> St
 
 def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
     session, context = _opened(name, overrides, offline=options.offline)
-    session.result = _execute(finetune_graph(context.recipe), context, options, session, Page())
+    log = EventLog(*session.readers, PrefectLog())
+    session.result = _execute(finetune_graph(context.recipe), context, options, log, Page())
     return _ended(session.result.error)
 
 
@@ -242,13 +243,13 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
 
     def train(fixed: settings.Recipe, graph: Graph) -> Result:
         of_training = context_of(fixed, store, offline=offline)
-        session.result = _execute(graph, of_training, Options(offline=offline), session, page)
+        session.result = _execute(graph, of_training, Options(offline=offline), log, page)
         return session.result
 
     run_name = RunName(page, recipe.name)
-    listeners = (*session.listeners, PrefectLog(), run_name)
+    log = EventLog(*session.readers, PrefectLog(), run_name)
     try:
-        done = session.retrained = retraining.retrain(recipe, store, listeners, train, offline=offline, wait=wait)
+        done = session.retrained = retraining.retrain(recipe, store, log, train, offline=offline, wait=wait)
     except Exception as error:  # an error of this program, or of the machine
         _emit_failure(recipe.name, error)
         raise
@@ -289,7 +290,7 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     shown = SweepPage(page)
     try:
         content, result = sweeping.sweep(
-            plan, direct_runs(), shown.say, listeners=(PrefectLog(),), offline=offline, wait=True, show=shown.show
+            plan, direct_runs(), shown.say, readers=(PrefectLog(),), offline=offline, wait=True, show=shown.show
         )
     except Interrupted as error:
         return _ended(error)
@@ -329,15 +330,16 @@ def _ended(error: TrnflowError | None) -> State[Any] | None:
     return None
 
 
-def _execute(graph: Graph, context: RunContext, options: Options, session: Session, page: Page) -> Result:
+def _execute(graph: Graph, context: RunContext, options: Options, log: EventLog, page: Page) -> Result:
     """Run the graph's stages as tasks of the present flow run, record the run in MLflow, and add its tables to the page
     that Prefect shows of it. The run's error is in the result, not raised."""
-    recipe, store, run = context.recipe, context.store, new_run_id()
+    recipe, store = context.recipe, context.store
+    run = log.state.run if log.is_open else new_run_id()
     with ExitStack() as stack:
         tracking = stack.enter_context(Tracking(recipe, store.home, run))
         part_maker = stack.enter_context(task_runner(recipe.task_runner))
-        listeners = (*session.listeners, PrefectLog(), PlanPage(page, recipe.price_per_hour), tracking)
-        running = context.for_run(listeners, run=run, part_maker=part_maker)
+        stack.enter_context(log.also(PlanPage(page), tracking))
+        running = context.for_run(log, run=run, part_maker=part_maker)
         result = tracking.finish(run_graph(graph, running, options, around=StageTasks(page, store)))
     title = f"{recipe.name}: stages and key figures"
     mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None

@@ -9,11 +9,11 @@ from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of
 from trnflow.flows.runner.graph import Graph, Node, source_of
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 from trnflow.tasks.store import Store
@@ -21,13 +21,13 @@ from trnflow.tasks.store.ledger import append_ledger, read_ledger, remove_newest
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
-def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, offline: bool = False) -> Frozen:
+def freeze(recipe: Recipe, store: Store, log: EventLog, *, offline: bool = False) -> Frozen:
     """Keep the test rows of a recipe's present data as its newest frozen rows, on which models are then compared.
 
     Runs the stage `load_data` if it is not cached, and adds an entry to the recipe's ledger.
 
     Args:
-        listeners: Called with the events of the stages, such as a progress display.
+        log: Gets the events of the stages.
         offline: Make no requests to a data hub.
 
     Raises:
@@ -37,7 +37,8 @@ def freeze(recipe: Recipe, store: Store, listeners: tuple[Listener, ...], *, off
     clean(store)
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
-    made = settle(graph, context_of(recipe, store, offline=offline).for_run(listeners)).steps["freeze_rows"]
+    context = context_of(recipe, store, offline=offline).for_run(log, kind="freeze")
+    made = settle(graph, context).steps["freeze_rows"]
     assert made.artifact is not None
     entry_of_rows = NewEntry(
         outcome="frozen", by="freeze", why="the test rows were frozen", frozen=made.artifact.digest,

@@ -16,11 +16,14 @@ from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen
 from trnflow.flows.champions.judged_models import judged_models
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.evaluation.scores import is_less_better
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
@@ -89,7 +92,7 @@ def promote(
     recipe: Recipe,
     store: Store,
     challenger: Contender,
-    listeners: tuple[Listener, ...],
+    log: EventLog,
     *,
     frozen: Frozen | None = None,
     offline: bool = False,
@@ -102,7 +105,7 @@ def promote(
     frozen rows is scored. A retrain does not promote a model again that was rolled back.
 
     Args:
-        listeners: Called with the events of the stages that freeze and score, such as a progress display.
+        log: Gets the events of the stages that freeze and score.
         frozen: The rows to compare on. Default: the newest frozen rows of the recipe.
         offline: Make no requests to a data hub.
         training: Of a retrain; None of `trnflow promote`.
@@ -114,18 +117,37 @@ def promote(
     """
     clean(store)
     score_of(recipe.promote, challenger.artifact.meta["task"])
+    context = context_of(recipe, store).for_run(log, kind="promote")
+    with begin_log(context, Options(offline=offline)):
+        decision = _promote(recipe, store, challenger, log, frozen, training, offline=offline)
+        if training is None:
+            log.write("decided", entry=decision.to_json())
+        return decision
+
+
+def _promote(
+    recipe: Recipe,
+    store: Store,
+    challenger: Contender,
+    log: EventLog,
+    frozen: Frozen | None,
+    training: Round | None,
+    *,
+    offline: bool,
+) -> Decision:
+    """Score, compare and decide, until no other process has changed the champion meanwhile."""
     before = frozen or newest_frozen(recipe, store)
-    frozen = before or freeze(recipe, store, listeners, offline=offline)
+    frozen = before or freeze(recipe, store, log, offline=offline)
     digest = challenger.artifact.digest
     ours: Scored | None = None
     while True:
         ledger = read_ledger(store, recipe.name)
         verdict = _without_comparison(ledger, digest, training)
         if verdict is None or (verdict.promoted and ledger.champion is None):
-            ours = ours or score(recipe, store, challenger, frozen.artifact, listeners)
+            ours = ours or score(recipe, store, challenger, frozen.artifact, log)
         if verdict is None:
             assert ours is not None and ledger.champion is not None
-            comparison = _compared(recipe, store, ledger.champion, challenger, ours, frozen, listeners)
+            comparison = _compared(recipe, store, ledger.champion, challenger, ours, frozen, log)
             verdict = _Verdict(comparison.is_better, describe(comparison), comparison)
         title = ledger.stands["champions"][0] if ledger.stands["champions"] else None
         is_champion = title is not None and title["artifact"] == digest
@@ -221,7 +243,7 @@ def _compared(
     challenger: Contender,
     ours: Scored,
     frozen: Frozen,
-    listeners: tuple[Listener, ...],
+    log: EventLog,
 ) -> Comparison:
     holder = of_champion(store, champion)
     tasks = holder.artifact.meta["task"], challenger.artifact.meta["task"]
@@ -230,7 +252,7 @@ def _compared(
             f"the champion is a model for {tasks[0]}, the challenger for {tasks[1]}", "give the recipe another name"
         )
     try:
-        theirs = score(recipe, store, holder, frozen.artifact, listeners)
+        theirs = score(recipe, store, holder, frozen.artifact, log)
     except DataError as error:
         fix = "give the recipe another name, under which the challenger is the first champion"
         raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error

@@ -13,12 +13,12 @@ from trnflow.flows.champions.contenders import Contender
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Source
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.promotion.number_labels import NumberLabelsConfig, number_labels
 from trnflow.tasks.promotion.score_rows import ScoreConfig, score_rows
@@ -39,7 +39,7 @@ class Scored(NamedTuple):
     key: str
 
 
-def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, listeners: tuple[Listener, ...]) -> Scored:
+def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, log: EventLog) -> Scored:
     """Score a model on each of the frozen rows (the test rows on which a recipe's models are compared), or find its
     scores in the store. The scores are kept in the store.
 
@@ -48,7 +48,7 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, list
             of `model`.
         model: The model, with the settings it was trained with.
         frozen: The frozen rows, made by the stage `freeze_rows`.
-        listeners: Called with the events of the stages, such as a progress display.
+        log: Gets the events of the stages.
 
     Raises:
         DataError: The frozen rows have other labels than the model, or a column that the model needs is missing.
@@ -57,7 +57,7 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, list
     missing = store.missing(model.artifact)
     if missing is not None:
         raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
-    context = context_of(recipe, store).for_run(listeners)
+    context = context_of(recipe, store).for_run(log, kind="promote")
     with workplace(store.home, f"{context.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
         made = settle(scoring(recipe, model, frozen, tokenizer), context).steps["score_rows"]

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trnflow.flows.runner.context import RunContext
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.services.events import unreachable
 from trnflow.flows.services.prefect_server import ensure_server
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG
 from trnflow.tasks.errors import ConfigError, TrnflowError
+from trnflow.tasks.events import Reader
 from trnflow.tasks.system.redaction import hide, hide_override, scrub
 
 QUIET = {
@@ -44,7 +44,7 @@ def quiet() -> None:
 
 
 def run_here(
-    recipe: str, overrides: list[str], options: Options, listeners: tuple[Listener, ...], context: RunContext
+    recipe: str, overrides: list[str], options: Options, readers: tuple[Reader, ...], context: RunContext
 ) -> Result:
     """Run the flow `finetune` in this process; start the local server if there is none. The error of a failed stage is
     in the result. context: has the plan of the run."""
@@ -54,7 +54,7 @@ def run_here(
 
         finetune(recipe, shown, options.until, sorted(options.force), options.offline)
 
-    session = _call_flow(call, overrides, listeners, context)
+    session = _call_flow(call, overrides, readers, context)
     assert session.result is not None
     return session.result
 
@@ -62,7 +62,7 @@ def run_here(
 def retrain_here(
     recipe: str,
     overrides: list[str],
-    listeners: tuple[Listener, ...],
+    readers: tuple[Reader, ...],
     context: RunContext,
     *,
     offline: bool,
@@ -79,13 +79,13 @@ def retrain_here(
 
         retrain(recipe, shown, offline, wait)
 
-    session = _call_flow(call, overrides, listeners, context)
+    session = _call_flow(call, overrides, readers, context)
     assert session.retrained is not None
     return session
 
 
 def _call_flow(
-    call: Callable[[list[str]], None], overrides: list[str], listeners: tuple[Listener, ...], context: RunContext
+    call: Callable[[list[str]], None], overrides: list[str], readers: tuple[Reader, ...], context: RunContext
 ) -> Session:
     """Call a flow with the overrides as Prefect may store them, and return the session that it filled in. Raises what
     the flow raised before it had a result."""
@@ -101,7 +101,7 @@ def _call_flow(
     from trnflow.flows.deployments import SESSION, Session
 
     _check_server(url)
-    session = Session(context, listeners, signal.getsignal(signal.SIGTERM))
+    session = Session(context, readers, signal.getsignal(signal.SIGTERM))
     token = SESSION.set(session)
     try:
         with tags(TAG):

@@ -15,6 +15,7 @@ from trnflow.flows.runner.context import new_run_id, open_context
 from trnflow.flows.runner.run import preview_id, settle
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.preview import Row, preview
+from trnflow.tasks.events import EventLog
 
 OPEN, CLOSE = "⟦", "⟧"
 
@@ -31,7 +32,7 @@ def show_rows(options: Namespace) -> int:
     context = open_context(options.recipe, options.overrides)
     store = context.store
     with Progress() as progress:
-        run = context.for_run((progress,), run=preview_id(new_run_id()))
+        run = context.for_run(EventLog(progress), run=preview_id(new_run_id()), kind="preview")
         artifact = settle(finetune(context.recipe), run, until="tokenize_text").steps["tokenize_text"].artifact
     assert artifact is not None
     with tempfile.TemporaryDirectory(dir=store.home) as folder:

@@ -18,6 +18,7 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.runner.warm_parents import start_warm_parents
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
 
@@ -70,7 +71,7 @@ def _run_stages(options: Namespace, context: RunContext, what: Options) -> Resul
             from trnflow.flows.services.mlflow_listener import Tracking
 
             with Tracking(context.recipe, context.store.home, new_run_id()) as tracking:
-                run = context.for_run((progress, tracking), run=tracking.run)
+                run = context.for_run(EventLog(progress, tracking), run=tracking.run)
                 return tracking.finish(run_graph(finetune(context.recipe), run, what))
         from trnflow.flows.cli.prefect_run import quiet, run_here
 

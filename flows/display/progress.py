@@ -17,11 +17,9 @@ from functools import partial
 from typing import Any, TextIO
 
 from trnflow.flows.display.report import MARKS, number, seconds
-from trnflow.flows.runner.listener import Listener
-from trnflow.flows.runner.plan import Step
-from trnflow.flows.runner.progress.stage_progress import Clock, StageProgress
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import is_interruption
+from trnflow.tasks.events import Event, Reader, RunState, StageState
+from trnflow.tasks.events.state import Clock
 from trnflow.tasks.system.log_lines import LogLines
 
 LOG_SECONDS = 10.0
@@ -37,47 +35,47 @@ BAR = 20
 """The width of the progress bar in columns, on terminals that are wide enough."""
 
 
-def log_line(at: StageProgress) -> str:
+def log_line(at: StageState, now: float) -> str:
     """Return the progress of a stage as a line for a log, such as `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA
     0:12:34` (the speed counts tokens without padding; the ETA is h:mm:ss).
 
-    If the stage has reported neither a count nor a metric, the line is `train: running for 0:01:10`."""
-    return (
-        f"{at.stage}: {', '.join([*_count(at), *_figures(at), *_ends(at)]) or f'running for {clock_face(at.elapsed)}'}"
-    )
+    If the stage has reported neither a count nor a metric, the line is `train: running for 0:01:10`. now: seconds
+    since 1970."""
+    known = [*_count(at), *_figures(at), *_ends(at, now)] or [f"running for {clock_face(at.elapsed(now))}"]
+    return f"{at.stage}: {', '.join(known)}"
 
 
-def terminal_line(at: StageProgress, width: int) -> str:
+def terminal_line(at: StageState, width: int, now: float) -> str:
     """Return the progress of a stage as a line for a terminal: the most detailed layout that fits into `width` columns.
     If none fits, the shortest layout is cut. Until the stage has reported how much of its work is done, the line has
-    the stage's name and the time that the stage has run."""
+    the stage's name and the time that the stage has run. now: seconds since 1970."""
     if not at.total:
-        return f"  {at.stage:<15} {clock_face(at.elapsed)}"[:width]
+        return f"  {at.stage:<15} {clock_face(at.elapsed(now))}"[:width]
     text = ""
-    for text in _layouts(at):
+    for text in _layouts(at, now):
         if len(text) <= width:
             break
     return text[:width]
 
 
-def _layouts(at: StageProgress) -> Iterator[str]:
+def _layouts(at: StageState, now: float) -> Iterator[str]:
     """Yield the progress in several layouts, widest first. Each has loss, evaluation, speed and ETA."""
-    rest = [*_figures(at), *_ends(at)]
+    rest = [*_figures(at), *_ends(at, now)]
     plain = [f"{at.stage:<15}", *_count(at), *rest]
     filled = BAR * min(at.done, at.total) // at.total
     bar = f"[{'=' * filled:<{BAR}}]"
-    yield "  " + "  ".join([plain[0], bar, *plain[1:], clock_face(at.elapsed)])
+    yield "  " + "  ".join([plain[0], bar, *plain[1:], clock_face(at.elapsed(now))])
     yield "  " + "  ".join(plain)
-    tight = [*_figures(at, tight=True), *_ends(at)]
+    tight = [*_figures(at, tight=True), *_ends(at, now)]
     yield " ".join([at.stage, f"{at.done}/{at.total}", *tight])
     yield " ".join([at.stage, f"{100 * at.done // at.total}%", *tight])
 
 
-def _count(at: StageProgress) -> list[str]:
+def _count(at: StageState) -> list[str]:
     return [f"{at.done}/{at.total} {at.unit}"] if at.total else []
 
 
-def _figures(at: StageProgress, *, tight: bool = False) -> Iterator[str]:
+def _figures(at: StageState, *, tight: bool = False) -> Iterator[str]:
     """Yield the texts of loss, evaluation loss, evaluation accuracy and speed (tokens without padding per second), of
     those that are known. tight: three digits and short names, without accuracy."""
     names = {"loss": "loss", "eval_loss": "eval"} if tight else {n: n for n in ("loss", "eval_loss", "eval_accuracy")}
@@ -89,8 +87,9 @@ def _figures(at: StageProgress, *, tight: bool = False) -> Iterator[str]:
         yield f"{_short(speed)} tok/s" if tight else f"{speed:.0f} tokens/s"
 
 
-def _ends(at: StageProgress) -> list[str]:
-    return [] if at.eta is None else [f"ETA {clock_face(at.eta)}"]
+def _ends(at: StageState, now: float) -> list[str]:
+    eta = at.eta(now)
+    return [] if eta is None else [f"ETA {clock_face(eta)}"]
 
 
 def _brief(value: float) -> str:
@@ -119,25 +118,24 @@ def clock_face(value: float) -> str:
 class Lines:
     """Writes the progress of stages as lines of a log.
 
-    The caller must call `begin` and `end` around a stage, `event` for each of the stage's events (reports of progress,
-    metrics and messages), and `tick` about once a second. Calls may come from several threads.
+    The caller must call `begin` and `end` around a stage, `update` after each event of the stage, and `tick` about once
+    a second. Calls may come from several threads.
 
     Args:
         say: A function that writes one line.
-        clock: A function that returns monotonic time in seconds.
+        clock: Returns seconds since 1970.
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+    def __init__(self, say: Callable[[str], None], clock: Clock = time.time) -> None:
         self._say, self._clock = say, clock
         self._lock = threading.RLock()  # `tick` comes from another thread
-        self._progress: StageProgress | None = None
+        self._progress: StageState | None = None
         self._logged = self._spoke = float("-inf")
 
-    def begin(self, stage: str) -> None:
-        """Start following the progress of a stage: the events passed to `event` from now on belong to it. Writes no
-        line. stage: the stage's name."""
+    def begin(self, at: StageState) -> None:
+        """Start to follow a stage, whose state others change. Writes no line."""
         with self._lock:
-            self._progress, self._spoke = StageProgress(stage, self._clock), self._clock()
+            self._progress, self._spoke = at, self._clock()
 
     def say(self, text: str, **fields: Any) -> None:
         """Write a line to the log.
@@ -148,16 +146,12 @@ class Lines:
             self._write(text, fields)
             self._spoke = self._clock()
 
-    def event(self, event: Meta) -> None:
-        """Update the stage's progress from an event, a report of the stage on its progress or metrics. If the event has
-        a training loss, also write a line with the progress, unless a line with the progress was written in the last
-        ten seconds. Does nothing before `begin`."""
+    def update(self, event: Event) -> None:
+        """Write a line with the progress if the event is a training loss, unless such a line was written in the last ten
+        seconds."""
         with self._lock:
-            if self._progress is None:
-                return
-            self._progress.take(event)
-            logs = "loss" in event.get("metrics", {}).get("values", {})
-            if logs and self._clock() - self._logged >= LOG_SECONDS:
+            logs = event["event"] == "metrics" and "loss" in event["values"]
+            if self._progress is not None and logs and self._clock() - self._logged >= LOG_SECONDS:
                 self._log(self._progress)
 
     def tick(self) -> None:
@@ -174,8 +168,9 @@ class Lines:
     def _write(self, text: str, fields: Meta) -> None:
         self._say(text)
 
-    def _log(self, progress: StageProgress) -> None:
-        self.say(f"  {log_line(progress)}", stage=progress.stage, **progress.figures)
+    def _log(self, progress: StageState) -> None:
+        now = self._clock()
+        self.say(f"  {log_line(progress, now)}", stage=progress.stage, **progress.shown(now))
         self._logged = self._clock()
 
 
@@ -188,9 +183,9 @@ class Log(Lines):
         super().__init__(say)
         self._ended = threading.Event()
 
-    def begin(self, stage: str) -> None:
+    def begin(self, at: StageState) -> None:
         self.end()
-        super().begin(stage)
+        super().begin(at)
         self._ended = threading.Event()
         threading.Thread(target=self._tick_until, args=(self._ended,), name="progress", daemon=True).start()
 
@@ -219,27 +214,25 @@ class JsonLog(Log):
 
 class Screen:
     """Shows the progress of a stage in the last line of a terminal, which a thread of the library rich refreshes, and
-    writes other lines above that line. Has the methods `begin`, `say`, `event` and `end` of `Lines`. stream: the
+    writes other lines above that line. Has the methods `begin`, `say`, `update` and `end` of `Lines`. stream: the
     terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._progress: StageProgress | None = None
         self._live: Any = None
 
-    def begin(self, stage: str) -> None:
+    def begin(self, at: StageState) -> None:
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
 
         self.end()
-        progress, console = StageProgress(stage), Console(file=self._stream)
+        console = Console(file=self._stream)
 
         def shown() -> Text:
             width = columns(self._stream, console.width) - 1  # a full line would wrap on some terminals
-            return Text(terminal_line(progress, width), no_wrap=True, overflow="crop")
+            return Text(terminal_line(at, width, time.time()), no_wrap=True, overflow="crop")
 
-        self._progress = progress
         self._live = Live(console=console, get_renderable=shown, refresh_per_second=REFRESHES, transient=True)
         self._live.start(refresh=True)
 
@@ -250,20 +243,18 @@ class Screen:
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
-    def event(self, event: Meta) -> None:
-        if self._progress is not None:
-            self._progress.take(event)
+    def update(self, event: Event) -> None:
+        """Nothing: the line is refreshed by itself."""
 
     def end(self) -> None:
         if self._live is not None:
             self._live.stop()
-        self._live = self._progress = None
+        self._live = None
 
 
-class Progress(Listener):
-    """A listener (an object that receives the events of a run) that shows the run's progress on stderr: in one
-    refreshed line if stderr is a terminal, else in lines of a log. When a stage ends, a line with its action (`hit`:
-    found in the store, or `ran`) and its seconds is written; messages of a stage are written as lines, too.
+class Progress(Reader):
+    """Shows a run's progress on stderr: in one refreshed line if stderr is a terminal, else in lines of a log. When a
+    stage ends, a line has its action (hit or ran) and its seconds; messages of a stage are lines, too.
 
     Use it as a context manager: at the end of the context the refreshed line is removed from the terminal, and the
     thread that writes to a log ends."""
@@ -277,31 +268,29 @@ class Progress(Listener):
         else:
             self._view = Screen(stream) if self._terminal else Log(partial(print, file=stream, flush=True))
 
-    def stage_started(self, step: Step) -> None:
-        if not self._terminal:
-            self._view.say(f"  {step.name} ...", stage=step.name)
-        self.begin(step.name)
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "stage_begun":
+            if not self._terminal:
+                self._view.say(f"  {event['stage']} ...", stage=event["stage"])
+            self.begin(state.stages[event["stage"]])
+        elif event["event"] == "note":
+            self._view.say(f"  {event['stage'] or 'run'}: {event['text']}", stage=event["stage"], level=event["level"])
+        elif event["event"] == "waits":
+            self._view.say(f"  {event['stage']}: waits for {event['holder']}", stage=event["stage"], level="info")
+        elif event["event"] == "stage_ended" and event["action"] != "skip":
+            self._view.end()
+            text = f"{MARKS[event['action']]} {event['stage']:<15} {event['action']:<4} {seconds(event['seconds']):>7}"
+            self._view.say(text, stage=event["stage"], action=event["action"], seconds=event["seconds"])
+        elif event["event"] == "stage_failed":
+            self._view.end()
+            level, ended = ("warning", "stopped") if event["stopped"] else ("error", "failed")
+            self._view.say(f"! {event['stage']:<15} {ended}", stage=event["stage"], level=level)
+        else:
+            self._view.update(event)
 
-    def begin(self, name: str) -> None:
-        """Start showing the progress of a stage or of other work, without first writing a line that names it."""
-        self._view.begin(name)
-
-    def event(self, stage: str, event: Meta) -> None:
-        for kind, level in (("warn", "warning"), ("info", "info")):
-            if kind in event:
-                self._view.say(f"  {stage}: {event[kind]}", stage=stage, level=level)
-        self._view.event(event)
-
-    def stage_ended(self, step: Step) -> None:
-        self._view.end()
-        said = f"{MARKS[step.action]} {step.name:<15} {step.action:<4} {seconds(step.seconds):>7}"
-        fields = {"stage": step.name, "action": step.action, "seconds": step.seconds}
-        self._view.say(said, **fields)
-
-    def stage_failed(self, stage: str, error: BaseException) -> None:
-        self._view.end()
-        level, ended = ("warning", "stopped") if is_interruption(error) else ("error", "failed")
-        self._view.say(f"! {stage:<15} {ended}", stage=stage, level=level)
+    def begin(self, at: StageState) -> None:
+        """Start to show the progress of a stage or of other work, without a line that names it."""
+        self._view.begin(at)
 
     def __enter__(self) -> Progress:
         return self

@@ -64,13 +64,7 @@ def highlights(step: Step) -> str:
     """Return up to four results of a stage as text: the metrics of its artifact, or if there are none, values of the
     artifact's metadata, such as the number of rows of each split or the number of compiled graphs. Empty if the outcome
     has no artifact."""
-    values: Meta = step.metrics
-    if not values and step.artifact:
-        meta = step.artifact.meta
-        values = {name: meta[name] for name in ("splits", "longest", "lengths", "parameters", "target") if name in meta}
-        if step.name == "precompile":
-            values = {"graphs": len(meta.get("graphs", []))}
-    return figures(values)
+    return figures(step.metrics or step.facts)
 
 
 def figures(values: Meta, most: int = 4) -> str:

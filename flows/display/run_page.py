@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnflow.flows.display.report import change_cells, number, seconds
+from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.forecast import dollars
 from trnflow.flows.runner.run import artifact_in
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
 from trnflow.tasks.evaluation.scores import MAIN, TRAINING
+from trnflow.tasks.events import follow, log_file
+from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
-from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.store.layout import document_name
 from trnflow.tasks.system.redaction import hide, scrub_all
 
 CURVES = (
@@ -59,7 +62,7 @@ class Previous(NamedTuple):
 
 def run_page(store: Store, run: str, document: Meta, previous: Previous | None, lineage: Meta | None) -> str:
     """Return the page of a run as HTML text, without secrets. Reads the run's artifacts in the store, and training
-    curves from logs on this machine; a note on the page says if the evaluation is no longer in the store.
+    curves from event logs on this machine; a note on the page says if the evaluation is no longer in the store.
 
     Args:
         run: The run's id.
@@ -144,18 +147,29 @@ def _curves(store: Store, document: Meta) -> Iterator[Meta]:
 
 
 def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
-    """Return {step: {metric: value}} of the run's training, from the files of metrics beside the logs of its attempts
-    (tries to run the stage) in the home, the folder of local state; {} on a machine that does not have them. If a
-    resumed training repeated a step, the values of the latest attempt count."""
+    """Return {step: {metric: value}} of the run's training, from the event logs of all attempts of its key on this
+    machine; {} if there are none. If a resumed training repeated a step, the values of the latest attempt count."""
     key = next((one["key"] for one in document["stages"] if one["stage"] == "train"), None)
     found: dict[int, dict[str, float]] = {}
-    names = sorted(Path(name).stem for name in store.backend.names(f"attempts/{key}")) if key else []
-    for name in names:
-        for file in (store.home / "logs").glob(f"*{name}.jsonl"):  # the host and process stand before the attempt
-            for event in filter(None, map(parsed, file.read_bytes().splitlines())):  # the last line may be torn
-                finite = {metric: value for metric, value in event["values"].items() if math.isfinite(value)}
-                found.setdefault(event["step"], {}).update(finite)
+    attempts = sorted(document_name(name) for name in store.backend.names(f"attempts/{key}")) if key else []
+    for run in dict.fromkeys(map(run_of, attempts)):
+        for event in _metrics_of(log_file(store.home, run), "train", key):
+            finite = {metric: value for metric, value in event["values"].items() if math.isfinite(value)}
+            found.setdefault(event["step"], {}).update(finite)
     return found
+
+
+def _metrics_of(file: Path, stage: str, key: str | None) -> Iterator[Metrics]:
+    """Yield the metrics that a run's log has of a stage with this key."""
+    before, offset, is_wanted = -1, 0, False
+    while file.exists() and offset != before:
+        before = offset
+        events, offset = follow(file, offset)
+        for event in events:
+            if event["event"] == "stage_begun" and event["stage"] == stage:
+                is_wanted = event["key"] == key
+            elif event["event"] == "metrics" and event["stage"] == stage and is_wanted:
+                yield event
 
 
 def _drawn(points: list[tuple[int, float]]) -> Meta:

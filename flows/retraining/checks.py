@@ -14,11 +14,11 @@ from trnflow.flows.champions.frozen_rows import Frozen, finetune_without
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, plan_of
 from trnflow.flows.runner.graph import Graph, Node, source_of
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.run import artifact_in, settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, Measured, Rows, measure
 from trnflow.tasks.store import Store
@@ -66,7 +66,7 @@ def check_data(
     store: Store,
     frozen: Frozen | None,
     champion: str | None,
-    listeners: tuple[Listener, ...],
+    log: EventLog,
     *,
     offline: bool = False,
 ) -> tuple[Checked, ...]:
@@ -79,7 +79,7 @@ def check_data(
         frozen: The newest frozen rows (the fixed test rows on which the recipe's models are compared); None if there
             are none yet.
         champion: Digest of the champion (the model that the recipe's users get); None if there is none.
-        listeners: Called with the events of `load_data`.
+        log: Gets the events of `load_data`.
         offline: Whether to make no requests to a data hub.
 
     Returns:
@@ -89,13 +89,13 @@ def check_data(
         ConfigError: A check names a column that the data does not have.
         DataError: The data can't be read, or has other labels than the frozen rows.
     """
-    rows = _loaded(recipe, store, listeners, frozen.artifact if frozen else None, offline=offline)
+    rows = _loaded(recipe, store, log, frozen.artifact if frozen else None, offline=offline)
     if frozen is not None and recipe.format.task == "classification":
         _check_labels(recipe, rows.meta["labels"], frozen)
     if not recipe.checks:
         return ()
     wants_raw = any(check.what == "leakage" for check in recipe.checks)
-    raw = _loaded(recipe, store, listeners, None, offline=offline) if wants_raw else rows
+    raw = _loaded(recipe, store, log, None, offline=offline) if wants_raw else rows
     earlier = data_of(store, champion) if champion else None
     with workplace(store.home, "checks") as work:
         laid_out = {
@@ -135,7 +135,7 @@ def check_cheaply(
         if load.action != "hit" and (load.seconds is None or load.seconds > CHEAP_SECONDS):
             time = "an unknown time" if load.seconds is None else f"{load.seconds:.0f} s"
             return (), f"the data was not checked: it is not loaded, and loading it takes {time}"
-    return check_data(recipe, store, frozen, champion, (), offline=offline), ""
+    return check_data(recipe, store, frozen, champion, EventLog(), offline=offline), ""
 
 
 def data_of(store: Store, model: str) -> Artifact | None:
@@ -153,11 +153,9 @@ def data_of(store: Store, model: str) -> Artifact | None:
         return None
 
 
-def _loaded(
-    recipe: Recipe, store: Store, listeners: tuple[Listener, ...], frozen: Artifact | None, *, offline: bool
-) -> Artifact:
+def _loaded(recipe: Recipe, store: Store, log: EventLog, frozen: Artifact | None, *, offline: bool) -> Artifact:
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
-    context = context_of(recipe, store, offline=offline).for_run(listeners)
+    context = context_of(recipe, store, offline=offline).for_run(log, kind="check")
     loaded = settle(Graph((rows,)), context).steps["load_data"].artifact
     assert loaded is not None
     return loaded

@@ -26,11 +26,14 @@ from trnflow.flows.retraining.checks import Checked, check_data
 from trnflow.flows.retraining.ended import present_data, write_ended
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
+from trnflow.flows.runner.context import context_of
 from trnflow.flows.runner.graph import Graph
-from trnflow.flows.runner.listener import Listener
+from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.errors import Interrupted, StoreError, TrnflowError, unexpected
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, Lease, LeaseLost
 from trnflow.tasks.store.ledger import read_ledger
@@ -43,7 +46,7 @@ Train = Callable[[Recipe, Graph], Result]
 def retrain(
     recipe: Recipe,
     store: Store,
-    listeners: tuple[Listener, ...],
+    log: EventLog,
     train: Train,
     *,
     offline: bool = False,
@@ -61,9 +64,8 @@ def retrain(
     Args:
         recipe: The recipe to retrain.
         store: The recipe's store, which has the champion, the frozen rows and the earlier results.
-        listeners: Called with the events of the stages that load, freeze and score rows, and once for each process that
-            is waited for.
-        train: Runs the pipeline, with listeners of its own.
+        log: Gets the events of each round.
+        train: Runs the pipeline, with the same log.
         offline: Whether to make no requests to a model or data hub.
         wait: Whether to wait while another process retrains this recipe; otherwise end at once as unchanged.
 
@@ -75,8 +77,7 @@ def retrain(
     """
 
     def tell(holder: Holder) -> None:
-        for listener in listeners:
-            listener.event("retrain", {"info": f"waits for {holder}, which retrains {recipe.name}"})
+        log.write("waits", stage="retrain", holder=f"{holder}, which retrains {recipe.name}")
 
     try:
         clean(store)
@@ -84,7 +85,7 @@ def retrain(
             if isinstance(lease, str):
                 why = f"another retrain of {recipe.name} is under way: {lease}"
                 return _with_present(recipe, store, Retrained(recipe.name, None, False, why))
-            return _retrain(_Work(recipe, store, listeners, train, lease, offline))
+            return _retrain(_Work(recipe, store, log, train, lease, offline))
     except Exception as error:
         failed = record_failure(recipe, store, error, offline=offline)
         if isinstance(error, TrnflowError):
@@ -139,7 +140,7 @@ class _Work:
 
     recipe: Recipe
     store: Store
-    listeners: tuple[Listener, ...]
+    log: EventLog
     train: Train
     lease: Lease
     offline: bool
@@ -187,10 +188,14 @@ def _noted(done: Retrained, note: str) -> Retrained:
 def retrain_once(work: _Work, change: Change) -> Retrained:
     """Check the data, train, judge, promote or keep, and put on record how this round ended. Its field `changed` is False if
     another process took the lease; then nothing is on record."""
-    for listener in work.listeners:
-        listener.retrain_begins(change.why)
-    done = train_and_judge(work, change)
-    return on_record(work.store, done, change.data) if done.changed else done
+    context = context_of(work.recipe, work.store).for_run(work.log, kind="retrain")
+    with begin_log(context, Options(offline=work.offline), why=change.why):
+        done = train_and_judge(work, change)
+        if done.changed:
+            done = on_record(work.store, done, change.data)
+            work.log.write("decided", entry=done.to_json())
+        work.log.end(done.error, list(done.notes))
+    return done
 
 
 def train_and_judge(work: _Work, change: Change) -> Retrained:
@@ -200,11 +205,11 @@ def train_and_judge(work: _Work, change: Change) -> Retrained:
     if change.frozen is not None:
         begun = replace(begun, frozen=change.frozen.artifact.digest)
     try:
-        checked = check_data(recipe, store, change.frozen, change.champion, work.listeners, offline=work.offline)
+        checked = check_data(recipe, store, change.frozen, change.champion, work.log, offline=work.offline)
         begun = _with_checks(begun, checked)
         if begun.stopped:
             return begun
-        frozen = change.frozen or freeze(recipe, store, work.listeners, offline=work.offline)
+        frozen = change.frozen or freeze(recipe, store, work.log, offline=work.offline)
         begun = replace(begun, frozen=frozen.artifact.digest)
         result = work.train(change.recipe, finetune_without(change.recipe, frozen))
         begun = replace(begun, run=result.run, notes=(*begun.notes, *result.notes))
@@ -212,7 +217,7 @@ def train_and_judge(work: _Work, change: Change) -> Retrained:
             return replace(begun, error=result.error, why=result.error.message)
         lease.check()
         decision = promote(
-            recipe, store, of_run(store, result.run, recipe.name), work.listeners, frozen=frozen, offline=work.offline,
+            recipe, store, of_run(store, result.run, recipe.name), work.log, frozen=frozen, offline=work.offline,
             training=Round(result.run, change.data, list(begun.checks), lease.check),
         )  # fmt: skip
         done = _judged(begun, decision)

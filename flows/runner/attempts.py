@@ -29,6 +29,11 @@ def attempt_id(run: str, stage: str) -> str:
     return f"{run}-{stage}-{time.monotonic_ns() % 10**6}"
 
 
+def run_of(attempt: str) -> str:
+    """Return the id of the run that an attempt belongs to."""
+    return attempt.rsplit("-", 2)[0]
+
+
 def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> dict[str, Json]:
     """Return the journal (the JSON document that the store keeps of one try to run a stage) of an attempt that begins
     now in this process, with the outcome "running". Writes nothing.

@@ -11,10 +11,10 @@ from functools import cached_property
 from trnflow.flows.recipes.recipe import Recipe, load, store_root
 from trnflow.flows.runner.devices import devices_of_stages, filled_environment
 from trnflow.flows.runner.graph import Graph
-from trnflow.flows.runner.listener import Listener, Log
 from trnflow.flows.runner.parts.part_makers import PartMaker, refuse_task_runners
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.sources.resolver import Answers, Resolver
 from trnflow.tasks.store import Store
 
@@ -28,6 +28,8 @@ class RunContext:
         plan: The plan that the next run settles; None: the run makes one.
         run: The id of the run.
         log: Gets the run's events.
+        kind: run, retrain, trial, freeze, check, promote or preview.
+        parent: The id of the sweep that the run is a trial or the winner of.
         part_maker: Makes parts of stages in other processes; None: each stage's own process makes them.
         notes: Sentences for the user.
         force: Stages that run although the store has their results; each is forced once.
@@ -39,7 +41,9 @@ class RunContext:
     resolver: Resolver
     plan: Plan | None = None
     run: str = field(default_factory=lambda: new_run_id())
-    log: Log = field(default_factory=Log)
+    log: EventLog = field(default_factory=EventLog)
+    kind: str = "run"
+    parent: str | None = None
     part_maker: PartMaker | None = None
     notes: list[str] = field(default_factory=list)
     force: frozenset[str] = frozenset()
@@ -65,17 +69,19 @@ class RunContext:
 
     def for_run(
         self,
-        listeners: Iterable[Listener] = (),
+        log: EventLog | None = None,
         *,
         run: str | None = None,
         part_maker: PartMaker | None = None,
+        kind: str = "run",
     ) -> RunContext:
         """Return the context of one run of this recipe, with the plan that this context has.
 
-        run: its id; None makes a new one.
+        run: its id; None takes that of a log that is open, which this run is a part of, or a new one.
         """
-        log = Log(listeners)
-        return replace(self, run=run or new_run_id(), log=log, part_maker=part_maker, notes=[], force=frozenset())
+        log = log or EventLog()
+        run = run or (log.state.run if log.is_open else new_run_id())
+        return replace(self, run=run, log=log, kind=kind, part_maker=part_maker, notes=[], force=frozenset())
 
     def check(self, options: Options) -> None:
         """Raise ConfigError if the run needs what this process does not have: a variable of `launch.environment`, or one

@@ -18,19 +18,19 @@ from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.job import Job, publish, record_of
 from trnflow.flows.runner.parts.shards import Shards, listed
 from trnflow.flows.runner.plan import Step
-from trnflow.flows.runner.progress.metrics_file import Curve
-from trnflow.flows.runner.progress.stage_progress import StageProgress
+from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.stored import Stored, check_record, rehash_changed
 from trnflow.flows.runner.work_folders import attempt_log, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.events import Emit
+from trnflow.tasks.events.state import present
 from trnflow.tasks.launch.launcher import Launcher
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Lease, LeaseLost
 from trnflow.tasks.system.clock import now
-from trnflow.tasks.system.redaction import scrub, scrub_all
-
-Emit = Callable[[Meta], None]
+from trnflow.tasks.system.redaction import scrub
 
 
 def find_result(step: Step, context: RunContext, note: Callable[[str], None]) -> Stored | None:
@@ -45,7 +45,7 @@ def find_result(step: Step, context: RunContext, note: Callable[[str], None]) ->
     recorded = check_record(context.store, record, step.node.stage.kind, context.lost)
     if recorded.changed:  # may be disk damage: hash before believing the hit
         count = len(recorded.changed)
-        context.log.say(step.name, f"{count} of its files changed on disk since they were verified: checking them")
+        say(context.log, step.name, f"{count} of its files changed on disk since they were verified: checking them")
         recorded = rehash_changed(context.store, recorded)
     if recorded.artifact is None:
         note(f"{step.name} is on record, and {recorded.why}: made anew")
@@ -74,7 +74,7 @@ def make_result(step: Step, inputs: dict[str, Any], before: list[Step], context:
                 return attempt.make(claimed)
             except LeaseLost as error:
                 superseded = True
-                context.log.say(step.name, f"{error}; adopting what that one makes")
+                say(context.log, step.name, f"{error}; adopting what that one makes")
 
 
 class _Attempt:
@@ -94,18 +94,16 @@ class _Attempt:
         self.made: str | None = None
 
     def claim(self, superseded: bool) -> contextlib.AbstractContextManager[Lease | Stored]:
-        context, say, on_wait = self.context, partial(self.context.log.say, self.name), self._on_wait
+        context, log = self.context, self.context.log
+        tell = partial(say, log, self.name)
         made, ttl = partial(self._made_meanwhile, superseded), context.lease_ttl
         devices = partial(
             take_devices, store=self.store, names=context.devices.get(self.name, ()), attempt=self.id, ttl=ttl,
-            run=f"{context.run} of {context.recipe.name}", made=partial(self._made_meanwhile, False), say=say,
-            on_wait=on_wait,
+            run=f"{context.run} of {context.recipe.name}", made=partial(self._made_meanwhile, False), say=tell,
+            on_wait=log.heed,
         )  # fmt: skip
         waiter = partial(self.store.waiter, self.key, run=context.run, attempt=self.id, ttl=ttl)
-        return claim(waiter, devices, made, say, on_wait)
-
-    def _on_wait(self) -> None:
-        self.context.log.waits(self.name)
+        return claim(waiter, devices, made, tell, log.heed)
 
     def _made_meanwhile(self, superseded: bool) -> Stored | None:
         """Return what another run published since this run last looked. A forced stage takes it only from the run that
@@ -121,11 +119,12 @@ class _Attempt:
         return Stored(stored.artifact, "hit", why, 0.0, stored.figures)
 
     def make(self, lease: Lease) -> Stored:
-        self.context.log.stage_started(self.step)
+        settings = keyed_params(self.step.config)
+        report = self.context.log.stage(self.name, key=self.key, attempt=lease.attempt, settings=settings)
         journal = self._new_journal(lease)
         with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(), int(self.context.recipe.store.min_free_gb * 1e9))
-            meta = self._run(work, journal, lease)
+            meta = self._run(work, journal, self._hearing(report, journal, lease))
             self._refuse_changed_inputs()
             artifact = self.store.ingest(work / "out", self.stage.kind, meta)
             self.context.lost.difference_update({artifact.digest, *(file.digest for file in artifact.files)})
@@ -143,7 +142,7 @@ class _Attempt:
         # garbage collection leaves these alone while the attempt is alive
         journal["holds"] = [{"stage": step.name, "key": step.key} for step in self.before]
         if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
-            self.context.log.say(self.name, outlook(self.store, self.name, self.key, self.document))
+            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document))
             journal["document"] = self.document
         return journal
 
@@ -164,14 +163,14 @@ class _Attempt:
             journal |= {"ended": now(), "seconds": round(time.monotonic() - begun, 3)}
             self.store.write_attempt(self.key, journal["attempt"], journal)
 
-    def _run(self, work: Path, journal: Meta, lease: Lease) -> Meta:
-        emit = self._hearing(work, journal, lease)
+    def _run(self, work: Path, journal: Meta, emit: Emit) -> Meta:
         inputs = {name: self._lay_out(item, work / "in" / name, emit) for name, item in self.inputs.items()}
-        context, log = self.context, attempt_log(self.store.home, work.name)
+        context, attempt = self.context, journal["attempt"]
+        log = attempt_log(self.store.home, context.run, attempt)
         # of launch.environment, only stages that train or run models need anything
         environment = context.environment if "torch" in self.document["env"] else {}
         job = Job(
-            self.stage, self.step.config, self.document, inputs, lease.attempt, log, environment,
+            self.stage, self.step.config, self.document, inputs, attempt, log, environment,
             context.recipe.launch.grace_seconds, Launcher.kinds[context.recipe.launch.kind](),
         )  # fmt: skip
         if self.stage.split is None:
@@ -180,20 +179,16 @@ class _Attempt:
         parts = Shards(self.store, job, journal, work, context.part_maker, threads, self.forced, context.note)
         return parts.run(emit)
 
-    def _hearing(self, work: Path, journal: Meta, lease: Lease) -> Emit:
-        """Return the function that takes the stage's events: passes them on, and adds their figures to the journal."""
-        metrics = attempt_log(self.store.home, work.name).with_suffix(".jsonl")
-        curve, progress = Curve(metrics, self.name, self.context.recipe.price_per_hour), StageProgress(self.name)
+    def _hearing(self, report: Emit, journal: Meta, lease: Lease) -> Emit:
+        """Return the function that takes the stage's reports: for the log, the journal's figures and the heartbeat."""
 
         def emit(event: Meta) -> None:
             lease.heed()  # ends the stage if another run makes it
-            event = _scrubbed(curve.priced(event))
-            curve.note(event)
-            journal["figures"].update(event.get("figures", {}))
-            progress.take(event)
+            report(event)
+            state = self.context.log.state.stages[self.name]
+            journal["figures"].update(state.figures)
             if "progress" in event:
-                lease.tell(**progress.counted)
-            self.context.log.event(self.name, event)
+                lease.tell(**state.counted(present()))
 
         return emit
 
@@ -244,8 +239,3 @@ class _Attempt:
     def _expected_bytes(self) -> int:
         """Return how many bytes the stage may write: twice the size of its input artifacts, a rough guess."""
         return 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))
-
-
-def _scrubbed(event: Meta) -> Meta:
-    """Remove secrets from an event's messages, which may come from a library."""
-    return scrub_all(event) if event.keys() & {"warn", "info"} else event

@@ -26,6 +26,9 @@ RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
 
 
+FACTS = ("splits", "longest", "lengths", "parameters", "target")
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of one run that are not part of the recipe.
@@ -41,6 +44,10 @@ class Options:
     force: frozenset[str] = frozenset()
     offline: bool = False
     record: bool = True
+
+    def to_json(self) -> Meta:
+        """Return {until, force, offline}."""
+        return {"until": self.until, "force": sorted(self.force), "offline": self.offline}
 
     def check(self, graph: Graph) -> None:
         """Raise ConfigError if `until` or `force` names a stage that the graph does not have."""
@@ -91,6 +98,16 @@ class Step:
     def metrics(self) -> Meta:
         """The metrics in the artifact's metadata; what varies from run to run is in `figures`."""
         return dict(self.artifact.meta.get("metrics", {})) if self.artifact else {}
+
+    @property
+    def facts(self) -> Meta:
+        """What tables show of an artifact without metrics, such as the rows of each split."""
+        if self.artifact is None or self.metrics:
+            return {}
+        meta = self.artifact.meta
+        if self.name == "precompile":
+            return {"graphs": len(meta.get("graphs", []))}
+        return {name: meta[name] for name in FACTS if name in meta}
 
     def take(self, stored: Stored) -> None:
         """Take over a result of the store."""

@@ -5,29 +5,23 @@ One function runs stages, for every command, deployment, trial, freezing and sco
 
 from __future__ import annotations
 
-import os
-import platform
-import socket
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
-from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.attempts import PREVIEW
 from trnflow.flows.runner.context import RunContext, make_plan
 from trnflow.flows.runner.forecast import dollars
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.make import find_result, make_result
 from trnflow.flows.runner.plan import Options, Plan, Step
+from trnflow.flows.runner.run_log import begin_log, write_failure, write_plan, write_step
 from trnflow.flows.runner.stored import Stored
 from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Json, Meta
 from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
-from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
@@ -107,13 +101,19 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
     begun = time.monotonic()
     options.check(graph)
     context.force = options.force
+    if context.plan is None or context.plan.due(options):
+        context.check(options)
+    clean(context.store)
+    with begin_log(context, options):
+        return _run(graph, context, options, around, begun)
+
+
+def _run(graph: Graph, context: RunContext, options: Options, around: Around, begun: float) -> Result:
+    """Plan and settle, and write the run record whatever happens. begun: of the monotonic clock."""
     result = Result(context.run, context.recipe.name, 0.0, [], price_per_hour=context.recipe.price_per_hour)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
     plan = context.plan
     before = plan.seconds if plan else 0.0
-    if plan is None or plan.due(options):
-        context.check(options)
-    clean(context.store)
     try:
         plan = plan or make_plan(graph, context)
         _settle_all(plan, context, options, around)
@@ -136,7 +136,8 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
         result.seconds = time.monotonic() - begun + before
         context.store.memo.save()
         if options.record:
-            _put_on_record(context.store, context.recipe, result, options)
+            _put_on_record(context, result, options)
+        context.log.end(result.error, result.notes)
     return result
 
 
@@ -162,7 +163,7 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
         start_warm_parents(due, context)
         plan.graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
     if options.record:
-        context.log.planned(plan.until(options))
+        write_plan(context.log, plan.until(options))
     for _ in range(REPAIRS):
         try:
             for step in plan.until(options):
@@ -172,6 +173,7 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
             return
         except BlobLost as error:  # the stage that made the blob runs again
             context.note(f"{error.message}; made anew")
+            context.log.write("repair", digest=error.digest)
             # forced stages are forced once
             context.force -= {step.name for step in plan.steps.values() if step.settled}
             plan.forget(error.digest)
@@ -191,9 +193,9 @@ def _settle(step: Step, plan: Plan, context: RunContext, around: Around) -> None
     except BaseException as error:
         if isinstance(error, TrnflowError) and not error.stage:
             error.stage = step.name
-        context.log.stage_failed(step.name, error)
+        write_failure(context.log, step.name, error)
         raise
-    context.log.stage_ended(step)
+    write_step(context.log, step)
 
 
 def _found(step: Step, plan: Plan, context: RunContext) -> Stored | None:
@@ -224,44 +226,32 @@ def _skip_the_rest(plan: Plan, context: RunContext, options: Options) -> None:
                 step.why = step.why if step.action == "skip" else "what it is for did not run"
                 step.action, step.artifact, step.seconds, step.figures = "skip", None, 0.0, {}
             step.settled = True
+            write_step(context.log, step)
 
 
-def _put_on_record(store: Store, recipe: Recipe, result: Result, options: Options) -> None:
+def _put_on_record(context: RunContext, result: Result, options: Options) -> None:
     """Write the run record. A store that can only be read is noted in the result; another error of the store becomes
     the run's, unless it failed before."""
     try:
-        store.write_run(result.run, run_record(recipe, result, options))
+        context.store.write_run(result.run, run_record(context, result, options))
     except ReadOnlyStore:
-        result.notes.append(f"the store {scrub(store.root)} can only be read: this run is not on record")
+        result.notes.append(f"the store {scrub(context.store.root)} can only be read: this run is not on record")
     except StoreError as error:
         result.error = result.error or scrubbed(error)
 
 
-def run_record(recipe: Recipe, result: Result, options: Options) -> Meta:
+def run_record(context: RunContext, result: Result, options: Options) -> Meta:
     """Return the run record: all that is needed to repeat the run except secrets."""
     return {
         **result.to_json(),
-        "resolved": recipe.to_json(),
+        "resolved": context.recipe.to_json(),
         "until": options.until,
         "force": sorted(options.force),
         "outcome": result.outcome,
         "ended": now(),
-        "host": {"name": socket.gethostname(), "python": platform.python_version(), "cores": os.cpu_count()},
-        "checkout": checkout_state(),
+        "host": context.log.state.host,
+        "checkout": context.log.state.checkout,
     }
-
-
-def checkout_state() -> Meta | None:
-    """Return {"commit": the git commit of the code, "dirty": whether tracked files have uncommitted changes}; None
-    outside a checkout, or if git can't be run."""
-    folder = Path(__file__).parent
-    command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid")), None)
-    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
 
 
 def artifact_in(run: Meta, stage: str) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trnflow.tasks.errors import StoreError
+from trnflow.tasks.events import run_folder
 from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.home import home_folder
@@ -36,9 +37,6 @@ def open_home() -> Path:
             return home
         sys.stderr.write(f"made {home} for local state and, by default, the store (TRNFLOW_HOME names another place)\n")
     return home
-
-
-KEPT_LOGS = 200
 
 
 @contextlib.contextmanager
@@ -81,18 +79,11 @@ def workfolder(home: Path, name: str) -> Path:
     return home / "work" / f"{this_process().tag}~{name}"
 
 
-def attempt_log(home: Path, name: str) -> Path:
-    """Return the path of the log file of an attempt (a try to run a stage), `<home>/logs/NAME.log`. Create the folder,
-    not the file, and remove all files of the folder but the newest 200 (KEPT_LOGS).
-
-    Logs are kept after the attempt, since error messages point to them. name: the name of the attempt's work folder.
-    """
-    folder = home / "logs"
+def attempt_log(home: Path, run: str, attempt: str) -> Path:
+    """Return the file for what the processes of an attempt print, beside the run's event log. Creates the folder."""
+    folder = run_folder(home, run)
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # another run removes them too
-        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_LOGS]:
-            old.unlink(missing_ok=True)
-    return folder / f"{name}.log"
+    return folder / f"{attempt}.log"
 
 
 def data_folders(store: Store) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Prefect's server, deployments, automations and task runners, what Prefect shows of a run, and the listener for
+"""Prefect's server, deployments, automations and task runners, what Prefect shows of a run, and the reader for
 MLflow.
 
 Only these modules and `trnflow.flows.deployments` import Prefect.

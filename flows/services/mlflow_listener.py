@@ -1,4 +1,4 @@
-"""Record a run's settings, metrics, figures, plots, digests and data sources in MLflow, as a listener of the run.
+"""Record a run's settings, metrics, figures, plots, digests and data sources in MLflow, as a reader of its events.
 
 Events are written to a spool, a file on disk in which they wait until another process has uploaded them to MLflow.
 """
@@ -13,13 +13,12 @@ from types import TracebackType
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import open_store
-from trnflow.flows.runner.listener import Listener
-from trnflow.flows.runner.plan import Step
-from trnflow.flows.runner.run import Result, checkout_state
+from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run_log import checkout_state
 from trnflow.flows.services.pages import tracking_uri
-from trnflow.tasks.artifact import Meta
-from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import Interrupted, StoreError
+from trnflow.tasks.events import Event, Reader, RunState
+from trnflow.tasks.events.event_types import StageEnded
 from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.system.redaction import hide
 from trnflow.tasks.tracking import Tracker
@@ -28,12 +27,12 @@ PLOTS = (".png", ".json", ".jsonl", ".html")
 PLOTTED = "evaluate_model"
 
 
-class Tracking(Listener):
-    """A listener of a run's events that records the run in MLflow. Does nothing when `tracking.enabled` is false.
+class Tracking(Reader):
+    """A reader of a run's events that records the run in MLflow. Does nothing when `tracking.enabled` is false.
 
     Recording begins when the first stage starts to run, or when the run fails; the cached stages before that are then
     recorded too. A run whose stages are all cached adds nothing to MLflow and starts no upload. As a context manager,
-    the listener marks the run in MLflow as FAILED or KILLED when an exception leaves the context.
+    the reader marks the run in MLflow as FAILED or KILLED when an exception leaves the context.
 
     Args:
         recipe: The recipe; its section `tracking` names the MLflow server and experiment.
@@ -49,51 +48,40 @@ class Tracking(Listener):
         self._recipe, self._home = recipe, home
         self._store = open_store(recipe)
         self._tracker: Tracker | None = None
-        self._hits: list[Step] = []
+        self._hits: list[StageEnded] = []
 
-    def stage_started(self, step: Step) -> None:
-        """Record that a stage begins to run, with its key (the hash of all that decides its result) and those of its
-        settings that can change its result."""
-        if self._begin():
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "stage_begun" and self._begin():
             assert self._tracker is not None
-            self._tracker.stage_started(step.name, str(step.key), keyed_params(step.config))
+            self._tracker.stage_started(event["stage"], event["key"], event["settings"])
+        elif event["event"] == "metrics" and self._tracker:
+            self._tracker.metrics(event["stage"], event["step"], event["values"], event["time"])
+        elif event["event"] == "stage_ended" and event["artifact"] is not None:
+            if self._tracker is None:
+                self._hits.append(event)
+            else:
+                self._record_end(self._tracker, event, event["artifact"])
 
-    def event(self, stage: str, event: Meta) -> None:
-        """Record the metrics that a running stage reports in an event; ignore events without metrics, and all events if
-        recording has not begun."""
-        if self._tracker and "metrics" in event:
-            metrics = event["metrics"]
-            self._tracker.metrics(stage, metrics["step"], metrics["values"], metrics["time"])
-
-    def stage_ended(self, step: Step) -> None:
-        """Record how a stage ended: its key (the hash of all that decides its result), its artifact's digest, its
-        seconds, metrics and figures, and the number of rows of each split. A stage without an artifact is not recorded.
-
-        For `load_data` the recipe's data sources are recorded too, for `evaluate_model` its plots and reports.
-        """
-        if step.artifact is None:
-            return
-        if self._tracker is None:
-            self._hits.append(step)
-            return
-        if step.name == "load_data":
+    def _record_end(self, tracker: Tracker, event: StageEnded, digest: str) -> None:
+        """Record a stage's results: of `load_data` also the sources, of `evaluate_model` plots and reports."""
+        artifact = self._store.artifact(digest)
+        if event["stage"] == "load_data":
             for setting, source in sources(self._recipe):
-                note = f"{setting}={source}"
-                self._tracker.dataset(source, step.artifact.digest, note=note, context="training")
-        lengths = step.artifact.meta.get("row_lengths", {})
+                tracker.dataset(source, digest, note=f"{setting}={source}", context="training")
+        lengths = artifact.meta.get("row_lengths", {})
         with tempfile.TemporaryDirectory() as folder:
             plots: tuple[Path, ...] = ()
-            if step.name == PLOTTED:
-                self._store.copy_out(step.artifact, Path(folder))
+            if event["stage"] == PLOTTED:
+                self._store.copy_out(artifact, Path(folder))
                 plots = tuple(path for path in sorted(Path(folder).iterdir()) if path.suffix in PLOTS)
-            self._tracker.stage_ended(
-                step.name,
-                action=step.action,
-                key=step.key,
-                artifact=step.artifact.digest,
-                seconds=step.seconds,
-                metrics=step.metrics,
-                figures=step.figures,
+            tracker.stage_ended(
+                event["stage"],
+                action=event["action"],
+                key=event["key"],
+                artifact=digest,
+                seconds=event["seconds"],
+                metrics=event["metrics"],
+                figures=event["figures"],
                 plots=plots,
                 lengths={split: counted["rows"] for split, counted in lengths.items()},
             )
@@ -137,7 +125,7 @@ class Tracking(Listener):
             self._tracker = new_tracker(self._recipe, self._home, self.run, self._more_tags)
             if self._tracker:
                 for hit in self._hits:
-                    self.stage_ended(hit)
+                    self._record_end(self._tracker, hit, str(hit["artifact"]))
             self._hits = []
         return self._tracker is not None
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trnflow.flows.runner.context import new_run_id, open_store
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps.files import document, write_best, write_json
@@ -26,6 +25,7 @@ from trnflow.flows.sweeps.study import SweepStudy, database_errors, open_study
 from trnflow.flows.sweeps.trial import SWEEP, TESTED, Run, run_trial
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
+from trnflow.tasks.events import Reader
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide, scrub
 from trnflow.tasks.system.whole_file import write_whole
@@ -158,7 +158,7 @@ def sweep(
     run: Run,
     say: Callable[[str], None],
     *,
-    listeners: tuple[Listener, ...] = (),
+    readers: tuple[Reader, ...] = (),
     offline: bool = False,
     wait: bool = False,
     show: Callable[[Meta], None] = lambda content: None,
@@ -168,7 +168,7 @@ def sweep(
     Args:
         run: Runs a recipe's pipeline: up to training for a trial.
         say: Called with a line for each trial that ends and each run that is waited for.
-        listeners: Of the winner's run.
+        readers: Of the events of the winner's run.
         wait: Wait for another holder of the study or devices, else ConfigError.
         show: Called with the content of sweep.json after each trial, and at the end.
 
@@ -189,7 +189,7 @@ def sweep(
         with leases.hold_devices() if study.has_trials_left else nullcontext(), _own_run(plan, store, study):
             going.run_trials()
             going._refuse_hopeless()
-            result = _winner(going, listeners)
+            result = _winner(going, readers)
             content = going.write()
             show(content)
             going.write_page(content)
@@ -212,7 +212,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
         tracker.finish("FINISHED")
 
 
-def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None:
+def _winner(going: Sweep, readers: tuple[Reader, ...] = ()) -> Result | None:
     """Run and record the winner; None if no trial completed, or the winner is known for these sections."""
     best, before = going.study.best(), going.study.winner or {}
     if best is None:
@@ -223,7 +223,7 @@ def _winner(going: Sweep, listeners: tuple[Listener, ...] = ()) -> Result | None
         return None
     recipe = going.plan.best_recipe(best.settings)
     tags = {SWEEP: going.study.identity}
-    result = going.run(recipe, Options(offline=going.offline), new_run_id(), listeners, tags)
+    result = going.run(recipe, Options(offline=going.offline), new_run_id(), readers, tags)
     if result.error is None:
         metrics = {name: value for step in result.steps for name, value in step.metrics.items()}
         test = next((step.metrics for step in result.steps if step.name == TESTED), {})

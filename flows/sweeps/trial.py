@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.claim import WAITS
 from trnflow.flows.runner.context import context_of, new_run_id, open_store
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
+from trnflow.tasks.events import Event, EventLog, Reader, RunState
+from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.store import Store
 
@@ -33,8 +33,8 @@ TESTED = "evaluate_model"
 # These end the sweep: the trial's settings are not to blame, and it is repeated.
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
 
-Run = Callable[[Recipe, Options, str, tuple[Listener, ...], dict[str, str]], Result]
-"""Runs a recipe's pipeline: (recipe, options, run's id, listeners, MLflow's tags) -> result."""
+Run = Callable[[Recipe, Options, str, tuple[Reader, ...], dict[str, str]], Result]
+"""Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, MLflow's tags) -> result."""
 SWEEP = "trnflow.sweep"
 """The tag that nests a run in the sweep's own run in MLflow."""
 
@@ -44,8 +44,8 @@ class Pruned(Interrupted):
 
 
 @dataclass
-class Watch(Listener):
-    """Listener of a trial's run: reports each evaluation to the study, and ends a pruned trial.
+class Watch(Reader):
+    """Reader of a trial's events: reports each evaluation to the study, and ends a pruned trial.
 
     Attributes:
         stopping: Set by the sweep to end its trials.
@@ -54,6 +54,8 @@ class Watch(Listener):
         pruned: Whether the study ended the trial.
         lost: The error that ends the whole sweep.
     """
+
+    critical = True
 
     study: SweepStudy
     trial: Trial
@@ -64,35 +66,35 @@ class Watch(Listener):
     pruned: bool = False
     lost: TrnflowError | None = field(default=None)
 
-    def stage_started(self, step: Step) -> None:
-        self._heed()
-        if step.name == LAST:
-            self.key = step.key
-
-    def waits(self, stage: str) -> None:
-        self._heed()
-
-    def event(self, stage: str, event: Meta) -> None:
-        self._heed()
-        if str(event.get("info", "")).startswith(WAITS):
-            self.say(f"trial {self.trial.number}: {stage} {event['info']}")
-        metrics = event.get("metrics")
-        if stage != LAST or metrics is None:
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] in ("run_begun", "stage_failed", "run_ended"):  # an error now would hide the first one
             return
-        self._refuse_unreported(metrics["values"])
-        if self.metric not in metrics["values"] or metrics["step"] < 1:
+        self.heed()
+        if event["event"] == "stage_begun" and event["stage"] == LAST:
+            self.key = event["key"]
+        elif event["event"] == "waits":
+            self.say(f"trial {self.trial.number}: {event['stage']} waits for {event['holder']}")
+        elif event["event"] == "metrics" and event["stage"] == LAST:
+            self._report(event)
+
+    def _report(self, event: Metrics) -> None:
+        """Tell the study the metric, and end the trial if the study prunes it."""
+        values, step = event["values"], event["step"]
+        self._refuse_unreported(values)
+        if self.metric not in values or step < 1:
             return
-        value = float(metrics["values"][self.metric])
+        value = float(values[self.metric])
         try:
-            self.pruned = math.isfinite(value) and self.study.report(self.trial, value, metrics["step"])
+            self.pruned = math.isfinite(value) and self.study.report(self.trial, value, step)
         except StoreError as error:
             self.lost = error
             raise
         if self.pruned:
-            raise Pruned(f"the trial was ended at step {metrics['step']}: its {self.metric} is worse than the median")
+            raise Pruned(f"the trial was ended at step {step}: its {self.metric} is worse than the median")
 
-    def stage_ended(self, step: Step) -> None:
-        self._heed()
+    def heed(self) -> None:
+        if self.stopping.is_set():
+            raise Interrupted("the sweep was interrupted", "run the same command again to go on")
 
     def _refuse_unreported(self, values: Meta) -> None:
         """Raise ConfigError if an evaluation has not the sweep's metric."""
@@ -102,10 +104,6 @@ class Watch(Listener):
         if self.metric not in known:
             self.lost = unreported(self.metric, known)
             raise self.lost
-
-    def _heed(self) -> None:
-        if self.stopping.is_set():
-            raise Interrupted("the sweep was interrupted", "run the same command again to go on")
 
 
 def run_trial(
@@ -206,13 +204,16 @@ def direct_runs() -> Run:
     answers = Answers()
 
     def run_directly(
-        recipe: Recipe, what: Options, run: str, listeners: tuple[Listener, ...], tags: dict[str, str]
+        recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], tags: dict[str, str]
     ) -> Result:
         from trnflow.flows.services.mlflow_listener import Tracking
 
         store = open_store(recipe)
         with Tracking(recipe, store.home, run, tags) as tracking:
             context = context_of(recipe, store, offline=what.offline, answers=answers)
-            return tracking.finish(run_graph(finetune(recipe), context.for_run((*listeners, tracking), run=run), what))
+            context = context.for_run(EventLog(*readers, tracking), run=run)
+            context.parent = tags.get(SWEEP)
+            context.kind = "trial" if context.parent and what.until else "run"
+            return tracking.finish(run_graph(finetune(recipe), context, what))
 
     return run_directly

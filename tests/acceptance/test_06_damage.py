@@ -12,9 +12,9 @@ import pytest
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.errors import BlobLost, StoreError
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name, record_name
 
@@ -141,10 +141,13 @@ def test_what_nobody_reads_but_its_owner_is_made_anew_after_that(root: str, tmp_
 
 
 def test_a_disk_that_spoils_everything_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
-    class Moths(Listener):
-        def stage_ended(self, step: Step) -> None:
-            if step.name == "sizes":
-                eaten.append(name_of("blob", step))
+    class Moths(Reader):
+        critical = True
+
+        def read(self, event: Event, state: RunState) -> None:
+            if event["event"] == "stage_ended" and event["stage"] == "sizes":
+                artifact = machine.store().artifact(str(event["artifact"]))
+                eaten.append(blob_name(artifact.files[0].digest))
                 damage(machine.store(), eaten[-1], "flip")
 
     eaten: list[str] = []

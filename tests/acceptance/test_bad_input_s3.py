@@ -18,8 +18,8 @@ from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine
 from tests.helpers.command_line import Shell
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
-from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.errors import BlobLost, ReadOnlyStore, StoreError
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import content
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
@@ -72,12 +72,12 @@ def machine(proxy: Proxy, s3_root: str, tmp_path: Path, inline_jobs: None) -> Ma
     return Machine(s3_root, tmp_path / "machine")
 
 
-class Said(Listener):
+class Said(Reader):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def event(self, stage: str, event: dict[str, Any]) -> None:
-        self.texts += [event["info"]] if "info" in event else []
+    def read(self, event: Event, state: RunState) -> None:
+        self.texts += [event["text"]] if event["event"] == "note" else []
 
 
 def plan(machine: Machine, least: int) -> dict[str, str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
 from trnflow.flows.runner.graph import Graph
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Plan
+from trnflow.tasks.events import Reader
 from trnflow.tasks.store import Store
 
 
@@ -28,10 +28,10 @@ class Machine:
         """Opened as by a new process."""
         return Store(self.root, self.folder / "home")
 
-    def run(self, least: int = 0, *listeners: Listener) -> Ran:
+    def run(self, least: int = 0, *readers: Reader) -> Ran:
         store = self.store()
         store.prepare()
-        return run_graph(self.graph(least), context(store, *listeners))
+        return run_graph(self.graph(least), context(store, *readers))
 
     def plan(self, least: int = 0) -> Plan:
         return plan_graph(self.graph(least), self.store())

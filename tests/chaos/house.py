@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.chaos.data import NAMES, write_project
 from tests.flows.prefect_api import Api
+from tests.helpers.event_logs import process_logs
 
 MARK = "TRNFLOW_CHAOS"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -158,7 +159,7 @@ class House:
 
     def trainings(self) -> set[str]:
         """The logs of all trainings that were begun here."""
-        return {file.name for file in (self.home / "logs").glob("*-train-*.log")}
+        return {file.name for file in process_logs(self.home, "train")}
 
     def put(self, train: bytes) -> None:
         """Replace the training rows at once, as a careful writer of data does."""

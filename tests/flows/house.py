@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.helpers.runs import context, plan_graph, run_graph
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.artifact import Source
+from trnflow.tasks.events import Reader
 from trnflow.tasks.store import Store
 
 STAGES = """
@@ -152,9 +152,9 @@ class Project:
     def stages(self) -> ModuleType:
         return importlib.import_module("house.stages")
 
-    def run(self, stage: str, how: str, *listeners: Listener) -> str:
+    def run(self, stage: str, how: str, *readers: Reader) -> str:
         """What became of the one stage."""
-        return run_graph(self._graph(stage, how), context(self.store(), *listeners)).actions[stage]
+        return run_graph(self._graph(stage, how), context(self.store(), *readers)).actions[stage]
 
     def plan(self, stage: str, how: str) -> tuple[str, str]:
         """(action, why)"""

@@ -11,12 +11,12 @@ from trnflow.flows.finetune import FUNCTIONS
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import RunContext, context_of, make_plan
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.run import run
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.store import Store
 
 
@@ -40,7 +40,7 @@ def _recipe(settings: tuple[str, ...]) -> Recipe:
 
 def context(
     store: Store,
-    *listeners: Listener,
+    *readers: Reader,
     run: str = "r",
     settings: Iterable[str] = (),
     offline: bool = False,
@@ -49,7 +49,7 @@ def context(
 ) -> RunContext:
     """devices: {stage: the devices it takes}."""
     opened = context_of(_recipe(tuple(settings)), store, offline=offline)
-    opened = opened.for_run(listeners, run=run, part_maker=part_maker)
+    opened = opened.for_run(EventLog(*readers), run=run, part_maker=part_maker)
     if devices is not None:
         opened.__dict__["devices"] = devices
     return opened

@@ -18,8 +18,8 @@ import pytest
 from tests.flows.house import STAGES, Project
 from tests.helpers.runs import context, run_stage
 from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
-from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.errors import CodeError, ConfigError
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.keys.code_closure import hash_file
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -129,12 +129,14 @@ def test_an_asset_counts_as_code(project: Project) -> None:
         project.plan("here", "asset")
 
 
-def test_what_listeners_load_meanwhile_is_not_the_stages_doing(project: Project) -> None:
-    class Curious(Listener):
-        def event(self, stage: str, event: dict[str, Any]) -> None:
-            heard.append(
-                (importlib.import_module("house.other").VALUE, (project.folder / "house/letter.txt").read_text())
-            )
+def test_what_readers_load_meanwhile_is_not_the_stages_doing(project: Project) -> None:
+    class Curious(Reader):
+        critical = True
+
+        def read(self, event: Event, state: RunState) -> None:
+            if event["event"] == "note":
+                letter = (project.folder / "house/letter.txt").read_text()
+                heard.append((importlib.import_module("house.other").VALUE, letter))
 
     heard: list[tuple[int, str]] = []
     assert project.run("here", "spoken", Curious()) == "ran"
@@ -149,19 +151,19 @@ from trnflow.flows.finetune import finetune
 from trnflow.flows.runner.context import context_of
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import run
-from trnflow.flows.runner.listener import Listener
+from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.store import Store
 
-class Editor(Listener):
-    def stage_ended(self, step):
-        if step.name == sys.argv[1]:
+class Editor(Reader):
+    def read(self, event, state):
+        if event["event"] == "stage_ended" and event["stage"] == sys.argv[1]:
             path = Path("tasks/data/pack/packers.py")
             path.write_text(path.read_text() + "EDITED = 1\\n")
 
 store = Store("store", Path("home"))
 store.prepare()
 recipe = settings.load("demo", ["data.limit=40", "tokenize.train.vocab_size=200"])
-result = run(finetune(recipe), context_of(recipe, store).for_run((Editor(),)), Options(until="pack_chunks"))
+result = run(finetune(recipe), context_of(recipe, store).for_run(EventLog(Editor())), Options(until="pack_chunks"))
 print(json.dumps([{step.name: step.action for step in result.steps}, str(result.error or "")]))
 """
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.helpers.runs import context, run_stage
 from tests.store.sizes_stage import measure
-from trnflow.flows.runner.listener import Listener
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.backend import CountBytes
 from trnflow.tasks.store.layout import blob_name
@@ -87,9 +87,12 @@ def test_who_asked_can_end_it_and_nothing_half_is_left(root: str, tmp_path: Path
 def test_a_stage_says_what_it_waits_for(root: str, tmp_path: Path) -> None:
     heard: list[Meta] = []
 
-    class Ear(Listener):
-        def event(self, stage: str, event: Meta) -> None:
-            heard.append({"stage": stage} | event.get("progress", {}))
+    class Ear(Reader):
+        def read(self, event: Event, state: RunState) -> None:
+            if event["event"] == "progress":
+                heard.append(
+                    {"stage": event["stage"], "done": event["done"], "total": event["total"], "unit": event["unit"]}
+                )
 
     store = Store(root, tmp_path / "home")
     store.prepare()

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from trnflow.flows.cli.output import say_error
-from trnflow.flows.display.progress import JsonLog, Progress
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.runner.run_log import write_failure
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
 from trnflow.tasks.system.redaction import learn
 
@@ -49,15 +51,13 @@ def test_lines_of_any_writer_are_objects(written: io.StringIO) -> None:
 
 def test_progress_has_figures_and_what_is_not_finite_is_null(written: io.StringIO) -> None:
     with redirect_stderr(written), log_as_asked():
-        log = JsonLog(sys.stderr)  # type: ignore[arg-type]
-        log.begin("train")
-        log.event({"progress": {"done": 40, "total": 500, "unit": "steps"}})
-        log.event({"metrics": {"step": 40, "time": 0.0, "values": {"loss": float("nan"), "eval_loss": 0.5}}})
-        log.end()
-        progress = Progress()
-        progress.event("train", {"warn": "a checkpoint could not be saved"})
-        progress.stage_failed("train", DataError("no"))
-    step, warned, failed = documents(written)
+        log = EventLog(Progress())
+        emit = log.stage("train", key="k", attempt="a", settings={})
+        emit({"progress": {"done": 40, "total": 500, "unit": "steps"}})
+        emit({"metrics": {"step": 40, "values": {"loss": float("nan"), "eval_loss": 0.5}}})
+        emit({"warn": "a checkpoint could not be saved"})
+        write_failure(log, "train", DataError("no"))
+    _, step, warned, failed = documents(written)
     assert step.pop("time") and step.pop("elapsed") >= 0
     assert step == {
         "level": "info", "stage": "train", "message": "train: 40/500 steps, loss nan, eval_loss 0.5",
@@ -73,7 +73,8 @@ def test_no_object_holds_a_secret(written: io.StringIO) -> None:
     error.stage = "load_data"
     with redirect_stderr(written), log_as_asked():
         sys.stderr.write(f"a library prints {SECRET}\n")
-        Progress().event("load_data", {"info": f"reads https://you:{SECRET}@host.example/rows?token=another-0ne"})
+        text = f"reads https://you:{SECRET}@host.example/rows?token=another-0ne"
+        EventLog(Progress()).note(text, stage="load_data")
         say_error(error)
     assert SECRET not in written.getvalue() and "another-0ne" not in written.getvalue()
     said = documents(written)[-1]

@@ -14,21 +14,20 @@ from trnflow.flows.cli.live.status_command import leases_of_stages
 from trnflow.flows.cli.output import emit_json
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.events import is_written, log_file, run_folder
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import live_leases
 from trnflow.tasks.store.model_names import find_run
-from trnflow.tasks.system.process import read_tag
 from trnflow.tasks.system.redaction import scrub
 
 PAUSE_SECONDS = 0.5
 
 
 class Log(NamedTuple):
-    """The log file of one attempt. owner: the process that runs the pipeline, as `Process.tag`."""
+    """What the processes of one attempt printed."""
 
     file: Path
     stage: str
-    owner: str
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
@@ -59,8 +58,8 @@ def logs(options: Namespace) -> int:
         return 0
     if not logs_of(store.home, run) and not options.follow:
         raise ConfigError(
-            f"there is no log of the run {run} in {store.home / 'logs'}",
-            "a run whose stages all hit has none; the newest 200 logs are kept, on the machine that ran the stages",
+            f"there is no log of the run {run} in {run_folder(store.home, run)}",
+            "a run whose stages all hit has none; logs are kept on the machine that ran the stages, 1 GB in all",
         )
     printed: dict[Path, int] = {}
     while True:
@@ -74,30 +73,24 @@ def logs(options: Namespace) -> int:
 
 def logs_of(home: Path, run: str) -> list[Log]:
     """Return a run's logs on this machine, the least recently written first."""
-    found = []
-    for file in (home / "logs").glob(f"*~{run}-*.log"):
-        owner, _, attempt = file.stem.partition("~")
-        found.append((file.stat().st_mtime, Log(file, attempt.removeprefix(f"{run}-").rpartition("-")[0], owner)))
-    return [log for _, log in sorted(found)]
+    found = [(file.stat().st_mtime, file) for file in run_folder(home, run).glob(f"{run}-*.log")]
+    return [Log(file, file.stem.removeprefix(f"{run}-").partition("-")[0]) for _, file in sorted(found)]
 
 
 def _logged(home: Path) -> set[str]:
     """Return the ids of the runs with logs here, such as previews, which are not on record."""
-    attempts = (file.stem.partition("~")[2] for file in (home / "logs").glob("*~*.log"))
-    return {attempt.rsplit("-", 2)[0] for attempt in attempts}
+    return {file.parent.name for file in (home / "runs").glob("*/*.log")}
 
 
 def _has_ended(store: Store, run: str) -> bool:
-    """Return whether a run is on record, or its process is dead."""
+    """Return whether a run is on record, or nobody writes its event log; of a run of another machine, whether its leases
+    have no heartbeat."""
+    file = log_file(store.home, run)
     if store.run(run) is not None:
         return True
-    leases = [holder for _, holder, _ in live_leases(store.backend, silent=True) if holder.run == run]
-    if any(not holder.seems_silent for holder in leases):
-        return False
-    owners = [read_tag(log.owner) for log in logs_of(store.home, run)]
-    if leases:  # a dead run of another machine or container, or a paused one of this machine
-        return not any(owner is not None and owner.is_running_here() for owner in owners)
-    return all(owner is not None and owner.is_dead() for owner in owners)
+    if file.exists():
+        return not is_written(file)
+    return not any(holder.run == run for _, holder, _ in live_leases(store.backend))
 
 
 def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:

@@ -1,9 +1,11 @@
-"""`trnflow runs`: list the runs in progress and the past runs of a store, without previews and plans."""
+"""`trnflow runs`: list the runs in progress, past and killed runs of a store, without previews and plans."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,10 +15,15 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.runner.attempts import PREVIEW
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.store import Store
+from trnflow.tasks.system.redaction import scrub
 
 LIVE = ("stage", "step", "of", "unit", "eta")
 """Fields of a run that only a run in progress has."""
+ON_RECORD = ("run", "retrain", "trial")
+"""Kinds of runs that get a run record when they end."""
 HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")
 
 
@@ -37,15 +44,47 @@ def listed(store: Store) -> list[Meta]:
     """Return a dict for each run, in the order of `runs`: run, recipe, outcome, seconds (of a run in progress since the
     time in its id).
 
-    Past runs have ended, hit, ran, skip (numbers of stages) and metrics; runs in progress stage, step, of, unit and eta
-    (seconds). The others' fields are None, metrics {}.
+    Past and killed runs have ended, hit, ran, skip (numbers of stages) and metrics; runs in progress stage, step, of,
+    unit and eta (seconds). The others' fields are None, metrics {}.
     """
     now = running(store)  # first: a run that ends meanwhile is then on record
     past = run_ids(store)
     newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
     live = [_live(one) for run, one in newest.items() if run not in past]
     ended = [brief(run, store.run(run) or {}) | dict.fromkeys(LIVE) for run in past]
-    return sorted(live, key=lambda one: str(one["run"]), reverse=True) + ended
+    ended += [_killed(state) for state in _killed_runs(store, {*past, *newest})]
+    return _newest_first(live) + _newest_first(ended)
+
+
+def _newest_first(runs: list[Meta]) -> list[Meta]:
+    return sorted(runs, key=lambda one: str(one["run"]), reverse=True)
+
+
+def _killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
+    """Yield the runs of this machine whose event log has neither writer nor end."""
+    for run in logged_runs(store.home):
+        file = log_file(store.home, run)
+        if run in known or run.endswith(PREVIEW) or not file.exists() or not is_killed(file):
+            continue
+        try:
+            state = read_log(file)
+        except ConfigError as error:
+            sys.stderr.write(f"{error}\n")
+            continue
+        if state.skipped:
+            sys.stderr.write(f"{state.skipped} lines of {file} are no events, and were skipped\n")
+        if state.outcome == "killed" and state.kind in ON_RECORD and state.store == scrub(store.root):
+            yield state
+
+
+def _killed(state: RunState) -> Meta:
+    """Return a killed run's facts, as `listed` has them. `ended` is the time of its last event."""
+    counts = {action: sum(stage.action == action for stage in state.stages.values()) for action in ACTED}
+    metrics = {name: value for stage in state.stages.values() for name, value in stage.metrics.items()}
+    ended = datetime.fromtimestamp(state.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    seconds = None if state.begun is None else round(state.last - state.begun, 3)
+    known = {"run": state.run, "recipe": state.recipe, "outcome": state.outcome, "ended": ended, "seconds": seconds}
+    return known | counts | {"metrics": metrics} | dict.fromkeys(LIVE)
 
 
 def _live(one: Meta) -> Meta:

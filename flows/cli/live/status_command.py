@@ -4,6 +4,7 @@ nor MLflow is asked."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,9 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import clock_face
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.events import log_file, read_tail
+from trnflow.tasks.events.state import present
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, live_leases
 
@@ -34,12 +38,13 @@ def running(store: Store) -> list[Meta]:
     """Return the stages that run now, the oldest first: run, recipe, stage, step, of, unit, eta (seconds), host, pid,
     since.
 
-    Progress is as old as the last heartbeat, at most a third of `store.lease_ttl_seconds`, and None before the first
-    report.
+    Progress is that of the run's event log if the run is of this machine, else as old as the last heartbeat, at most a
+    third of `store.lease_ttl_seconds`. It is None before the first report.
     """
     found = []
     for holder, attempt, progress in leases_of_stages(store):
-        told = {name: progress.get(name) for name in ("step", "of", "unit", "eta")}
+        counted = _logged_progress(store, holder.run, attempt["stage"]) or progress
+        told = {name: counted.get(name) for name in ("step", "of", "unit", "eta")}
         found.append(
             {
                 "run": holder.run, "recipe": attempt.get("recipe") or None, "stage": attempt["stage"], **told,
@@ -57,6 +62,17 @@ def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Ho
             "stage" in attempt
         ):  # else the lease is that of a retraining or a sweep, or of a stage that is about to begin
             yield holder, attempt, progress
+
+
+def _logged_progress(store: Store, run: str, stage: str) -> Meta | None:
+    """Return the progress of a stage by the event log of its run, or None."""
+    file = log_file(store.home, run)
+    if not file.exists():
+        return None
+    with contextlib.suppress(ConfigError):  # of a later version
+        state = read_tail(file).stages.get(stage)
+        return state.counted(present()) if state and state.total else None
+    return None
 
 
 def counted(one: Meta) -> str:

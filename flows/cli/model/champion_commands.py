@@ -14,6 +14,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_recipe
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger.entries import Entry
@@ -55,7 +56,7 @@ def freeze(options: Namespace) -> int:
 
     recipe, store = open_recipe(options.recipe, options.overrides)
     with Progress() as progress:
-        frozen = freeze_test_rows(recipe, store, (progress,), offline=options.offline)
+        frozen = freeze_test_rows(recipe, store, EventLog(progress), offline=options.offline)
     found = frozen.to_json()
     where = f"{recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})"
     emit(options, {"recipe": recipe.name, **found}, f"froze {found['rows']} test rows of {where}")
@@ -78,7 +79,7 @@ def promote(options: Namespace) -> int:
     with Progress() as progress:
         text = options.challenger
         challenger = of_recipe(recipe, store) if text is None else find_contender(text, recipe, store)
-        found = promote_model(recipe, store, challenger, (progress,), offline=options.offline)
+        found = promote_model(recipe, store, challenger, EventLog(progress), offline=options.offline)
     lines = (
         [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"]
         if found.froze

@@ -18,6 +18,7 @@ from trnflow.flows.models import FoundModel, find_model
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluation.models import EAGER
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
 from trnflow.tasks.prediction.row_files import RowFile, new_lines
@@ -113,10 +114,11 @@ def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
     """Show progress on stderr, and say at the end how many texts were too long."""
     cut = 0
     with Progress() as progress:
-        progress.begin("predict")
+        log = EventLog(progress)
+        progress.begin(log.state.begin("predict"))
         for done, result in enumerate(results, 1):
             cut += "cut" in result
-            progress.event("predict", {"progress": {"done": done, "total": total, "unit": "rows"}})
+            log.write("progress", stage="predict", done=done, total=total, unit="rows", values={})
             yield result
     if cut:
         sys.stderr.write(

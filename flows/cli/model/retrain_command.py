@@ -11,10 +11,11 @@ from trnflow.flows.cli.output import emit, emit_json, exit_at_once, say_error
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.context import RunContext, context_of, new_run_id, open_context
+from trnflow.flows.runner.context import RunContext, context_of, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import scrub
 
@@ -98,12 +99,12 @@ def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progres
     from trnflow.flows.services.mlflow_listener import Tracking
 
     def train(fixed: settings.Recipe, graph: Graph) -> Result:
-        with Tracking(fixed, store.home, new_run_id()) as tracking:
-            context = context_of(fixed, store, offline=options.offline)
-            run_context = context.for_run((progress, tracking), run=tracking.run)
-            return tracking.finish(run(graph, run_context, Options(offline=options.offline)))
+        with Tracking(fixed, store.home, log.state.run) as tracking, log.also(tracking):
+            context = context_of(fixed, store, offline=options.offline).for_run(log)
+            return tracking.finish(run(graph, context, Options(offline=options.offline)))
 
-    return retrain_recipe(recipe, store, (progress,), train, offline=options.offline, wait=options.wait)
+    log = EventLog(progress)
+    return retrain_recipe(recipe, store, log, train, offline=options.offline, wait=options.wait)
 
 
 def _print(options: Namespace, done: Retrained) -> None:

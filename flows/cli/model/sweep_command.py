@@ -41,7 +41,7 @@ def run_sweep(options: Namespace) -> int:
     given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
     plan = read_plan(options.recipe, [*options.overrides, *given])
     with Progress() as progress:
-        content, result = sweep(plan, direct_runs(), _say, listeners=(progress,), offline=options.offline)
+        content, result = sweep(plan, direct_runs(), _say, readers=(progress,), offline=options.offline)
     error = result.error if result else None
     if options.json:
         emit_json(content)

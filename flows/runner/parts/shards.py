@@ -142,6 +142,7 @@ class Shards:
                 raise BlobLost(f"{what} was lost when it was needed", "run again", done["artifact"])
             self._write_journal_now_and_then()
             made.append((number, meta))
+            emit({"part": number, "artifact": done["artifact"]})
         return made
 
     def _part_job(self, number: int, shared: str) -> Meta:
@@ -155,21 +156,24 @@ class Shards:
 
         def publish(event: Meta) -> None:
             if "part" in event:
-                self._publish(event["part"], event["meta"])
+                artifact = self._publish(event["part"], event["meta"])
+                emit({"part": event["part"], "artifact": artifact})
             else:
                 emit(event)
 
         return publish
 
-    def _publish(self, number: int, meta: Meta) -> None:
+    def _publish(self, number: int, meta: Meta) -> str:
         document = self.documents[number]
         made = self._folder / f"{number}.kept"
         artifact = self.store.ingest(made, part_kind(self.job.stage), meta, cache=False)
         self._list(number, artifact.digest)
         self._write_journal_now_and_then()
         attempt, created, replace = self.journal["attempt"], self.journal["started"], self._replaces(number)
-        if publish_part(self.store, document, artifact, attempt, created, replace=replace) != artifact.digest:
+        published = publish_part(self.store, document, artifact, attempt, created, replace=replace)
+        if published != artifact.digest:
             self._note_difference(number)
+        return published
 
     def _replaces(self, number: int) -> bool:
         """Return whether to replace the record of a part: the user forced the part to be made again, or the recorded

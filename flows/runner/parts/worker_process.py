@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.job import Job, publish, record_of
 from trnflow.flows.runner.work_folders import attempt_log, clear, workfolder, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
@@ -101,7 +102,7 @@ def make_part_apart(job: Meta) -> Meta:
     shared = near / SHARED if near else _laid_out(store, job["shared"], cache=False).path
     config = resolve(job["config_type"]).model_validate(job["config"])
     with workplace(store.home, name) as work:
-        log = attempt_log(store.home, work.name)
+        log = attempt_log(store.home, run_of(job["attempt"]), name)
         unit = Job(stage, config, document, inputs, job["attempt"], log, {}, STOP_SECONDS, resolve(job["launcher"])())
         meta = unit.run(store, work / "out", said.append, Step("part", str(shared), job["arguments"]))
         artifact = store.ingest(work / "out", part_kind(stage), meta, cache=False)

@@ -10,12 +10,11 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from trnflow.flows.display import report
-from trnflow.flows.runner.forecast import ANYWAY, dollars, total
-from trnflow.flows.runner.listener import Listener
-from trnflow.flows.runner.plan import Step
-from trnflow.flows.runner.progress.stage_progress import StageProgress
+from trnflow.flows.runner.forecast import ANYWAY, dollars
 from trnflow.flows.services.run_view.artifacts import Page
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.events import Event, Reader, RunState
+from trnflow.tasks.events.event_types import PlannedStage, stages_of
 from trnflow.tasks.system.redaction import scrub
 
 UPDATE_SECONDS = 10.0
@@ -25,98 +24,77 @@ NAME_LENGTH = 80
 """The most characters of a flow run's name; Prefect's page cuts longer ones."""
 
 
-class PlanPage(Listener):
-    """Shows a run's plan and progress on Prefect's page; nothing if every stage is cached or skipped.
+class PlanPage(Reader):
+    """Shows a run's plan and progress on Prefect's page; nothing if every stage is cached or skipped."""
 
-    A stage of unknown duration counts as the mean of the others.
-    """
-
-    def __init__(self, page: Page, price_per_hour: float) -> None:
-        self.page, self._price = page, price_per_hour
-        self._weights: dict[str, float] = {}
-        self._ended: set[str] = set()
-        self._at = StageProgress("")
+    def __init__(self, page: Page) -> None:
+        self.page = page
         self._bar: UUID | None = None
         self._last = 0.0
 
-    def planned(self, steps: list[Step]) -> None:
-        due = [step for step in steps if step.action not in ANYWAY]
-        if not due:
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "planned":
+            self._begin(stages_of(event), state.price_per_hour)
+        elif event["event"] in ("progress", "metrics", "stage_ended"):
+            is_over = event["event"] == "stage_ended" and state.share >= 1.0
+            if is_over or time.monotonic() - self._last > UPDATE_SECONDS:
+                self._update(state)
+
+    def _begin(self, stages: list[PlannedStage], price_per_hour: float) -> None:
+        if all(one["action"] in ANYWAY for one in stages):
             return
-        rows = plan_rows(steps, self._price)
-        self.page.show(create_table_artifact, table=rows, key="plan", description=plan_summary(steps, self._price))
-        known = [step.seconds for step in due if step.seconds]
-        self._weights = dict.fromkeys((step.name for step in due), sum(known) / len(known) if known else 1.0)
-        self._weights |= {step.name: step.seconds for step in due if step.seconds}
+        rows = plan_rows(stages, price_per_hour)
+        summary = plan_summary(stages, price_per_hour)
+        self.page.show(create_table_artifact, table=rows, key="plan", description=summary)
         self._bar = self.page.show(create_progress_artifact, progress=0.0, key="progress", description="the whole run")
         self._last = time.monotonic()
 
-    def stage_started(self, step: Step) -> None:
-        self._at = StageProgress(step.name)
-
-    def event(self, stage: str, event: Meta) -> None:
-        self._at.take(event)
-        if time.monotonic() - self._last > UPDATE_SECONDS:
-            self._update()
-
-    def stage_ended(self, step: Step) -> None:
-        self._ended.add(step.name)
-        self._at = StageProgress("")
-        if self._weights.keys() <= self._ended or time.monotonic() - self._last > UPDATE_SECONDS:
-            self._update()
-
-    @property
-    def percent(self) -> float:
-        """The share of the run's expected duration that is done, 0 to 100. A running stage counts with the share that
-        it reported."""
-        share = min(self._at.done / self._at.total, 1.0) if self._at.total else 0.0
-        passed = sum(seconds for stage, seconds in self._weights.items() if stage in self._ended)
-        passed += share * self._weights.get(self._at.stage, 0.0)
-        return 100.0 * passed / sum(self._weights.values())
-
-    def _update(self) -> None:
+    def _update(self, state: RunState) -> None:
         if self._bar is not None:
             self._last = time.monotonic()
-            share = round(self.percent, 1)
+            share = round(100.0 * state.share, 1)
             self.page.show(update_progress_artifact, is_vital=False, artifact_id=self._bar, progress=share)
 
 
-class RunName(Listener):
+class RunName(Reader):
     """Names the flow run by recipe and reason, such as `demo: the data changed`, or by what `say` is given."""
 
     def __init__(self, page: Page, recipe: str) -> None:
         self.page, self._recipe = page, recipe
 
-    def retrain_begins(self, why: str) -> None:
-        self.say(why.partition(" (")[0].replace(f" of {self._recipe}", ""))
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "run_begun" and "why" in event:
+            self.say(event["why"].partition(" (")[0].replace(f" of {self._recipe}", ""))
 
     def say(self, text: str) -> None:
         """Rename the flow run to `RECIPE: TEXT`, cut to 80 characters, with secrets hidden."""
         self.page.show(_rename, name=scrub(f"{self._recipe}: {text}")[:NAME_LENGTH])
 
 
-def plan_rows(steps: list[Step], price_per_hour: float) -> list[Meta]:
+def plan_rows(stages: list[PlannedStage], price_per_hour: float) -> list[Meta]:
     """Return a dict for each stage of a plan: name, action, expected seconds and dollars, and why. price_per_hour: USD;
     0 leaves out dollars."""
     rows = []
-    for step in steps:
-        costs = step.action not in ANYWAY
-        row = {"stage": step.name, "action": step.action}
-        row["expected seconds"] = report.seconds(step.seconds) if costs else ""
+    for one in stages:
+        costs = one["action"] not in ANYWAY
+        row = {"stage": one["stage"], "action": one["action"]}
+        row["expected seconds"] = report.seconds(one["seconds"]) if costs else ""
         if price_per_hour:
-            known = step.seconds is not None and costs
-            row["expected dollars"] = f"{dollars(step.seconds or 0.0, price_per_hour):.2f}" if known else ""
-        rows.append({**row, "why": scrub(step.why)})
+            known = one["seconds"] is not None and costs
+            row["expected dollars"] = f"{dollars(one['seconds'] or 0.0, price_per_hour):.2f}" if known else ""
+        rows.append({**row, "why": one["why"]})
     return rows
 
 
-def plan_summary(steps: list[Step], price_per_hour: float) -> str:
+def plan_summary(stages: list[PlannedStage], price_per_hour: float) -> str:
     """Return a line with the expected seconds and dollars of a run and the stages of unknown duration. price_per_hour:
     USD."""
-    expected = total(steps, price_per_hour)
-    cost = f", {expected['dollars']:.2f} dollars" if price_per_hour else ""
-    unknown = f"; unknown: {', '.join(expected['unknown'])}" if expected["unknown"] else ""
-    return f"Expected: {report.seconds(expected['seconds'])} seconds{cost}{unknown}"
+    due = [one for one in stages if one["action"] not in ANYWAY]
+    seconds = sum(one["seconds"] or 0.0 for one in due)
+    cost = f", {dollars(seconds, price_per_hour):.2f} dollars" if price_per_hour else ""
+    unknown = [one["stage"] for one in due if one["seconds"] is None]
+    rest = f"; unknown: {', '.join(unknown)}" if unknown else ""
+    return f"Expected: {report.seconds(seconds)} seconds{cost}{rest}"
 
 
 def _rename(name: str) -> None:

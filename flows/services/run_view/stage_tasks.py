@@ -16,11 +16,10 @@ from prefect.states import Completed
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Log
 from trnflow.flows.runner.graph import Node
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.stored import Stored
 from trnflow.flows.services.run_view.artifacts import Page, describe
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import raisable
 
@@ -71,32 +70,31 @@ class StageTasks:
         )
 
 
-class PrefectLog(Listener):
+class PrefectLog(Reader):
     """Writes each stage's messages, progress, duration and metrics to the log of its task run."""
 
     def __init__(self) -> None:
         self._log: Log | None = None
 
-    def stage_started(self, step: Step) -> None:
-        self._end()
-        logger = get_run_logger()  # the thread that writes the lines has no run of its own
-        self._log = Log(lambda text: logger.info(text.strip()))
-        self._log.begin(step.name)
-
-    def event(self, stage: str, event: Meta) -> None:
-        for level in ("warn", "info"):
-            if level in event:
-                get_run_logger().log(logging.WARNING if level == "warn" else logging.INFO, event[level])
-        if self._log is not None:
-            self._log.event(event)
-
-    def stage_ended(self, step: Step) -> None:
-        self._end()
-        said = report.highlights(step)
-        get_run_logger().info("%s: %s in %s s %s", step.name, step.action, report.seconds(step.seconds), said)
-
-    def stage_failed(self, stage: str, error: BaseException) -> None:
-        self._end()
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "stage_begun":
+            self._end()
+            logger = get_run_logger()  # the thread that writes the lines has no run of its own
+            self._log = Log(lambda text: logger.info(text.strip()))
+            self._log.begin(state.stages[event["stage"]])
+        elif event["event"] == "note":
+            get_run_logger().log(logging.WARNING if event["level"] == "warning" else logging.INFO, event["text"])
+        elif event["event"] == "waits":
+            get_run_logger().info("waits for %s", event["holder"])
+        elif event["event"] == "stage_ended" and event["action"] != "skip":
+            self._end()
+            stage, action, took = event["stage"], event["action"], report.seconds(event["seconds"])
+            figures = report.figures(event["metrics"] or event["facts"])
+            get_run_logger().info("%s: %s in %s s %s", stage, action, took, figures)
+        elif event["event"] == "stage_failed":
+            self._end()
+        elif self._log is not None:
+            self._log.update(event)
 
     def _end(self) -> None:
         if self._log is not None:

@@ -20,8 +20,7 @@ from trnflow.flows.champions.contenders import of_recipe
 from trnflow.flows.champions.promote import promote
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_store
-from trnflow.flows.runner.listener import Listener
-from trnflow.flows.runner.plan import Step
+from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
 
@@ -117,16 +116,19 @@ def test_rollback_names_the_earlier_model_and_stops_at_the_first(tiny: InProcess
     assert again["promoted"] and again["number"] == 4
 
 
-class Rival(Listener):
+class Rival(Reader):
     """Promotes another challenger while the champion is being compared with the first."""
+
+    critical = True
 
     def __init__(self, recipe: settings.Recipe, store: Store) -> None:
         self.recipe, self.store, self.scored = recipe, store, 0
 
-    def stage_ended(self, step: Step) -> None:
-        self.scored += step.name == "score_rows"
-        if step.name == "score_rows" and self.scored == 2:  # the challenger was scored, now the champion
-            assert promote(self.recipe, self.store, of_recipe(self.recipe, self.store), ()).promoted
+    def read(self, event: Event, state: RunState) -> None:
+        is_scored = event["event"] == "stage_ended" and event["stage"] == "score_rows"
+        self.scored += is_scored
+        if is_scored and self.scored == 2:  # the challenger was scored, now the champion
+            assert promote(self.recipe, self.store, of_recipe(self.recipe, self.store), EventLog()).promoted
 
 
 def test_who_loses_the_race_is_compared_with_the_new_champion(
@@ -140,7 +142,7 @@ def test_who_loses_the_race_is_compared_with_the_new_champion(
     monkeypatch.delenv("TRNFLOW_HOME", raising=False)
     first, second = (settings.load("tiny.yaml", [steps]) for steps in (middle, STRONG))
     store = open_store(first)
-    found = promote(first, store, of_recipe(first, store), (rival := Rival(second, store),))
+    found = promote(first, store, of_recipe(first, store), EventLog(rival := Rival(second, store)))
     assert rival.scored >= 3
     newest = read_ledger(store, "tiny").champion
     assert newest is not None and newest["champion"] == of_recipe(second, store).artifact.digest

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import PROJECT
 from tests.flows.cli.waiting_stage import WaitConfig, wait_for
 from tests.helpers.command_line import InProcessShell, Shell
-from tests.helpers.leases import AWAY, write_dead_lease
+from tests.helpers.leases import write_dead_lease
 from tests.helpers.runs import context, run_stage
+from trnflow.tasks.events import log_file
 from trnflow.tasks.store import Store
 
 RUN = "20260101T000000Z-abc123"
@@ -73,6 +78,7 @@ def test_a_preview_in_progress_has_a_status_and_a_log_and_is_no_run(tmp_path: Pa
     store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
     store.prepare()
     opened = context(store, run=f"{RUN}-preview")
+    opened.kind = "preview"
     work = threading.Thread(target=lambda: run_stage(wait_for, WaitConfig(path=str(tmp_path / "go")), opened))
     work.start()
     try:
@@ -93,11 +99,59 @@ def test_a_dead_run_of_another_machine_is_not_shown_as_running(tmp_path: Path) -
     store.write_attempt("1" * 64, attempt, {"stage": "train", "recipe": "toy"})
     write_dead_lease(store, "1" * 64, RUN, attempt)
     write_dead_lease(store, "2" * 64, "20270101T000000Z-abc123", "a retraining")  # newer, and no stage
-    log = tmp_path / ".trnflow/logs" / f"{AWAY.tag}~{attempt}.log"
-    log.parent.mkdir()
+    log = tmp_path / ".trnflow/runs" / RUN / f"{attempt}.log"
+    log.parent.mkdir(parents=True)
     log.write_bytes(b"one line\nthe last words")
     assert shell.json("status")["runs"] == []
     assert shell("logs", "last", "--follow").stdout == "== train ==\none line\nthe last words\n"
     assert shell.json("logs", "last") == {
         "schema": 1, "run": RUN, "logs": [{"stage": "train", "text": "one line\nthe last words"}],
     }  # fmt: skip
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.conftest import PROJECT
+from tests.flows.cli.waiting_stage import WaitConfig, wait_for
+from tests.helpers.runs import context, run_stage
+from trnflow.tasks.store import Store
+store = Store(sys.argv[1] + "/.trnflow/store", Path(sys.argv[1]) / ".trnflow")
+run_stage(wait_for, WaitConfig(path=sys.argv[1] + "/never"), context(store, run=sys.argv[2]))
+"""
+
+
+def test_a_run_that_is_killed_is_listed_as_killed_and_its_log_ends(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
+    store.prepare()
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), RUN], cwd=PROJECT)
+    awaited(lambda: [one for one in shell.json("runs")["runs"] if one["step"]])
+    run.kill()
+    run.wait()
+    with log_file(store.home, RUN).open("ab") as file:
+        file.write(b"a line of another program\n")
+    (killed,) = awaited(lambda: [one for one in shell.json("runs")["runs"] if one["outcome"] == "killed"])
+    assert (killed["run"], killed["recipe"], killed["hit"], killed["ran"], killed["stage"]) == (RUN, "toy", 0, 0, None)
+    assert killed["ended"].endswith("Z") and killed["seconds"] > 0
+    listing = shell("runs")
+    assert "killed" in listing.stdout.splitlines()[-1]
+    assert listing.stderr.count("1 lines of ") == 1 and "are no events, and were skipped" in listing.stderr
+    assert shell.json("runs", "--store", str(tmp_path / ".trnflow/store"))["runs"] == [killed]
+    other = Store(str(tmp_path / "other"), tmp_path / ".trnflow")
+    other.prepare()
+    assert shell.json("runs", "--store", str(tmp_path / "other"))["runs"] == [], "the run belongs to another store"
+    assert shell("logs", RUN, "--follow").stdout.startswith("== wait_for ==\na line of the stage\n")
+
+
+def test_the_log_of_a_later_version_is_named_and_passed_over(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow").prepare()
+    file = log_file(tmp_path / ".trnflow", RUN)
+    file.parent.mkdir(parents=True)
+    begun = {"recipe": "toy", "kind": "run", "parent": None, "settings": {}, "options": {}, "store": "", "host": {}}
+    head = {"n": 0, "time": 1.0, "event": "run_begun", "schema": 9, "run": RUN, "checkout": None, "price_per_hour": 0}
+    file.write_text(json.dumps(head | begun) + "\n")
+    listing = shell("runs")
+    assert "is an event log in format 9, and this version of trnflow reads up to 1" in listing.stderr
+    assert RUN not in listing.stdout

@@ -15,14 +15,15 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
 from trnflow.flows.display.progress import Lines, log_line, terminal_line
-from trnflow.flows.runner.progress.stage_progress import StageProgress
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.events import RunState
 
 TRAINING = (
     "run", "demo", "--direct", "--until", "train", "data.limit=60", "train.engine=native", "train.devices=1",
@@ -37,12 +38,32 @@ class Clock:
         return self.now
 
 
-def steps(done: int, total: int = 500, **values: float) -> Meta:
-    return {"progress": {"done": done, "total": total, "unit": "steps", **values}}
+class Training:
+    """A stage whose events come when the clock says so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.run = RunState()
+        begun = {"event": "stage_begun", "stage": "train", "key": "k", "attempt": "a", "settings": {}}
+        self.take(begun)
+        self.at = self.run.stages["train"]
+
+    def take(self, event: Meta) -> Any:
+        known: Any = {"n": 0, "time": self.clock.now, **event}
+        self.run.take(known)
+        return known
+
+    def steps(self, done: int, total: int = 500, **values: float) -> Any:
+        counted = {"done": done, "total": total, "unit": "steps", "values": values}
+        return self.take({"event": "progress", "stage": "train", **counted})
+
+    def log_point(self, step: int, **values: float) -> Any:
+        return self.take({"event": "metrics", "stage": "train", "step": step, "values": values})
 
 
-def log_point(step: int, **values: float) -> Meta:
-    return {"metrics": {"step": step, "time": 0.0, "values": values}}
+@pytest.fixture
+def training(clock: Clock) -> Training:
+    return Training(clock)
 
 
 @pytest.fixture
@@ -56,19 +77,19 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def lines(clock: Clock, said: list[str]) -> Lines:
+def lines(clock: Clock, said: list[str], training: Training) -> Lines:
     log = Lines(said.append, clock)
-    log.begin("train")
+    log.begin(training.at)
     return log
 
 
 def test_a_log_has_a_line_a_log_point_but_one_in_ten_seconds_at_most(
-    lines: Lines, clock: Clock, said: list[str]
+    lines: Lines, clock: Clock, said: list[str], training: Training
 ) -> None:
     for step in range(1, 31):  # a step a second, and each is a log point
         clock.now += 1
-        lines.event(steps(step))
-        lines.event(log_point(step, loss=1 / step, real_tokens_per_second=1234.4))
+        lines.update(training.steps(step))
+        lines.update(training.log_point(step, loss=1 / step, real_tokens_per_second=1234.4))
     assert said == [
         "  train: 1/500 steps, loss 1, 1234 tokens/s",
         "  train: 11/500 steps, loss 0.09091, 1234 tokens/s, ETA 0:08:09",
@@ -76,21 +97,23 @@ def test_a_log_has_a_line_a_log_point_but_one_in_ten_seconds_at_most(
     ]
 
 
-def test_a_log_that_is_silent_for_a_minute_repeats_what_is_known(lines: Lines, clock: Clock, said: list[str]) -> None:
+def test_a_log_that_is_silent_for_a_minute_repeats_what_is_known(
+    lines: Lines, clock: Clock, said: list[str], training: Training
+) -> None:
     clock.now = 59
     lines.tick()
     assert said == []
     clock.now = 60
     lines.tick()
     assert said == ["  train: running for 0:01:00"]
-    lines.event(steps(4))
-    lines.event(log_point(4, loss=0.5))
-    lines.event(log_point(4, eval_loss=0.25, eval_accuracy=0.75))
+    lines.update(training.steps(4))
+    lines.update(training.log_point(4, loss=0.5))
+    lines.update(training.log_point(4, eval_loss=0.25, eval_accuracy=0.75))
     lines.say("  train: a checkpoint could not be saved")
     clock.now = 119
     lines.tick()
     assert len(said) == 2
-    lines.event(steps(5, loss=0.5))
+    lines.update(training.steps(5, loss=0.5))
     clock.now = 120
     lines.tick()
     assert said[2:] == ["  train: 5/500 steps, loss 0.5, eval_loss 0.25, eval_accuracy 0.75, ETA 8:06:44"]
@@ -104,40 +127,18 @@ def test_a_log_that_is_silent_for_a_minute_repeats_what_is_known(lines: Lines, c
 @pytest.mark.parametrize("loss", [2.345678e-05, 1234.5678, float("nan")])
 @pytest.mark.parametrize("speed", [7.0, 99_950.0])
 def test_loss_evaluation_speed_and_time_fit_into_60_columns(
-    done: int, total: int, loss: float, speed: float, clock: Clock
+    done: int, total: int, loss: float, speed: float, clock: Clock, training: Training
 ) -> None:
-    at = StageProgress("train", clock)
-    at.take(steps(1, total))
+    training.steps(1, total)
     clock.now = done * 10.0
-    at.take(steps(done, total))
-    at.take(log_point(done, loss=loss, eval_loss=loss, eval_accuracy=0.912345, real_tokens_per_second=speed))
+    training.steps(done, total)
+    training.log_point(done, loss=loss, eval_loss=loss, eval_accuracy=0.912345, real_tokens_per_second=speed)
     for width in (59, 79, 120):
-        shown = terminal_line(at, width)
+        shown = terminal_line(training.at, width, clock.now)
         assert len(shown) <= width
         for part in (r"\bloss ", r"\beval\S* ", r" (tok|tokens)/s\b", r"\bETA (\d+:\d\d:\d\d|\d+d \d\dh)$"):
             assert re.search(part, shown), (part, shown)
-    assert {"loss", "eval_loss", "eval_accuracy", "tokens/s,", "ETA"} <= set(log_line(at).split())
-
-
-def test_a_stage_that_counts_something_else_is_timed_anew(clock: Clock) -> None:
-    at = StageProgress("train", clock)
-    at.take({"progress": {"done": 1, "total": 100, "unit": "MB of packed pulled"}})
-    clock.now = 1000
-    at.take(steps(1, total=3))
-    assert at.eta is None
-    clock.now = 1010
-    at.take(steps(2, total=3))
-    assert at.eta == 10
-
-
-@pytest.mark.parametrize(("first", "eta"), [(0, 18.0), (40, 10.0)])
-def test_the_time_that_is_left_follows_the_pace_since_the_first_count(first: int, eta: float, clock: Clock) -> None:
-    at = StageProgress("train", clock)
-    at.take(steps(first, total=100))
-    assert at.counted["eta"] is None
-    clock.now += 2
-    at.take(steps(first + 10, total=100))
-    assert at.counted == {"step": first + 10, "of": 100, "unit": "steps", "eta": eta}
+    assert {"loss", "eval_loss", "eval_accuracy", "tokens/s,", "ETA"} <= set(log_line(training.at, clock.now).split())
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended, present_data
 from trnflow.flows.runner.context import open_store
-from trnflow.flows.runner.listener import Listener
-from trnflow.flows.runner.plan import Step
+from trnflow.tasks.events import Event, EventLog, Reader, RunState
 
 WARM = "train.warm_start_from=tiny@champion"
 FIELDS = {
@@ -196,14 +195,14 @@ def test_a_column_or_labels_that_do_not_fit_are_one_clear_line(tiny: InProcessSh
     rows.write_bytes(sound)
 
 
-class Appends(Listener):
+class Appends(Reader):
     """Append a row each time that `load_data` ends, as a source that grows during a retrain. most: this often."""
 
     def __init__(self, shell: Shell, most: int) -> None:
         self.shell, self.left = shell, most
 
-    def stage_ended(self, step: Step) -> None:
-        if step.name == "load_data" and self.left:
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "stage_ended" and event["stage"] == "load_data" and self.left:
             self.left -= 1
             append(self.shell, f"grown {self.left} {os.getpid()}")
 
@@ -223,7 +222,7 @@ def test_a_retrain_looks_at_its_source_again_once(
         raise AssertionError("the check stops both rounds")
 
     listener = Appends(tiny, times)
-    done = retraining.retrain(recipe, store, (listener,), train)
+    done = retraining.retrain(recipe, store, EventLog(listener), train)
     assert done.outcome == "stopped" and listener.left == max(0, times - 2)
     assert any("a first round ended as stopped" in note for note in done.notes)
     assert any("changed once more" in note for note in done.notes) == (times > 1)

@@ -15,6 +15,7 @@ from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import open_store
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.store.ledger import read_ledger
 
 PROMOTED = Retrained("tiny", "r1", True, "the first champion", promoted=True, challenger="m1")
@@ -48,7 +49,7 @@ def outcome_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(retraining, "find_change", find_change)
         monkeypatch.setattr(retraining, "present_data", lambda *_, **__: looks.pop(0) and looks[0])
         monkeypatch.setattr(retraining, "train_and_judge", lambda *_: left.pop(0))
-        done = retraining.retrain(recipe, store, (), lambda *_: pytest.fail("it is not trained"))
+        done = retraining.retrain(recipe, store, EventLog(), lambda *_: pytest.fail("it is not trained"))
         assert not left and not plans
         return done, newest_ended(store, "tiny")
 

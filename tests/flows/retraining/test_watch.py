@@ -25,10 +25,9 @@ from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.retraining.retrain import retrain
 from trnflow.flows.retraining.watch import Look, look, note_announced
 from trnflow.flows.runner.context import open_store
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.services.events import data_changed
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError, StoreError
+from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store import lease as leases
 
@@ -124,15 +123,18 @@ def test_a_retrain_that_waits_names_the_one_that_it_waits_for(
     monkeypatch.setattr(leases, "WATCH_SECONDS", 0.01)
     held, said = ExitStack(), []
 
-    class Releases(Listener):
-        def event(self, stage: str, event: Meta) -> None:
-            said.append(f"{stage}: {event['info']}")
+    class Releases(Reader):
+        critical = True
+
+        def read(self, event: Event, state: RunState) -> None:
+            assert event["event"] == "waits"
+            said.append(f"{event['stage']}: waits for {event['holder']}")
             held.close()
 
     with held:
         held.enter_context(hold_lease(watched.recipe, watched.store, wait=False))
         (watched.folder / "rows").rename(watched.folder / "gone")  # the retrain ends once it has the lease
-        done = retrain(watched.recipe, watched.store, (Releases(),), no_training, wait=True)
+        done = retrain(watched.recipe, watched.store, EventLog(Releases()), no_training, wait=True)
     assert done.outcome == "failed" and "rows" in done.why
     (line,) = said
     assert line.startswith("retrain: waits for ") and f"pid {os.getpid()} " in line and "which retrains tiny" in line

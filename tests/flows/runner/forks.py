@@ -22,11 +22,11 @@ from tests.flows.runner.toy import WordsConfig, graph
 from tests.flows.waiting import OnceConfig, apart, once
 from tests.helpers.runs import context
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.listener import Listener
-from trnflow.flows.runner.plan import Options, Step
+from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.keys.key_document import key_document
 from trnflow.tasks.stage import of
 from trnflow.tasks.store import Store
@@ -43,18 +43,19 @@ COUNTED = (
 PATIENCE = 60.0
 
 
-class Log(Listener):
+class Log(Reader):
     """What a run says to its user, a line each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def stage_started(self, step: Step) -> None:
-        self._add(f"started {step.name}")
-
-    def event(self, stage: str, event: Meta) -> None:
-        if "info" in event:
-            self._add(event["info"])
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "stage_begun":
+            self._add(f"started {event['stage']}")
+        elif event["event"] == "note":
+            self._add(event["text"])
+        elif event["event"] == "waits":
+            self._add(f"waits for {event['holder']}")
 
     def _add(self, text: str) -> None:
         with self._path.open("a") as log:

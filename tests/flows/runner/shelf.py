@@ -22,10 +22,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.helpers.runs import context, run_graph
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.listener import Listener
 from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.store import Store
@@ -59,12 +59,12 @@ def tokenizer(folder: Path) -> Source:
     return Source("model", identity, {"tokenizer": {"folder": str(folder)}})
 
 
-class Heard(Listener):
+class Heard(Reader):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def event(self, stage: str, event: Meta) -> None:
-        self.said += [event["info"]] if "info" in event else []
+    def read(self, event: Event, state: RunState) -> None:
+        self.said += [event["text"]] if event["event"] == "note" else []
 
 
 class Shelf:

@@ -17,13 +17,11 @@ import pytest
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.runner.toy import WordsConfig, graph
 from tests.helpers.command_line import Shell
+from tests.helpers.event_logs import runs_with_metrics
 from tests.helpers.runs import context, plan_graph, run_graph
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.claim import WAITS
 from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, devices_of_stages
-from trnflow.flows.runner.listener import Listener
-from trnflow.flows.runner.plan import Step
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import newest_holder
 from trnflow.tasks.system import process
@@ -95,14 +93,13 @@ def test_a_run_that_waits_for_a_key_leaves_its_devices_to_others(tmp_path: Path)
     assert other is not None
     seen: list[tuple[str, bool]] = []
 
-    class Looks(Listener):
-        def event(self, stage: str, event: Meta) -> None:
-            if str(event.get("info", "")).startswith(WAITS):
+    class Looks(Reader):
+        def read(self, event: Event, state: RunState) -> None:
+            if event["event"] == "waits":
                 seen.append(("waits", is_held()))
                 other.release()  # the other run ends without a result
-
-        def stage_started(self, step: Step) -> None:
-            seen.append((step.name, is_held()))
+            elif event["event"] == "stage_begun":
+                seen.append((event["stage"], is_held()))
 
     def is_held() -> bool:
         return newest_holder(store.backend, device_key("pool")) is not None
@@ -136,7 +133,7 @@ class Trainings:
 
     def await_training(self, process: subprocess.Popen[str]) -> None:
         """Wait until a process trains."""
-        while not list((self.folder / ".trnflow/logs").glob("*-train-*.jsonl")):
+        while not runs_with_metrics(self.folder / ".trnflow"):
             assert process.poll() is None, self.said("tiny")
             time.sleep(0.05)
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.flows.prefect_api import Api
 from tests.flows.services.test_task_runners import wait_until
+from tests.helpers.event_logs import process_logs, runs_with_metrics
 from tests.helpers.products import sampled
 from trnflow.flows.services.prefect_address import recorded_server
 
@@ -41,12 +42,12 @@ def newest_record(api: Api) -> dict[str, object]:
 
 
 def logs_of_precompile(api: Api) -> set[Path]:
-    return set((api.home / "logs").glob("*-precompile-*"))
+    return process_logs(api.home, "precompile")
 
 
 def trains(api: Api, after: float) -> bool:
     """Whether a training process that began later than `after` has reported a step."""
-    return any(file.stat().st_mtime > after for file in (api.home / "logs").glob("*-train-*.jsonl"))
+    return bool(runs_with_metrics(api.home, after=after))
 
 
 @sampled("order, direct", [signal.SIGINT, signal.SIGTERM], [False, True])

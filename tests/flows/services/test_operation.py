@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.flows.prefect_api import PROJECT, Api
+from tests.helpers.event_logs import process_logs, runs_with_metrics
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
@@ -109,7 +110,7 @@ def test_a_run_that_is_cancelled_is_on_record_as_cancelled(operated: Api) -> Non
     run = operated.post(
         f"deployments/{deployment}/create_flow_run", parameters={"recipe": "demo", "overrides": overrides}
     )["id"]
-    wait_for(lambda: list((operated.home / "logs").glob("*-train-*.log")), 300)
+    wait_for(lambda: process_logs(operated.home, "train"), 300)
     operated.prefect("flow-run", "cancel", run)
     wait_for(lambda: operated.get(f"flow_runs/{run}")["state_type"] == "CANCELLED", 180)
     records = [json.loads(file.read_text()) for file in (operated.home / "store/runs").glob("*.json")]
@@ -122,8 +123,8 @@ def test_a_deployed_run_goes_on_to_its_end_when_the_server_goes_away(operated: A
     overrides = ["data.limit=60", "train.engine=native", "train.devices=1", "train.epochs=40", "tracking.enabled=false"]
     before = {*(operated.home / "store/runs").iterdir()}
     operated.post(f"deployments/{deployment}/create_flow_run", parameters={"recipe": "demo", "overrides": overrides})
-    logs = {*(operated.home / "logs").glob("*-train-*.jsonl")}
-    wait_for(lambda: {*(operated.home / "logs").glob("*-train-*.jsonl")} - logs, 300)
+    logs = runs_with_metrics(operated.home)
+    wait_for(lambda: runs_with_metrics(operated.home) - logs, 300)
     os.kill(json.loads((operated.home / "prefect/server.json").read_text())["pid"], signal.SIGKILL)
     (file,) = wait_for(lambda: {*(operated.home / "store/runs").iterdir()} - before, 400)
     record = json.loads(file.read_text())

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.runs import step
-from trnflow.flows.runner.plan import Step
 from trnflow.flows.services.run_view.artifacts import retrain_table
 from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
+from trnflow.tasks.events import EventLog
+from trnflow.tasks.events.event_types import PlannedStage
 
 
 class Shown:
@@ -23,15 +23,29 @@ class Shown:
         return "id"
 
 
-def outcome(stage: str, action: str, seconds: float | None, why: str = "") -> Step:
-    return step(stage, action, why, seconds=seconds)
+def planned(stage: str, action: str, seconds: float | None, why: str = "") -> PlannedStage:
+    return {
+        "stage": stage,
+        "action": action,
+        "why": why,
+        "key": None,
+        "artifact": None,
+        "seconds": seconds,
+        "bytes": None,
+    }
+
+
+def end(log: EventLog, *stages: PlannedStage) -> None:
+    for one in stages:
+        ended = {"action": "ran", "key": "k", "artifact": "d", "metrics": {}, "figures": {}, "facts": {}, "why": ""}
+        log.write("stage_ended", stage=one["stage"], seconds=1.0, **ended)
 
 
 PLAN = [
-    outcome("load_data", "hit", 5.0, "made by run 1"),
-    outcome("train", "run", 30.0, "params.learning_rate: 1 -> 2"),
-    outcome("consolidate", "maybe", 10.0, "waits for train"),
-    outcome("evaluate_model", "maybe", None, "waits for consolidate"),
+    planned("load_data", "hit", 5.0, "made by run 1"),
+    planned("train", "run", 30.0, "params.learning_rate: 1 -> 2"),
+    planned("consolidate", "maybe", 10.0, "waits for train"),
+    planned("evaluate_model", "maybe", None, "waits for consolidate"),
 ]
 
 
@@ -52,24 +66,23 @@ def test_a_plan_says_what_runs_why_and_what_that_is_expected_to_cost() -> None:
 
 def test_progress_is_the_share_of_the_expected_time() -> None:
     page = Shown()
-    shown = PlanPage(page, 0.0)  # type: ignore[arg-type]
-    shown.planned(PLAN)
+    log = EventLog(PlanPage(page))  # type: ignore[arg-type]
+    log.write("planned", stages=PLAN)
     assert [name for name, _ in page.sent] == ["create_table_artifact", "create_progress_artifact"]
-    shown.stage_ended(PLAN[0])
-    assert shown.percent == 0.0
-    shown._at.stage = "train"
-    shown.event("train", {"progress": {"done": 1, "total": 2, "unit": "steps"}})
-    assert shown.percent == pytest.approx(100 * 15 / 60)  # evaluate_model counts as much as the mean of the others
-    for one in PLAN[1:]:
-        shown.stage_ended(one)
+    end(log, PLAN[0])
+    assert log.state.share == 0.0
+    emit = log.stage("train", key="k", attempt="a", settings={})
+    emit({"progress": {"done": 1, "total": 2, "unit": "steps"}})
+    assert log.state.share == pytest.approx(15 / 60)  # evaluate_model counts as much as the mean of the others
+    end(log, *PLAN[1:])
     assert page.sent[-1] == ("update_progress_artifact", {"artifact_id": "id", "progress": 100.0})
 
 
 def test_a_run_in_which_nothing_has_to_run_shows_no_plan() -> None:
     page = Shown()
-    shown = PlanPage(page, 0.0)  # type: ignore[arg-type]
-    shown.planned([outcome("load_data", "hit", 5.0), outcome("precompile", "skip", None)])
-    shown.stage_ended(PLAN[0])
+    log = EventLog(PlanPage(page))  # type: ignore[arg-type]
+    log.write("planned", stages=[planned("load_data", "hit", 5.0), planned("precompile", "skip", None)])
+    end(log, PLAN[0])
     assert page.sent == []
 
 

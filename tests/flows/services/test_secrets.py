@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, quote, quote_plus, urlsplit
 
 import pytest
 
+from tests.helpers.event_logs import process_logs
 from tests.tracking.runs import mlflow_server
 from trnflow.flows.services.prefect_server import stop_server
 
@@ -198,7 +199,7 @@ def test_what_is_shown_says_where_something_is_hidden(house: House) -> None:
     assert record["data"]["source"] == f"http://***@127.0.0.1:{house.port}/set.csv?version=1&token=***"
     assert record["launch"]["environment"] == {"API_KEY": "***", "PIN": "***", "PYTHONPATH": "***"}
     assert record["tracking"]["uri"] == f"http://***@{house.tracking}"
-    (log,) = (house.home / "logs").glob("*-precompile-*.log")
+    (log,) = process_logs(house.home, "precompile")
     assert log.read_text() == "starting with *** ***\n"
     with sqlite3.connect(house.home / "prefect/prefect.db") as database:
         given = [json.loads(parameters) for (parameters,) in database.execute("select parameters from flow_run")]

@@ -26,6 +26,7 @@ from trnflow.flows.sweeps.sweep import Sweep
 from trnflow.flows.sweeps.trial import Watch
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
@@ -151,12 +152,13 @@ def test_a_metric_that_nobody_reports_ends_the_sweep(folder: Path) -> None:
 def test_the_first_evaluation_shows_which_metrics_there_are(metric: str) -> None:
     """So nobody waits for a training whose result has no such metric."""
     first = {"metrics": {"step": 0, "values": {"eval_loss": 0.7, "eval_accuracy": 0.5}}}
-    Watch(None, None, metric, threading.Event()).event("train", first)
+    begun = {"key": "k", "attempt": "a", "settings": {}}
+    EventLog(Watch(None, None, metric, threading.Event())).stage("train", **begun)(first)
     for other in (f"{metric}s", "loss"):
-        watch = Watch(None, None, other, threading.Event())
-        watch.event("train", {"metrics": {"step": 10, "values": {"grad_norm": 1.0}}})
+        emit = EventLog(Watch(None, None, other, threading.Event())).stage("train", **begun)
+        emit({"metrics": {"step": 10, "values": {"grad_norm": 1.0}}})
         with pytest.raises(ConfigError, match="it reports eval_accuracy, eval_accuracy_before, eval_loss"):
-            watch.event("train", first)
+            emit(first)
 
 
 @pytest.mark.parametrize("of", ["the stage", "the devices"])

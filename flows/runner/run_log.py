@@ -1,0 +1,97 @@
+"""What a run writes in its event log about itself and its steps."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from trnflow.flows.runner.claim import WAITS
+from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.plan import Options, Step
+from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.errors import TrnflowError, is_interruption, unexpected
+from trnflow.tasks.events import EventLog
+
+
+def begin_log(context: RunContext, options: Options, **more: Json) -> AbstractContextManager[EventLog]:
+    """Return the context in which the events of a run are written to its file; see `EventLog.writing`.
+
+    more: Further fields of `run_begun`.
+    """
+    recipe = context.recipe
+    return context.log.writing(
+        context.store.home,
+        context.run,
+        recipe=recipe.name,
+        kind=context.kind,
+        parent=context.parent,
+        settings=recipe.to_json(),
+        options=options.to_json(),
+        store=context.store.root,
+        host={"name": socket.gethostname(), "python": platform.python_version(), "cores": os.cpu_count()},
+        checkout=checkout_state(),
+        price_per_hour=recipe.price_per_hour,
+        **more,
+    )
+
+
+def write_plan(log: EventLog, steps: list[Step]) -> None:
+    log.write("planned", stages=[_planned(step) for step in steps])
+
+
+def write_step(log: EventLog, step: Step) -> None:
+    log.write(
+        "stage_ended",
+        stage=step.name,
+        action=step.action,
+        key=step.key,
+        artifact=step.artifact.digest if step.artifact else None,
+        seconds=step.seconds,
+        metrics=step.metrics,
+        figures=step.figures,
+        facts=step.facts,
+        why=step.why,
+    )
+
+
+def write_failure(log: EventLog, stage: str, error: BaseException) -> None:
+    known = error if isinstance(error, TrnflowError) else unexpected(error) if isinstance(error, Exception) else None
+    document = known.to_json() if known else {"type": type(error).__name__, "message": str(error), "fix": ""}
+    log.write("stage_failed", stage=stage, error=document, stopped=is_interruption(error))
+
+
+def say(log: EventLog, stage: str, text: str) -> None:
+    """Write a message for the user about a stage; nothing for an empty text."""
+    if text.startswith(WAITS):
+        log.write("waits", stage=stage, holder=text.removeprefix(WAITS).strip())
+    else:
+        log.note(text, stage=stage)
+
+
+def _planned(step: Step) -> Meta:
+    return {
+        "stage": step.name,
+        "action": step.action,
+        "why": step.why,
+        "key": step.key,
+        "artifact": step.artifact.digest if step.artifact else None,
+        "seconds": step.seconds,
+        "bytes": step.bytes,
+    }
+
+
+def checkout_state() -> Meta | None:
+    """Return {"commit": the git commit of the code, "dirty": whether tracked files have uncommitted changes}; None
+    outside a checkout, or if git can't be run."""
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid")), None)
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}

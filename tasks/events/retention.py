@@ -1,0 +1,101 @@
+"""Where the logs of a run lie on this machine, and which are removed.
+
+<home>/runs/<run>/events.jsonl    the event log
+<home>/runs/<run>/<attempt>.log   what the processes of an attempt print
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE = "events.jsonl"
+
+KEPT_BYTES = 10**9
+KEPT_RUNS = 200
+"""Runs whose logs are kept however large they are; a sweep's trials count as one, previews as none."""
+PRUNED = ".pruned"
+PAUSE_SECONDS = 3600.0
+"""The shortest time between two looks at all logs."""
+PREVIEW = "-preview"
+
+
+def run_folder(home: Path, run: str) -> Path:
+    """Return the folder of a run's logs, which need not exist."""
+    return home / "runs" / run
+
+
+def log_file(home: Path, run: str) -> Path:
+    """Return the file of a run's events, which need not exist."""
+    return run_folder(home, run) / FILE
+
+
+def logged_runs(home: Path) -> list[str]:
+    """Return the ids of the runs with logs on this machine, newest first."""
+    folder = home / "runs"
+    return sorted((path.name for path in folder.iterdir() if path.is_dir()), reverse=True) if folder.is_dir() else []
+
+
+def is_written(file: Path) -> bool:
+    """Return whether a process writes a log now. A log without writer and `run_ended` is that of a killed run."""
+    with contextlib.suppress(FileNotFoundError), file.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a filesystem without locks
+            return False
+    return False
+
+
+def prune_logs(home: Path, keep: str = "") -> None:
+    """Remove the logs of the oldest runs while all logs take more than KEPT_BYTES. The newest KEPT_RUNS, runs that are
+    not yet sent to MLflow and runs that are still written stay. Looks once an hour at most.
+
+    keep: a run that stays."""
+    marker = home / "runs" / PRUNED
+    with contextlib.suppress(OSError):
+        if marker.exists() and time.time() - marker.stat().st_mtime < PAUSE_SECONDS:
+            return
+        marker.touch()
+        runs = logged_runs(home)
+        if len(runs) <= KEPT_RUNS:
+            return
+        sizes = {run: _bytes_of(run_folder(home, run)) for run in runs}
+        total = sum(sizes.values())
+        for run in reversed(list(_removable(home, runs)) if total > KEPT_BYTES else []):
+            if total <= KEPT_BYTES:
+                return
+            if run != keep and not is_written(log_file(home, run)):
+                shutil.rmtree(run_folder(home, run), ignore_errors=True)
+                total -= sizes[run]
+
+
+def _removable(home: Path, runs: list[str]) -> Iterator[str]:
+    """Yield the runs beyond the newest KEPT_RUNS that need not be kept, newest first."""
+    units: set[str] = set()
+    for run in runs:
+        is_new = len(units) < KEPT_RUNS
+        if not run.endswith(PREVIEW):
+            units.add(_sweep_of(log_file(home, run)) or run)
+        if not is_new and not (home / "tracking" / f"{run}.state.json").exists():
+            yield run
+
+
+def _sweep_of(file: Path) -> str | None:
+    """Return the id of the sweep that a run belongs to, or None."""
+    try:
+        with file.open("rb") as handle:
+            parent = json.loads(handle.readline()).get("parent")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return parent if isinstance(parent, str) else None
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
