@@ -6,8 +6,7 @@ The models of a recipe are compared on its newest frozen rows, even after the re
 from __future__ import annotations
 
 from trnflow.flows.champions.frozen_rows import Frozen
-from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.context import RunContext, make_plan
 from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import clean
@@ -21,24 +20,23 @@ from trnflow.tasks.store.ledger import append_ledger, read_ledger, remove_newest
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
-def freeze(recipe: Recipe, store: Store, log: EventLog, *, offline: bool = False) -> Frozen:
+def freeze(context: RunContext, log: EventLog) -> Frozen:
     """Keep the test rows of a recipe's present data as its newest frozen rows, on which models are then compared.
 
     Runs the stage `load_data` if it is not cached, and adds an entry to the recipe's ledger.
 
-    Args:
-        log: Gets the events of the stages.
-        offline: Make no requests to a data hub.
+    log: gets the events of the stages.
 
     Raises:
         DataError: The data has no test split.
         StoreError: Garbage collection removed the rows just before the entry was added; the entry is removed again.
     """
+    recipe, store = context.recipe, context.store
     clean(store)
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
-    context = context_of(recipe, store, offline=offline).for_run(log, kind="freeze")
-    made = settle(graph, context).steps["freeze_rows"]
+    freezing = context.for_run(log, kind="freeze")
+    made = settle(graph, freezing, plan=make_plan(graph, freezing)).steps["freeze_rows"]
     assert made.artifact is not None
     entry_of_rows = NewEntry(
         outcome="frozen", by="freeze", why="the test rows were frozen", frozen=made.artifact.digest,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import Contender
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
@@ -39,13 +39,13 @@ class Scored(NamedTuple):
     key: str
 
 
-def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, log: EventLog) -> Scored:
+def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog) -> Scored:
     """Score a model on each of the frozen rows (the test rows on which a recipe's models are compared), or find its
     scores in the store. The scores are kept in the store.
 
     Args:
-        recipe: Its settings of store, processes and device are used. The settings by which rows become tokens are those
-            of `model`.
+        context: Its recipe's settings of store, processes and device are used. The settings by which rows become tokens
+            are those of `model`.
         model: The model, with the settings it was trained with.
         frozen: The frozen rows, made by the stage `freeze_rows`.
         log: Gets the events of the stages.
@@ -54,13 +54,14 @@ def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, log:
         DataError: The frozen rows have other labels than the model, or a column that the model needs is missing.
         BlobLost: The store has lost a file of the model.
     """
+    recipe, store = context.recipe, context.store
     missing = store.missing(model.artifact)
     if missing is not None:
         raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
-    context = context_of(recipe, store).for_run(log, kind="promote")
-    with workplace(store.home, f"{context.run}.scoring") as work:
+    judging = context.for_run(log, kind="promote")
+    with workplace(store.home, f"{judging.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
-        made = settle(scoring(recipe, model, frozen, tokenizer), context).steps["score_rows"]
+        made = settle(scoring(recipe, model, frozen, tokenizer), judging).steps["score_rows"]
     assert made.artifact is not None and made.key is not None
     return Scored(made.artifact, made.key)
 
