@@ -21,7 +21,7 @@ from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
-from trnflow.tasks.stage import of
+from trnflow.tasks.stage import by_role, of
 from trnflow.tasks.tokenize_text import check_tokenizer, tokenize_text
 from trnflow.tasks.train import train
 from trnflow.tasks.training.config import check_model
@@ -30,7 +30,10 @@ FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
 )  # fmt: skip
 STAGES = tuple(of(function).name for function in FUNCTIONS)
-DATA_STAGES = STAGES[: STAGES.index("pack_chunks") + 1]
+ROLES = by_role(FUNCTIONS)
+"""Role -> name of the stage."""
+DATA_STAGES = STAGES[: STAGES.index(ROLES["chunks"]) + 1]
+PLOTTED = frozenset(described.name for described in map(of, FUNCTIONS) if described.plots)
 KINDS = {described.name: described.kind for described in map(of, FUNCTIONS)}
 """Stage name -> kind of the artifact that the stage makes."""
 
@@ -97,7 +100,7 @@ def _check_settings(plan: Plan, recipe: Recipe, model: Lookup) -> None:
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
     """Raise ConfigError unless the model that training starts from has the vocabulary of this run's rows."""
-    earlier, tokens = plan.found[start] if start else None, plan.steps["tokenize_text"].artifact
+    earlier, tokens = plan.found[start] if start else None, plan.steps[ROLES["tokens"]].artifact
     if earlier is not None and tokens is not None:
         check_vocabulary(plan.store, earlier.artifact, tokens)
 
@@ -108,4 +111,4 @@ def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[
     if until in DATA_STAGES:
         return
     refuse_unknown_vocabulary(recipe, plan.steps)
-    refuse_what_cannot_fit(recipe, plan, *parent("precompile"))
+    refuse_what_cannot_fit(recipe, plan, *parent(ROLES["graphs"]))

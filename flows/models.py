@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import run_of_model
 from trnflow.flows.champions.frozen_rows import plan_retrain
-from trnflow.flows.finetune import KINDS, finetune
+from trnflow.flows.finetune import KINDS, ROLES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, recipe_names
 from trnflow.flows.recipes.names import is_recipe
@@ -60,7 +60,7 @@ class FoundModel(NamedTuple):
 
 
 def find_model(
-    text: str, overrides: Sequence[str] = (), *, root: str | None = None, want: Sequence[str] = ("consolidate",)
+    text: str, overrides: Sequence[str] = (), *, root: str | None = None, want: Sequence[str] = (ROLES["model"],)
 ) -> FoundModel:
     """Return what a name means: an artifact of the first stage in `want`; a digest may be of any of them.
 
@@ -124,7 +124,7 @@ def _artifact_of(store: Store, name: ModelName, meaning: Meaning, want: Sequence
 def _made_with(store: Store, recipe: str, model: str, stage: str) -> str:
     """Return the digest of a champion's artifact of a stage: the newest that was made of the model, else that of the
     run which made the model."""
-    if stage == "consolidate":
+    if stage == ROLES["model"]:
         return model
     made = [record for record in store.records(stage) if model in record["document"]["inputs"].values()]
     if made:

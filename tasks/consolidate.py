@@ -76,7 +76,7 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     return keyed
 
 
-@stage(kind="model", inputs=consolidate_inputs, environ=environ)
+@stage(kind="model", role="model", inputs=consolidate_inputs, environ=environ)
 def consolidate(
     config: ConsolidateConfig,
     shards: Input[CheckpointMeta],

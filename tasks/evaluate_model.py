@@ -121,7 +121,15 @@ def _base_weights(base: Source | None, warm_start: Artifact | Input | None) -> J
     return warm_start.digest if warm_start is not None else base and base.identity["weights"]
 
 
-@stage(kind="evaluation", inputs=evaluate_inputs, accel=accelerator, environ=environ, assets=(TEMPLATE,))
+@stage(
+    kind="evaluation",
+    role="evaluation",
+    plots=True,
+    inputs=evaluate_inputs,
+    accel=accelerator,
+    environ=environ,
+    assets=(TEMPLATE,),
+)
 def evaluate_model(
     config: EvaluateConfig,
     texts: Input,

@@ -56,6 +56,7 @@ LOADERS = ("load_jax.py", "load_iree.py")
 
 @stage(
     kind="exported",
+    role="export",
     accel=accelerator,
     environ=environ,
     assets=tuple(f"trnflow/tasks/export/loaders/{name}" for name in LOADERS),

@@ -80,7 +80,7 @@ def format_rows(config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Wo
     return render_rows(arguments, no_limit)
 
 
-@stage(kind="texts", inputs=_inputs, split=split_rows, part=format_rows)
+@stage(kind="texts", role="texts", inputs=_inputs, split=split_rows, part=format_rows)
 def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, parts: Parts, out: Workdir) -> TextsMeta:
     """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
     one.

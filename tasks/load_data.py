@@ -92,7 +92,7 @@ def _errors_name_source(name: str) -> Iterator[None]:
         raise
 
 
-@stage(kind="rows")
+@stage(kind="rows", role="rows")
 def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None = None, *, out: Workdir) -> RowsMeta:
     """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
 

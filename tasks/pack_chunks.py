@@ -119,7 +119,7 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
     return {"supervised": int((block["labels"] != IGNORED).sum())}
 
 
-@stage(kind="packed", split=split_chunks, part=pack_block)
+@stage(kind="packed", role="chunks", split=split_chunks, part=pack_block)
 def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> PackedMeta:
     """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 

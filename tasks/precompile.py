@@ -45,7 +45,7 @@ def machine(config: TrainConfig) -> Meta:
     return {**compiler(config), **({} if memory is None else {"memory_gib": memory >> 30})}
 
 
-@stage(kind="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
+@stage(kind="graphs", role="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
 def precompile(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> GraphsMeta:
     """Trace the graphs and write `graphs.json`; its content is the metadata, with less of each graph.
 

@@ -12,15 +12,20 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Protocol, cast
+from types import CodeType
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, cast
 
 from trnflow.tasks.artifact import Artifact, Json, Meta, Source
 from trnflow.tasks.config import StageConfig, keyed_params
+from trnflow.tasks.errors import CodeError
 
 SCHEMA = 1
+
+Role = Literal["rows", "texts", "tokens", "chunks", "graphs", "training", "model", "export", "evaluation"]
+"""What a stage is for the parts of the program that ask for it, whatever it is called."""
 
 Keyed = Mapping[str, "Artifact | Source"]
 Arguments = ParamSpec("Arguments")
@@ -150,6 +155,8 @@ class Stage:
 
     Attributes:
         kind: Of its artifacts, such as "tokens".
+        role: What others ask for it by; None for a stage that nothing asks for.
+        plots: Whether its artifact has plots and pages, which MLflow shows.
         params: config -> the settings in its key.
         inputs: (config, inputs) -> JSON of the inputs in its key.
         accel: config -> JSON of device and compiler in its key; also the versions of the distributions under
@@ -178,6 +185,8 @@ class Stage:
     split: Callable[..., list[Part]] | None = None
     part: Callable[..., Meta] | None = None
     keep_parts: bool = False
+    role: Role | None = None
+    plots: bool = False
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
@@ -198,6 +207,8 @@ def stage(
     split: Callable[..., list[Part]] | None = None,
     part: Callable[..., Meta] | None = None,
     keep_parts: bool = False,
+    role: Role | None = None,
+    plots: bool = False,
 ) -> Callable[[Callable[Arguments, Mapping[str, Json]]], Callable[Arguments, Meta]]:
     """Return a decorator that attaches a `Stage` with these values to a function."""
 
@@ -217,6 +228,8 @@ def stage(
             split,
             part,
             keep_parts,
+            role,
+            plots,
         )
         function.stage = described  # type: ignore[attr-defined]
         return function
@@ -230,6 +243,21 @@ def of(function: Callable[..., Meta]) -> Stage:
     if not isinstance(described, Stage):
         raise TypeError(f"{function!r} is not a stage: decorate it with @stage")
     return described
+
+
+def by_role(functions: Iterable[Callable[..., Meta]]) -> dict[Role, str]:
+    """Return {role: name of the stage that has it}. Raises CodeError for two stages of one role."""
+    holders: dict[Role, Stage] = {}
+    for described in map(of, functions):
+        other = holders.setdefault(described.role, described) if described.role else described
+        if other is not described:
+            both = " and ".join(f"{code.co_filename}:{code.co_firstlineno}" for code in map(_code, (other, described)))
+            raise CodeError(f"two stages have the role {described.role}: {both}", "take it from one of them")
+    return {role: described.name for role, described in holders.items()}
+
+
+def _code(described: Stage) -> CodeType:
+    return described.function.__code__
 
 
 def write_json(path: Path, document: Json) -> None:

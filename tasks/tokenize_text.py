@@ -135,7 +135,7 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     return count.meta()
 
 
-@stage(kind="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
+@stage(kind="tokens", role="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
 def tokenize_text(
     config: TokenizeConfig, texts: Input[TextsMeta], model: Source, parts: Parts, out: Workdir
 ) -> TokensMeta:

@@ -31,7 +31,15 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
-@stage(kind="checkpoint", inputs=train_inputs, accel=accelerator, environ=environ, ranks=ranks, resumable=True)
+@stage(
+    kind="checkpoint",
+    role="training",
+    inputs=train_inputs,
+    accel=accelerator,
+    environ=environ,
+    ranks=ranks,
+    resumable=True,
+)
 def train(
     config: TrainConfig,
     model: Source,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from trnflow.flows.finetune import FUNCTIONS, ROLES
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.code_closure import PLUMBING
+from trnflow.tasks.stage import Role, Workdir, by_role, stage
 
 PROJECT = Path(__file__).resolve().parents[1]
 MODULES = {"trnflow": PROJECT / "trnflow/__init__.py"} | {
@@ -103,3 +110,24 @@ def test_plan_imports_nothing_heavy(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.startswith(f"made {tmp_path}/.trnflow ") and done.stderr.count("\n") == 1
     assert "load_data" in done.stdout
+
+
+def test_a_role_belongs_to_one_stage_and_a_second_one_is_refused_with_both_places() -> None:
+    assert set(ROLES) == set(get_args(Role)) and set(ROLES.values()) == {function.__name__ for function in FUNCTIONS}
+
+    @stage(kind="model", role="model")
+    def other(config: StageConfig, out: Workdir) -> Meta:
+        return {}
+
+    with pytest.raises(CodeError) as error:
+        by_role([*FUNCTIONS, other])
+    assert "two stages have the role model" in error.value.message
+    assert re.search(rf"consolidate\.py:\d+ and {re.escape(__file__)}:\d+", error.value.message)
+
+
+def test_names_of_stages_stand_in_few_modules_outside_them() -> None:
+    """The runner's own rooms, and words that are also names of settings, are left out."""
+    names = "load_data|format_prompts|tokenize_text|pack_chunks|precompile|consolidate|export_neuron|evaluate_model"
+    literal = re.compile(rf"""["']({names})["']""")
+    rooms = [file for file in (PROJECT / "flows").rglob("*.py") if "runner" not in file.parts]
+    assert [str(file.relative_to(PROJECT)) for file in rooms if literal.search(file.read_text())] == []

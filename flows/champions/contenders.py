@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trnflow.flows.champions.frozen_rows import plan_retrain
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.names import is_recipe, model_name
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import plan_of
@@ -60,7 +60,7 @@ def find_contender(text: str, recipe: Recipe, store: Store) -> Contender:
     if is_recipe(text):
         return of_recipe(load(text), store)
     name = model_name(text)
-    meaning = find_stored(store, name, ("consolidate",), recipe=recipe.name)
+    meaning = find_stored(store, name, (ROLES["model"],), recipe=recipe.name)
     if meaning is not None and meaning.run is not None and name.which is None:
         return of_run(store, meaning.run, recipe.name)
     if meaning is not None and meaning.artifact is not None:
@@ -82,9 +82,9 @@ def of_recipe(recipe: Recipe, store: Store) -> Contender:
         BlobLost: The store has lost the recipe's frozen rows.
     """
     retrained = plan_retrain(recipe, store)
-    step = retrained.steps["consolidate"] if retrained else None
+    step = retrained.steps[ROLES["model"]] if retrained else None
     if step is None or step.artifact is None:
-        step = plan_of(finetune(recipe), recipe, store).steps["consolidate"]
+        step = plan_of(finetune(recipe), recipe, store).steps[ROLES["model"]]
     if step.artifact is None:
         raise ConfigError(
             f"the recipe {recipe.name} has no model for these settings: {step.why}",
@@ -108,7 +108,7 @@ def of_run(store: Store, run: str, name: str) -> Contender:
     digest = model_in(document)
     if digest is None:
         raise ConfigError(
-            f"the run {run} of {document.get('recipe')} made no model: it ended before consolidate",
+            f"the run {run} of {document.get('recipe')} made no model: it ended before {ROLES['model']}",
             "name a run that completed (`trnflow runs`)",
         )
     return _contender(store, _model(store, digest), document["resolved"])
@@ -141,10 +141,10 @@ def of_champion(store: Store, entry: Entry) -> Contender:
 
 
 def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
-    made = [record for record in store.records("consolidate") if record["artifact"] == artifact.digest]
+    made = [record for record in store.records(ROLES["model"]) if record["artifact"] == artifact.digest]
     judged = [
         record
-        for record in store.records("evaluate_model")
+        for record in store.records(ROLES["evaluation"])
         if record["document"]["inputs"].get("weights") == artifact.digest
     ]
     records = tuple({"stage": record["stage"], "key": record["key"]} for record in (*made, *judged[:1]))
@@ -155,7 +155,7 @@ def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
 def model_in(run: Meta) -> str | None:
     """Return the digest of the model that a run made or found in the store; None if there is none. run: the run's
     record."""
-    return artifact_in(run, "consolidate")
+    return artifact_in(run, ROLES["model"])
 
 
 def run_of_model(store: Store, digest: str) -> Meta | None:

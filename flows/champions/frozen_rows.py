@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import plan_of
 from trnflow.flows.runner.graph import Graph
@@ -72,14 +72,14 @@ def other_model(recipe: Recipe, store: Store, planned: Plan) -> str:
     `trnflow run` has not: a run would train a different model, also on rows that the retrain dropped. Else return "".
 
     planned: the plan of `trnflow run`."""
-    if planned.steps["consolidate"].action == "hit":
+    if planned.steps[ROLES["model"]].action == "hit":
         return ""
     try:
         retrained = plan_retrain(recipe, store)
     except BlobLost:
         return ""
-    model = retrained.steps["consolidate"].artifact if retrained else None
-    rows = retrained.steps["load_data"].artifact if retrained else None
+    model = retrained.steps[ROLES["model"]].artifact if retrained else None
+    rows = retrained.steps[ROLES["rows"]].artifact if retrained else None
     if model is None or rows is None:
         return ""
     dropped = rows.meta["dropped"].get("frozen", 0)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from trnflow.flows.champions.destinations import CARD, Report, to_folder, to_object_store
 from trnflow.flows.champions.hub import SCHEME, to_hub
 from trnflow.flows.champions.model_card import with_results
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
@@ -114,7 +115,7 @@ def _files(artifact: Artifact, what: str) -> tuple[File, ...]:
     if artifact.kind != kind.artifact:
         raise ConfigError(
             f"{artifact.digest[:19]} is of kind {artifact.kind}, and --what {what} needs {kind.artifact}",
-            "name the artifact of " + ("export_neuron" if what == "export" else "consolidate"),
+            f"name the artifact of {ROLES['export' if what == 'export' else 'model']}",
         )
     if what == "adapter":
         files = tuple(
@@ -152,9 +153,11 @@ def _ordered(names: list[str], what: str) -> list[str]:
 
 
 def evaluation_of(store: Store, digest: str) -> Meta | None:
-    """Return the metadata (task, split, metrics) of the newest evaluation of a model, made by the stage
-    `evaluate_model`; None if the store has none. digest: the model's digest."""
-    for record in store.records("evaluate_model"):
+    """Return the metadata (task, split, metrics) of the newest evaluation of a model; None if the store has none.
+
+    digest: the model's.
+    """
+    for record in store.records(ROLES["evaluation"]):
         if record["document"]["inputs"].get("weights") == digest:
             try:
                 return store.artifact(record["artifact"]).meta

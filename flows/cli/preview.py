@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.runner.context import new_run_id, open_context
 from trnflow.flows.runner.run import preview_id, settle
 from trnflow.tasks.artifact import Input
@@ -33,7 +33,7 @@ def show_rows(options: Namespace) -> int:
     store = context.store
     with Progress() as progress:
         run = context.for_run(EventLog(progress), run=preview_id(new_run_id()), kind="preview")
-        artifact = settle(finetune(context.recipe), run, until="tokenize_text").steps["tokenize_text"].artifact
+        artifact = settle(finetune(context.recipe), run, until=ROLES["tokens"]).steps[ROLES["tokens"]].artifact
     assert artifact is not None
     with tempfile.TemporaryDirectory(dir=store.home) as folder:
         tokens: Input = Input(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnflow.flows.display.report import change_cells, number, seconds
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.forecast import dollars
 from trnflow.flows.runner.run import artifact_in
@@ -95,7 +96,7 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
 def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:
     """Return (notes for the user, the content of report.json, the page's part about the evaluation). The last two are
     None if the run has no evaluation, the store has lost it, or an earlier version of the project made it."""
-    digest = artifact_in(document, "evaluate_model")
+    digest = artifact_in(document, ROLES["evaluation"])
     if digest is None:
         return [], None, None
     with tempfile.TemporaryDirectory() as folder:
@@ -149,11 +150,11 @@ def _curves(store: Store, document: Meta) -> Iterator[Meta]:
 def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
     """Return {step: {metric: value}} of the run's training, from the event logs of all attempts of its key on this
     machine; {} if there are none. If a resumed training repeated a step, the values of the latest attempt count."""
-    key = next((one["key"] for one in document["stages"] if one["stage"] == "train"), None)
+    key = next((one["key"] for one in document["stages"] if one["stage"] == ROLES["training"]), None)
     found: dict[int, dict[str, float]] = {}
     attempts = sorted(document_name(name) for name in store.backend.names(f"attempts/{key}")) if key else []
     for run in dict.fromkeys(map(run_of, attempts)):
-        for event in _metrics_of(log_file(store.home, run), "train", key):
+        for event in _metrics_of(log_file(store.home, run), ROLES["training"], key):
             finite = {metric: value for metric, value in event["values"].items() if math.isfinite(value)}
             found.setdefault(event["step"], {}).update(finite)
     return found
@@ -190,9 +191,8 @@ def _drawn(points: list[tuple[int, float]]) -> Meta:
 def _data(store: Store, document: Meta) -> Meta:
     """Return {"data": the table of splits, "data_lines": lines about dropped rows, duplicates, labels, and rows that
     occur in two splits}; None and [] if the store no longer has the run's rows."""
-    rows, texts, tokens, packed = (
-        _meta(store, document, stage) for stage in ("load_data", "format_prompts", "tokenize_text", "pack_chunks")
-    )
+    names = (ROLES["rows"], ROLES["texts"], ROLES["tokens"], ROLES["chunks"])
+    rows, texts, tokens, packed = (_meta(store, document, name) for name in names)
     if not rows:
         return {"data": None, "data_lines": []}
     columns = ("split", "rows", "texts", "tokens", "too long", "chunks")
@@ -206,9 +206,9 @@ def _data(store: Store, document: Meta) -> Meta:
     lines = [
         f"Dropped by {stage}: {_counts(meta['dropped'])}"
         for stage, meta in (
-            ("load_data", rows),
-            ("format_prompts", texts),
-            ("tokenize_text and pack_chunks", packed or tokens),
+            (ROLES["rows"], rows),
+            (ROLES["texts"], texts),
+            (f"{ROLES['tokens']} and {ROLES['chunks']}", packed or tokens),
         )
         if meta.get("dropped")
     ]

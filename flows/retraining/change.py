@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import model_in
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import data_digest
@@ -29,7 +30,11 @@ FOLLOWING = ("shards", "weights")
 """The inputs in consolidate's key that follow from train's key, or from the model that training started from."""
 
 
-PARTS = {"code": "the code", "params": "settings", "inputs": "inputs", "env": "libraries", "accel": "the device"}
+TRAIN, CONSOLIDATE = ROLES["training"], ROLES["model"]
+PARTS = {
+    "code": "the code", "params": "settings", "inputs": "inputs", "env": "libraries", "accel": "the device",
+    "schema": "the form of keys",
+}  # fmt: skip
 """Part of a key document -> how a sentence names it."""
 
 
@@ -117,11 +122,11 @@ def _difference(plan: Plan, store: Store, run: Meta) -> str:
     """Say how a recipe differs from what made the model of a run; "" if it does not. The model that training starts from
     does not count."""
     keys = {stage["stage"]: stage["key"] for stage in run.get("stages", [])}
-    present = plan.steps["train"].document
+    present = plan.steps[TRAIN].document
     if present is None:
         return _first_difference(plan, store, keys)
     trained, consolidated = (
-        store.record(stage, keys[stage]) if keys.get(stage) else None for stage in ("train", "consolidate")
+        store.record(stage, keys[stage]) if keys.get(stage) else None for stage in (TRAIN, CONSOLIDATE)
     )
     if trained is None or consolidated is None:
         return "the store has lost how the newest judged model was made"
@@ -131,8 +136,8 @@ def _difference(plan: Plan, store: Store, run: Meta) -> str:
     except BlobLost as error:
         return f"the store has lost the newest judged model: {error.message}"
     pairs = {
-        "train": (start_of(trained["document"])[0], start_of(present)[0]),
-        "consolidate": (_settled(consolidated["document"]), consolidation),
+        TRAIN: (start_of(trained["document"])[0], start_of(present)[0]),
+        CONSOLIDATE: (_settled(consolidated["document"]), consolidation),
     }
     for stage, (was, now_is) in pairs.items():
         if key_of(was) != key_of(now_is):
@@ -153,7 +158,7 @@ def _first_difference(plan: Plan, store: Store, keys: dict[str, str]) -> str:
 def _said(stage: str, was: Meta, now_is: Meta) -> str:
     """Say in one sentence how two key documents of a stage differ; "" if they do not."""
     changes = difference(was, now_is)
-    names = PARTS | ({"inputs": "the data"} if stage == "load_data" else {})
+    names = PARTS | ({"inputs": "the data"} if stage == ROLES["rows"] else {})
     parts = dict.fromkeys(names.get(one.part, one.part) for one in changes)
     shown = [one for one in changes if one.part != "inputs"][:2] or changes[:1]
     return f"{' and '.join(parts)} changed ({stage}: {'; '.join(str(one) for one in shown)})" if changes else ""
@@ -161,7 +166,7 @@ def _said(stage: str, was: Meta, now_is: Meta) -> str:
 
 def _consolidation(plan: Plan, store: Store, shards: str) -> Meta:
     """The key document that consolidate would have for a checkpoint. shards: its digest."""
-    step = plan.steps["consolidate"]
+    step = plan.steps[CONSOLIDATE]
     inputs = {**plan.inputs_of(step), "shards": store.artifact(shards)}
     inputs.pop("warm_start", None)
     return _settled(key_document(step.node.stage, step.config, inputs, store.memo))

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from trnflow.flows.champions.contenders import run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import Change
 from trnflow.flows.runner.context import make_plan
@@ -117,7 +118,7 @@ def check_cheaply(change: Change) -> tuple[tuple[Checked, ...], str]:
     if any(check.what == "leakage" for check in recipe.checks):
         plans.append(make_plan(finetune_without(recipe, None), change.context))
     for each in plans:
-        load = each.steps["load_data"]
+        load = each.steps[ROLES["rows"]]
         if load.action != "hit" and (load.seconds is None or load.seconds > CHEAP_SECONDS):
             time = "an unknown time" if load.seconds is None else f"{load.seconds:.0f} s"
             return (), f"the data was not checked: it is not loaded, and loading it takes {time}"
@@ -129,7 +130,7 @@ def data_of(store: Store, model: str) -> Artifact | None:
     `load_data` in the newest run that made or used the model. None if the store has lost it, or has no such run.
 
     model: the model's digest."""
-    digest = artifact_in(run_of_model(store, model) or {}, "load_data")
+    digest = artifact_in(run_of_model(store, model) or {}, ROLES["rows"])
     if digest is None:
         return None
     try:
@@ -144,7 +145,7 @@ def _loaded(change: Change, log: EventLog, *, raw: bool = False) -> Artifact:
     context = change.context.for_run(log, kind="check")
     plan = make_plan(finetune_without(change.recipe, None), context) if raw else context.plan
     assert plan is not None
-    loaded = settle(plan.graph, context, plan=plan, until="load_data").steps["load_data"].artifact
+    loaded = settle(plan.graph, context, plan=plan, until=ROLES["rows"]).steps[ROLES["rows"]].artifact
     assert loaded is not None
     if not raw:
         plan.predict()  # the training finds these rows in the store

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from trnflow.flows.finetune import PLOTTED, ROLES
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import open_store
 from trnflow.flows.runner.run import Result
@@ -24,7 +25,6 @@ from trnflow.tasks.system.redaction import hide
 from trnflow.tasks.tracking import Tracker
 
 PLOTS = (".png", ".json", ".jsonl", ".html")
-PLOTTED = "evaluate_model"
 
 
 class Tracking(Reader):
@@ -63,15 +63,15 @@ class Tracking(Reader):
                 self._record_end(self._tracker, event, event["artifact"])
 
     def _record_end(self, tracker: Tracker, event: StageEnded, digest: str) -> None:
-        """Record a stage's results: of `load_data` also the sources, of `evaluate_model` plots and reports."""
+        """Record a stage's results: with rows also the sources, of a stage that plots its plots and reports."""
         artifact = self._store.artifact(digest)
-        if event["stage"] == "load_data":
+        if event["stage"] == ROLES["rows"]:
             for setting, source in sources(self._recipe):
                 tracker.dataset(source, digest, note=f"{setting}={source}", context="training")
         lengths = artifact.meta.get("row_lengths", {})
         with tempfile.TemporaryDirectory() as folder:
             plots: tuple[Path, ...] = ()
-            if event["stage"] == PLOTTED:
+            if event["stage"] in PLOTTED:
                 self._store.copy_out(artifact, Path(folder))
                 plots = tuple(path for path in sorted(Path(folder).iterdir()) if path.suffix in PLOTS)
             tracker.stage_ended(

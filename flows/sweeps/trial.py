@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, new_run_id, open_store
 from trnflow.flows.runner.plan import Options, Step
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 # trials stop after the stage whose metrics compare them: none looks at the test split
-LAST = "train"
-TESTED = "evaluate_model"
+LAST = ROLES["training"]
+TESTED = ROLES["evaluation"]
 """The stage that looks at the test split, in the winner's run alone."""
 # These end the sweep: the trial's settings are not to blame, and it is repeated.
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)

@@ -14,6 +14,7 @@ from typing import Any
 
 from trnflow.flows.cli.model.serve import check_installed, serve
 from trnflow.flows.display.progress import Progress
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import FoundModel, find_model
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
@@ -57,7 +58,8 @@ def predict(options: Namespace) -> int:
     """Print a prediction for each text, or each row of --file; write them to --out as JSON lines; or serve a page
     (--serve)."""
     _check(options)
-    want = ("export_neuron", "consolidate") if options.export else ("consolidate", "export_neuron")
+    export, weights = ROLES["export"], ROLES["model"]
+    want = (export, weights) if options.export else (weights, export)
     named = find_model(options.recipe, options.overrides, root=options.store, want=want)
     for name, value in {**EAGER, **ENVIRON, **QUIET}.items():  # read by libraries when they are imported
         os.environ.setdefault(name, value)

@@ -8,9 +8,10 @@ from argparse import Namespace
 from typing import Any
 
 from trnflow.flows.cli.output import emit
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import find_model
 
-STAGES = {"model": "consolidate", "adapter": "consolidate", "export": "export_neuron"}
+STAGES = {"model": ROLES["model"], "adapter": ROLES["model"], "export": ROLES["export"]}
 """What is published -> the stage that makes it."""
 
 

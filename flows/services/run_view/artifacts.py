@@ -92,7 +92,7 @@ def run_table(result: Result) -> str:
 def where_pages(result: Result, mlflow: str | None) -> str:
     """Return Markdown that says where the run's page (`trnflow report`) and its evaluation's report are. mlflow: its
     address, since a browser opens no local file from Prefect's page; None when the run is not in MLflow."""
-    made = any(step.name == "evaluate_model" and step.action == "ran" for step in result.steps)
+    made = any(step.node.stage.role == "evaluation" and step.action == "ran" for step in result.steps)
     there = f", and the run in MLflow has the evaluation's `report.html` ({mlflow})" if made and mlflow else ""
     return f"\n`trnflow report {result.run}` writes the page of this run{there}.\n"
 
