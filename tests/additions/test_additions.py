@@ -31,11 +31,11 @@ def patched(folder: Path, name: str) -> tuple[Shell, list[str]]:
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "before")
-    git("apply", str(Path(__file__).with_name(f"{name}.patch")))
+    git("apply", "--index", str(Path(__file__).with_name(f"{name}.patch")))
     work.mkdir()
     shell = Shell(work)
     shell.environ["PYTHONPATH"] = str(code)
-    return shell, [" ".join(line.split()) for line in git("diff", "--stat").splitlines()]
+    return shell, [" ".join(line.split()) for line in git("diff", "--cached", "--stat").splitlines()]
 
 
 @pytest.mark.slow
@@ -103,3 +103,26 @@ def test_a_file_format_is_two_places(tmp_path: Path, by_name: bool) -> None:
     shell.json("get", "piped.yaml", "load_data", str(shell.folder / "got"), *more)
     assert pq.read_table(shell.folder / "got/train.parquet")["text"].to_pylist() == [f"row {n}" for n in range(20)]
     assert artifacts(shell, run["run"])["load_data"]
+
+
+@pytest.mark.slow
+def test_a_stage_is_its_module_its_lines_in_the_pipeline_and_its_section(tmp_path: Path) -> None:
+    shell, changed = patched(tmp_path, "stage")
+    assert [line.split()[0] for line in changed] == [
+        "flows/finetune.py", "flows/recipes/recipe.py", "tasks/lower_text.py", "3",
+    ]  # fmt: skip
+    (shell.folder / "tiny.yaml").write_text(RECIPE)
+    write_rows(shell.folder / "rows", {"pos": "pos", "neg": "neg"})
+    for file in (shell.folder / "rows").iterdir():
+        file.write_text(file.read_text().replace('"text": "', '"text": "LOUD '))
+    assert "Whether texts are lowercased." in shell("settings", "lower.enabled").stdout
+    run = shell.json("run", "tiny.yaml", "--direct", "lower.enabled=true")
+    stages = [stage["stage"] for stage in run["stages"]]
+    assert stages[1:4] == ["format_prompts", "lower_text", "tokenize_text"] and len(stages) == 10
+    shell.json("get", "tiny.yaml", "lower_text", str(shell.folder / "got"), "lower.enabled=true")
+    texts = pq.read_table(shell.folder / "got/test.parquet")["text"].to_pylist()
+    assert texts == [text.lower() for text in texts] and texts[0].startswith("loud ")
+    assert "loud" in shell("preview", "tiny.yaml", "lower.enabled=true").stdout
+    plan = shell.json("plan", "tiny.yaml")["stages"]
+    assert [stage["action"] for stage in plan[:4]] == ["hit", "hit", "run", "maybe"]
+    assert plan[2]["why"] == "params.enabled: True -> False"
