@@ -41,7 +41,7 @@ test-pure: setup ## the tests that start no process
 	$(PYTEST) -m pure
 
 test-slow: setup clients ## the tests of 5 s or more, and files with a costly fixture
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not nightly"
 
 test-nightly: setup ## whole products of settings, of which the other tests take samples: hours
 	$(PYTEST) -m nightly

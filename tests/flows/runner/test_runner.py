@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
 from trnflow.flows.runner.graph import Graph
 from trnflow.tasks.errors import BlobLost, DataError, TrnflowError
@@ -43,11 +44,13 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def house(tmp_path: Path, inline_jobs: None) -> House:  # noqa: F811
     return House(tmp_path)
 
 
-def test_the_first_run_runs_and_the_second_hits(house: House) -> None:
+def test_the_first_run_runs_and_the_second_hits(tmp_path: Path) -> None:
+    """In processes; the tests below run the stages in this one."""
+    house = House(tmp_path)
     assert house.plan() == {"words": "run", "sizes": "maybe", "warm_up": "maybe", "count": "maybe"}
     first = house.run()
     assert first.actions == {"words": "ran", "sizes": "ran", "warm_up": "ran", "count": "ran"}
