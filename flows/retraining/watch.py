@@ -135,8 +135,7 @@ def _due(failed: Ended | None, seen: Seen, every: float) -> float:
 
 
 def _wait(every: float, times: int) -> float:
-    """Return the seconds to wait after `times` announcements or failures: `every`, doubled each time, at most an
-    hour."""
+    """Return the seconds to wait after `times` announcements or failures, at most an hour."""
     # announced again as long as the change lasts: an event may be lost
     return min(every * 2.0 ** min(times - 1, 12), LONGEST_WAIT)
 
