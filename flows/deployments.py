@@ -28,12 +28,12 @@ from pydantic import Field
 
 from trnflow.flows.finetune import DATA_STAGES
 from trnflow.flows.finetune import finetune as finetune_graph
-from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining import watch as watching
+from trnflow.flows.retraining.change import Change
 from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.context import RunContext, context_of, new_run_id, open_context
+from trnflow.flows.runner.context import RunContext, new_run_id, open_context
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
@@ -66,6 +66,7 @@ class Session:
         readers: What the command line has called with the run's events, such as its progress display.
         on_sigterm: The command line's handler of SIGTERM. The flow installs it in place of Prefect's, which would show the
             run as crashed.
+        change: What the command `retrain` has found.
         result: The result of the run. Set by the flow when the run has ended.
         retrained: How the retraining ended. Set by the flow `retrain` when it has ended.
     """
@@ -73,6 +74,7 @@ class Session:
     context: RunContext | None = None
     readers: tuple[Reader, ...] = ()
     on_sigterm: Any = None
+    change: Change | None = None
     result: Result | None = None
     retrained: Retrained | None = None
 
@@ -239,17 +241,16 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
         _emit_failure(Path(name).stem, error)
         raise
-    page, recipe, store = Page(), context.recipe, context.store
+    page, recipe = Page(), context.recipe
 
-    def train(fixed: settings.Recipe, graph: Graph) -> Result:
-        of_training = context_of(fixed, store, offline=offline)
-        session.result = _execute(graph, of_training, Options(offline=offline), log, page)
+    def train(training: RunContext, graph: Graph) -> Result:
+        session.result = _execute(graph, training, Options(offline=offline), log, page)
         return session.result
 
     run_name = RunName(page, recipe.name)
     log = EventLog(*session.readers, PrefectLog(), run_name)
     try:
-        done = session.retrained = retraining.retrain(recipe, store, log, train, offline=offline, wait=wait)
+        done = session.retrained = retraining.retrain(context, log, train, wait=wait, change=session.change)
     except Exception as error:  # an error of this program, or of the machine
         _emit_failure(recipe.name, error)
         raise

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trnflow.flows.champions.frozen_rows import Frozen
-from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.context import RunContext, make_plan
 from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import clean
@@ -18,20 +17,21 @@ from trnflow.tasks.store.ledger import append_ledger, read_ledger, remove_newest
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
-def freeze(recipe: Recipe, store: Store, log: EventLog, *, offline: bool = False) -> Frozen:
+def freeze(context: RunContext, log: EventLog) -> Frozen:
     """Keep the test rows of a recipe's present data as its newest frozen rows, by an entry of its ledger.
 
-    log: gets the stages' events; offline: ask no hub.
+    log: gets the stages' events.
 
     Raises:
         DataError: The data has no test split.
         StoreError: gc removed the rows just before the entry was added; the entry is removed again.
     """
+    recipe, store = context.recipe, context.store
     clean(store)
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
-    context = context_of(recipe, store, offline=offline).for_run(log, kind="freeze")
-    step = settle(graph, context).steps["freeze_rows"]
+    freezing = context.for_run(log, kind="freeze")
+    step = settle(graph, freezing, plan=make_plan(graph, freezing)).steps["freeze_rows"]
     assert step.artifact is not None
     entry_of_rows = NewEntry(
         outcome="frozen", by="freeze", why="the test rows were frozen", frozen=step.artifact.digest,

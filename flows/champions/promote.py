@@ -12,7 +12,7 @@ from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen
 from trnflow.flows.champions.judged_models import judged_models
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
@@ -84,13 +84,11 @@ class _Verdict(NamedTuple):
 
 
 def promote(
-    recipe: Recipe,
-    store: Store,
+    context: RunContext,
     challenger: Contender,
     log: EventLog,
     *,
     frozen: Frozen | None = None,
-    offline: bool = False,
     training: Round | None = None,
 ) -> Decision:
     """Compare a challenger with the champion, promote it if it is surely better or the first, and add the decision.
@@ -99,7 +97,6 @@ def promote(
 
     Args:
         frozen: The rows to compare on. Default: the newest.
-        offline: Ask no hub.
         training: Of a retrain.
 
     Raises:
@@ -107,39 +104,33 @@ def promote(
         DataError: The frozen rows have other labels than a model, or the scores can't be paired.
         BlobLost: The store has lost a file of a model, or the frozen rows.
     """
-    clean(store)
-    score_of(recipe.promote, challenger.artifact.meta["task"])
-    context = context_of(recipe, store).for_run(log, kind="promote")
-    with begin_log(context, Options(offline=offline)):
-        decision = _promote(recipe, store, challenger, log, frozen, training, offline=offline)
+    clean(context.store)
+    score_of(context.recipe.promote, challenger.artifact.meta["task"])
+    judging = context.for_run(log, kind="promote")
+    with begin_log(judging, Options(offline=context.resolver.offline)):
+        decision = _promote(context, challenger, log, frozen, training)
         if training is None:
             log.write("decided", entry=decision.to_json())
         return decision
 
 
 def _promote(
-    recipe: Recipe,
-    store: Store,
-    challenger: Contender,
-    log: EventLog,
-    frozen: Frozen | None,
-    training: Round | None,
-    *,
-    offline: bool,
+    context: RunContext, challenger: Contender, log: EventLog, frozen: Frozen | None, training: Round | None
 ) -> Decision:
     """Score, compare and decide."""
+    recipe, store = context.recipe, context.store
     before = frozen or newest_frozen(recipe, store)
-    frozen = before or freeze(recipe, store, log, offline=offline)
+    frozen = before or freeze(context, log)
     digest = challenger.artifact.digest
     ours: Scored | None = None
     while True:
         ledger = read_ledger(store, recipe.name)
         verdict = _without_comparison(ledger, digest, training)
         if verdict is None or (verdict.promoted and ledger.champion is None):
-            ours = ours or score(recipe, store, challenger, frozen.artifact, log)
+            ours = ours or score(context, challenger, frozen.artifact, log)
         if verdict is None:
             assert ours is not None and ledger.champion is not None
-            comparison = _compared(recipe, store, ledger.champion, challenger, ours, frozen, log)
+            comparison = _compared(context, ledger.champion, challenger, ours, frozen, log)
             verdict = _Verdict(comparison.is_better, describe(comparison), comparison)
         title = ledger.stands["champions"][0] if ledger.stands["champions"] else None
         is_champion = title is not None and title["artifact"] == digest
@@ -152,6 +143,7 @@ def _promote(
         if verdict.promoted:
             entry = append_secured(store, recipe.name, new, ledger.number, challenger.artifact)
         else:
+            # None if another challenger was first: this one is then compared with the new champion
             entry = append_ledger(store, recipe.name, new, ledger.number)
         if entry is not None:
             title = entry["stands"]["champions"][0]
@@ -226,14 +218,14 @@ def describe(pair: Comparison) -> str:
 
 
 def _compared(
-    recipe: Recipe,
-    store: Store,
+    context: RunContext,
     champion: Entry,
     challenger: Contender,
     ours: Scored,
     frozen: Frozen,
     log: EventLog,
 ) -> Comparison:
+    recipe, store = context.recipe, context.store
     holder = of_champion(store, champion)
     tasks = holder.artifact.meta["task"], challenger.artifact.meta["task"]
     if tasks[0] != tasks[1]:
@@ -241,7 +233,7 @@ def _compared(
             f"the champion is a model for {tasks[0]}, the challenger for {tasks[1]}", "give the recipe another name"
         )
     try:
-        theirs = score(recipe, store, holder, frozen.artifact, log)
+        theirs = score(context, holder, frozen.artifact, log)
     except DataError as error:
         fix = "give the recipe another name, under which the challenger is the first champion"
         raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error

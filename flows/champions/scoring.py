@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import Contender
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
@@ -36,22 +36,23 @@ class Scored(NamedTuple):
     key: str
 
 
-def score(recipe: Recipe, store: Store, model: Contender, frozen: Artifact, log: EventLog) -> Scored:
+def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog) -> Scored:
     """Score a model on each of the frozen rows, or find its scores in the store.
 
-    recipe: its store, processes and device are used.
+    context: its recipe's processes and device are used.
 
     Raises:
         DataError: The frozen rows have other labels than the model, or a column is missing.
         BlobLost: The store has lost a file of the model.
     """
+    recipe, store = context.recipe, context.store
     missing = store.missing(model.artifact)
     if missing is not None:
         raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
-    context = context_of(recipe, store).for_run(log, kind="promote")
-    with workplace(store.home, f"{context.run}.scoring") as work:
+    judging = context.for_run(log, kind="promote")
+    with workplace(store.home, f"{judging.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
-        step = settle(scoring(recipe, model, frozen, tokenizer), context).steps["score_rows"]
+        step = settle(scoring(recipe, model, frozen, tokenizer), judging).steps["score_rows"]
     assert step.artifact is not None and step.key is not None
     return Scored(step.artifact, step.key)
 

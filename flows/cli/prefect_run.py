@@ -33,6 +33,7 @@ QUIET = {
 
 if TYPE_CHECKING:
     from trnflow.flows.deployments import Session
+    from trnflow.flows.retraining.change import Change
 
 
 def quiet() -> None:
@@ -64,6 +65,7 @@ def retrain_here(
     overrides: list[str],
     readers: tuple[Reader, ...],
     context: RunContext,
+    change: Change,
     *,
     offline: bool,
     wait: bool,
@@ -79,13 +81,17 @@ def retrain_here(
 
         retrain(recipe, shown, offline, wait)
 
-    session = _call_flow(call, overrides, readers, context)
+    session = _call_flow(call, overrides, readers, context, change)
     assert session.retrained is not None
     return session
 
 
 def _call_flow(
-    call: Callable[[list[str]], None], overrides: list[str], readers: tuple[Reader, ...], context: RunContext
+    call: Callable[[list[str]], None],
+    overrides: list[str],
+    readers: tuple[Reader, ...],
+    context: RunContext,
+    change: Change | None = None,
 ) -> Session:
     """Call a flow with the overrides as Prefect may store them, and return the session that it filled in. Raises what
     the flow raised before it had a result."""
@@ -101,7 +107,7 @@ def _call_flow(
     from trnflow.flows.deployments import SESSION, Session
 
     _check_server(url)
-    session = Session(context, readers, signal.getsignal(signal.SIGTERM))
+    session = Session(context, readers, signal.getsignal(signal.SIGTERM), change)
     token = SESSION.set(session)
     try:
         with tags(TAG):

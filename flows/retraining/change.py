@@ -9,7 +9,7 @@ from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest
 from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import data_digest
-from trnflow.flows.runner.context import plan_of
+from trnflow.flows.runner.context import RunContext, make_plan
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
@@ -35,18 +35,26 @@ class Change(NamedTuple):
     Attributes:
         is_changed: Whether data, code or settings differ from those of the newest judged model.
         why: In a sentence.
-        recipe: With `train.warm_start_from` fixed to the present champion if it named `@champion`.
+        context: Of the recipe with `train.warm_start_from` fixed to the present champion if it named `@champion`; has
+        the
+            plan of its training.
         champion, challenger: Digests of the champion and the newest judged model, or None.
         data: The digest of the present data.
+        ledger: The number of the ledger's newest entry.
     """
 
     is_changed: bool
     why: str
-    recipe: Recipe
+    context: RunContext
     champion: str | None
     challenger: str | None
     frozen: Frozen | None
     data: str
+    ledger: int
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.context.recipe
 
     def to_json(self) -> Meta:
         frozen = self.frozen.artifact.digest if self.frozen else None
@@ -55,27 +63,30 @@ class Change(NamedTuple):
         return {"schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, **fields, "frozen": frozen}
 
 
-def find_change(recipe: Recipe, store: Store, *, offline: bool = False) -> Change:
-    """Find out whether a recipe must be trained again. Changed files are hashed, URLs and hubs asked unless `offline`.
+def find_change(context: RunContext) -> Change:
+    """Find out whether a recipe must be trained again. Changed files are hashed; URLs and hubs are asked.
 
     Raises:
         ConfigError: A source can't be found.
         BlobLost: The store has lost the frozen rows.
     """
+    recipe, store = context.recipe, context.store
     fixed = recipe.model_copy(
         update={"train": recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})}
     )
     ledger = read_ledger(store, recipe.name)
     frozen, judged = newest_frozen(recipe, store, ledger), ledger.judged
-    plan = plan_of(finetune_without(fixed, frozen), fixed, store, offline=offline)
+    training = context.with_recipe(fixed)
+    plan = training.plan = make_plan(finetune_without(fixed, frozen), training)
     run = store.run(str(judged["run"])) if judged else None
     why = _difference(plan, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
     champion = ledger.champion["champion"] if ledger.champion else None
     challenger = model_in(run) if run else None
     data = data_digest(plan.sources["data"])
+    number = ledger.number
     if not why:
-        return Change(False, _unchanged(judged, challenger), fixed, champion, challenger, frozen, data)
-    return Change(True, why, fixed, champion, challenger, frozen, data)
+        return Change(False, _unchanged(judged, challenger), training, champion, challenger, frozen, data, number)
+    return Change(True, why, training, champion, challenger, frozen, data, number)
 
 
 def _start(recipe: Recipe, store: Store) -> str | None:

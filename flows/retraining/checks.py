@@ -7,14 +7,13 @@ from typing import Literal, NamedTuple
 from trnflow.flows.champions.contenders import run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import context_of, plan_of
-from trnflow.flows.runner.graph import Graph, Node, source_of
+from trnflow.flows.retraining.change import Change
+from trnflow.flows.runner.context import make_plan
 from trnflow.flows.runner.run import artifact_in, settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, Measured, Rows, measure
 from trnflow.tasks.store import Store
 
@@ -57,30 +56,23 @@ class Checked(NamedTuple):
         return self.measured.value, self.check.most
 
 
-def check_data(
-    recipe: Recipe,
-    store: Store,
-    frozen: Frozen | None,
-    champion: str | None,
-    log: EventLog,
-    *,
-    offline: bool = False,
-) -> tuple[Checked, ...]:
+def check_data(change: Change, log: EventLog) -> tuple[Checked, ...]:
     """Load a recipe's present data as a retrain does, and make the checks of the section `checks`.
 
-    frozen, champion: the newest frozen rows and the champion's digest, or None; log: gets the events of `load_data`.
+    change: its plan loads the rows that are checked and trained on; log: gets the events of `load_data`.
 
     Raises:
         ConfigError: A check names a column that the data does not have.
         DataError: The data can't be read, or has other labels than the frozen rows.
     """
-    rows = _loaded(recipe, store, log, frozen.artifact if frozen else None, offline=offline)
+    recipe, store, frozen, champion = change.recipe, change.context.store, change.frozen, change.champion
+    rows = _loaded(change, log)
     if frozen is not None and recipe.format.task == "classification":
         _check_labels(recipe, rows.meta["labels"], frozen)
     if not recipe.checks:
         return ()
     wants_raw = any(check.what == "leakage" for check in recipe.checks)
-    raw = _loaded(recipe, store, log, None, offline=offline) if wants_raw else rows
+    raw = _loaded(change, log, raw=True) if wants_raw else rows
     earlier = data_of(store, champion) if champion else None
     with workplace(store.home, "checks") as work:
         laid_out = {
@@ -96,25 +88,25 @@ def check_data(
     return tuple(Checked(check, measured, _result(check, measured)) for check, measured in measured_checks)
 
 
-def check_cheaply(
-    recipe: Recipe, store: Store, frozen: Frozen | None, champion: str | None, *, offline: bool = False
-) -> tuple[tuple[Checked, ...], str]:
+def check_cheaply(change: Change) -> tuple[tuple[Checked, ...], str]:
     """Check the data as `check_data` does, if it is loaded or loads within a minute.
 
     Returns:
         The results, and why the data was not checked, or "".
     """
-    if not recipe.checks and (frozen is None or recipe.format.task != "classification"):
+    recipe, plan = change.recipe, change.context.plan
+    assert plan is not None
+    if not recipe.checks and (change.frozen is None or recipe.format.task != "classification"):
         return (), ""
-    graphs = [finetune_without(recipe, frozen)]
+    plans = [plan]
     if any(check.what == "leakage" for check in recipe.checks):
-        graphs.append(finetune_without(recipe, None))
-    for graph in graphs:
-        load = plan_of(graph, recipe, store, offline=offline).steps["load_data"]
+        plans.append(make_plan(finetune_without(recipe, None), change.context))
+    for each in plans:
+        load = each.steps["load_data"]
         if load.action != "hit" and (load.seconds is None or load.seconds > CHEAP_SECONDS):
             time = "an unknown time" if load.seconds is None else f"{load.seconds:.0f} s"
             return (), f"the data was not checked: it is not loaded, and loading it takes {time}"
-    return check_data(recipe, store, frozen, champion, EventLog(), offline=offline), ""
+    return check_data(change, EventLog()), ""
 
 
 def data_of(store: Store, model: str) -> Artifact | None:
@@ -129,11 +121,15 @@ def data_of(store: Store, model: str) -> Artifact | None:
         return None
 
 
-def _loaded(recipe: Recipe, store: Store, log: EventLog, frozen: Artifact | None, *, offline: bool) -> Artifact:
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
-    context = context_of(recipe, store, offline=offline).for_run(log, kind="check")
-    loaded = settle(Graph((rows,)), context).steps["load_data"].artifact
+def _loaded(change: Change, log: EventLog, *, raw: bool = False) -> Artifact:
+    """Load the rows that the change's plan loads. raw: with the frozen rows among them."""
+    context = change.context.for_run(log, kind="check")
+    plan = make_plan(finetune_without(change.recipe, None), context) if raw else context.plan
+    assert plan is not None
+    loaded = settle(plan.graph, context, plan=plan, until="load_data").steps["load_data"].artifact
     assert loaded is not None
+    if not raw:
+        plan.predict()  # the training finds these rows in the store
     return loaded
 
 

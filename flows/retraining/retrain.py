@@ -20,7 +20,7 @@ from trnflow.flows.retraining.checks import Checked, check_data
 from trnflow.flows.retraining.ended import present_data, write_ended
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.context import RunContext, context_of
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
@@ -33,18 +33,12 @@ from trnflow.tasks.store.lease import Holder, Lease, LeaseLost
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
-Train = Callable[[Recipe, Graph], Result]
+Train = Callable[[RunContext, Graph], Result]
 """Runs a graph of a recipe and writes the run record."""
 
 
 def retrain(
-    recipe: Recipe,
-    store: Store,
-    log: EventLog,
-    train: Train,
-    *,
-    offline: bool = False,
-    wait: bool = False,
+    context: RunContext, log: EventLog, train: Train, *, wait: bool = False, change: Change | None = None
 ) -> Retrained:
     """Retrain a recipe if its data, code or settings changed since its newest judged model.
 
@@ -53,10 +47,11 @@ def retrain(
     The ledger gets how it ended, unless interrupted.
 
     Args:
+        context: Its sources are asked once; the look after a round asks again.
         log: Gets the events of each round.
         train: Runs the pipeline, with the same log.
-        offline: Ask no hub.
         wait: Wait while another process retrains this recipe; else end as unchanged.
+        change: What the caller has found; it holds unless the ledger has a new entry.
 
     Returns:
         How it ended; a TrnflowError is in `error`.
@@ -64,6 +59,8 @@ def retrain(
     Raises:
         Exception: Any other error, after it was recorded as a failure.
     """
+
+    recipe, store = context.recipe, context.store
 
     def tell(holder: Holder) -> None:
         log.write("waits", stage="retrain", holder=f"{holder}, which retrains {recipe.name}")
@@ -74,9 +71,9 @@ def retrain(
             if isinstance(lease, str):
                 why = f"another retrain of {recipe.name} is under way: {lease}"
                 return _with_present(recipe, store, Retrained(recipe.name, None, False, why))
-            return _retrain(_Work(recipe, store, log, train, lease, offline))
+            return _retrain(_Work(context, log, train, lease), change)
     except Exception as error:
-        failed = record_failure(recipe, store, error, offline=offline)
+        failed = record_failure(recipe, store, error, offline=context.resolver.offline)
         if isinstance(error, TrnflowError):
             return failed
         raise  # an error of this program
@@ -121,24 +118,36 @@ def on_record(store: Store, ended: Retrained, data: str | None) -> Retrained:
 class _Work:
     """What a retrain works with, under its lease: see `retrain`."""
 
-    recipe: Recipe
-    store: Store
+    context: RunContext
     log: EventLog
     train: Train
     lease: Lease
-    offline: bool
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.context.recipe
+
+    @property
+    def store(self) -> Store:
+        return self.context.store
+
+    @property
+    def offline(self) -> bool:
+        return self.context.resolver.offline
 
 
-def _retrain(work: _Work) -> Retrained:
+def _retrain(work: _Work, change: Change | None) -> Retrained:
     """Make a round if anything changed, and one more if the data changed meanwhile."""
-    change = find_change(work.recipe, work.store, offline=work.offline)
+    if change is None or change.ledger != read_ledger(work.store, work.recipe.name).number:
+        change = find_change(work.context)
     if not change.is_changed:
         return unchanged(change, work.store)
     first = retrain_once(work, change)
     if not _has_changed(work, first, change.data):
         return first
     try:
-        later = find_change(work.recipe, work.store, offline=work.offline)
+        # asks the sources again
+        later = find_change(context_of(work.recipe, work.store, offline=work.offline))
     except TrnflowError as error:
         return _noted(first, f"the data changed meanwhile, and can't be looked at: {scrubbed(error).message}")
     if not later.is_changed:  # such as a file that this round had read already
@@ -170,7 +179,7 @@ def _noted(ended: Retrained, note: str) -> Retrained:
 
 def retrain_once(work: _Work, change: Change) -> Retrained:
     """Check the data, train, judge, and put on record how this round ended."""
-    context = context_of(work.recipe, work.store).for_run(work.log, kind="retrain")
+    context = work.context.for_run(work.log, kind="retrain")
     with begin_log(context, Options(offline=work.offline), why=change.why):
         ended = train_and_judge(work, change)
         if ended.changed:
@@ -187,19 +196,23 @@ def train_and_judge(work: _Work, change: Change) -> Retrained:
     if change.frozen is not None:
         begun = replace(begun, frozen=change.frozen.artifact.digest)
     try:
-        checked = check_data(recipe, store, change.frozen, change.champion, work.log, offline=work.offline)
+        checked = check_data(change, work.log)
         begun = _with_checks(begun, checked)
         if begun.stopped:
             return begun
-        frozen = change.frozen or freeze(recipe, store, work.log, offline=work.offline)
+        training, plan = change.context, change.context.plan
+        frozen = change.frozen or freeze(training, work.log)
         begun = replace(begun, frozen=frozen.artifact.digest)
-        result = work.train(change.recipe, finetune_without(change.recipe, frozen))
+        if plan is None or change.frozen is None:  # frozen rows that are new leave the training rows
+            training = training.with_recipe(change.recipe)
+        graph = training.plan.graph if training.plan else finetune_without(change.recipe, frozen)
+        result = work.train(training, graph)
         begun = replace(begun, run=result.run, notes=(*begun.notes, *result.notes))
         if result.error is not None:
             return replace(begun, error=result.error, why=result.error.message)
         lease.check()
         decision = promote(
-            recipe, store, of_run(store, result.run, recipe.name), work.log, frozen=frozen, offline=work.offline,
+            training, of_run(store, result.run, recipe.name), work.log, frozen=frozen,
             training=Round(result.run, change.data, list(begun.checks), lease.check),
         )  # fmt: skip
         ended = _judged(begun, decision)

@@ -11,7 +11,7 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.context import open_recipe
+from trnflow.flows.runner.context import open_context, open_recipe
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
@@ -54,9 +54,10 @@ def freeze(options: Namespace) -> int:
     """Freeze the test rows of a recipe's present data, and print their number. Runs `load_data` if it is not cached."""
     from trnflow.flows.champions.freeze import freeze as freeze_test_rows
 
-    recipe, store = open_recipe(options.recipe, options.overrides)
+    context = open_context(options.recipe, options.overrides, offline=options.offline)
+    recipe = context.recipe
     with Progress() as progress:
-        frozen = freeze_test_rows(recipe, store, EventLog(progress), offline=options.offline)
+        frozen = freeze_test_rows(context, EventLog(progress))
     found = frozen.to_json()
     where = f"{recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})"
     emit(options, {"recipe": recipe.name, **found}, f"froze {found['rows']} test rows of {where}")
@@ -74,12 +75,13 @@ def promote(options: Namespace) -> int:
     from trnflow.flows.champions.mirror import mirror
     from trnflow.flows.champions.promote import promote as promote_model
 
-    recipe, store = open_recipe(options.recipe, options.overrides)
+    context = open_context(options.recipe, options.overrides, offline=options.offline)
+    recipe, store = context.recipe, context.store
 
     with Progress() as progress:
         text = options.challenger
         challenger = of_recipe(recipe, store) if text is None else find_contender(text, recipe, store)
-        found = promote_model(recipe, store, challenger, EventLog(progress), offline=options.offline)
+        found = promote_model(context, challenger, EventLog(progress))
     lines = (
         [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"]
         if found.froze

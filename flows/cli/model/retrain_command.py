@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.output import emit, emit_json, exit_at_once, say_error
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.context import RunContext, context_of, open_context
+from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
@@ -46,15 +44,15 @@ def retrain(options: Namespace) -> int:
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     recipe, store = context.recipe, context.store
     try:
-        change = find_change(recipe, store, offline=options.offline)
+        change = find_change(context)
     except TrnflowError as error:
         if not options.dry_run:
             record_failure(recipe, store, error, offline=options.offline)
         raise
     if options.dry_run:
-        return _dry_run(options, change, store)
+        return _dry_run(options, change)
     if change.is_changed:
-        done, prefect_lost = _retrained(options, context)
+        done, prefect_lost = _retrained(options, context, change)
     else:
         done, prefect_lost = unchanged(change, store), False
     _print(options, done)
@@ -63,14 +61,14 @@ def retrain(options: Namespace) -> int:
     return done.exit_code
 
 
-def _dry_run(options: Namespace, change: Change, store: Store) -> int:
+def _dry_run(options: Namespace, change: Change) -> int:
     """Print what a retrain would do, with the checks of the data if they cost little."""
     from trnflow.flows.retraining.checks import check_cheaply
 
     checked: tuple[Checked, ...] = ()
     unmade, recipe = "", change.recipe
     if change.is_changed:
-        checked, unmade = check_cheaply(recipe, store, change.frozen, change.champion, offline=options.offline)
+        checked, unmade = check_cheaply(change)
     stopping = [one.sentence for one in checked if one.result == "stopped"]
     notes = [one.sentence for one in checked if one.result in ("warned", "not applied")] + ([unmade] if unmade else [])
     found = {"stopped": bool(stopping), "checks": [one.to_json() for one in checked], "notes": notes}
@@ -80,31 +78,30 @@ def _dry_run(options: Namespace, change: Change, store: Store) -> int:
     return 0
 
 
-def _retrained(options: Namespace, context: RunContext) -> tuple[Retrained, bool]:
+def _retrained(options: Namespace, context: RunContext, change: Change) -> tuple[Retrained, bool]:
     """Retrain, and return how it ended and whether Prefect's server went away meanwhile."""
     with Progress() as progress:
         if options.direct:
-            return _directly(options, context.recipe, context.store, progress), False
+            return _directly(options, context, change, progress), False
         from trnflow.flows.cli.prefect_run import retrain_here
 
         session = retrain_here(
-            options.recipe, options.overrides, (progress,), context, offline=options.offline, wait=options.wait
+            options.recipe, options.overrides, (progress,), context, change, offline=options.offline, wait=options.wait
         )
         assert session.retrained is not None
         return session.retrained, session.result is not None and session.result.prefect_lost
 
 
-def _directly(options: Namespace, recipe: settings.Recipe, store: Store, progress: Progress) -> Retrained:
+def _directly(options: Namespace, context: RunContext, change: Change, progress: Progress) -> Retrained:
     from trnflow.flows.retraining.retrain import retrain as retrain_recipe
     from trnflow.flows.services.mlflow_listener import Tracking
 
-    def train(fixed: settings.Recipe, graph: Graph) -> Result:
-        with Tracking(fixed, store.home, log.state.run) as tracking, log.also(tracking):
-            context = context_of(fixed, store, offline=options.offline).for_run(log)
-            return tracking.finish(run(graph, context, Options(offline=options.offline)))
+    def train(training: RunContext, graph: Graph) -> Result:
+        with Tracking(training.recipe, training.store.home, log.state.run) as tracking, log.also(tracking):
+            return tracking.finish(run(graph, training.for_run(log), Options(offline=options.offline)))
 
     log = EventLog(progress)
-    return retrain_recipe(recipe, store, log, train, offline=options.offline, wait=options.wait)
+    return retrain_recipe(context, log, train, wait=options.wait, change=change)
 
 
 def _print(options: Namespace, done: Retrained) -> None:

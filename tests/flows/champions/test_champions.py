@@ -19,7 +19,7 @@ from tests.helpers.small_disk import fill, small_disk
 from trnflow.flows.champions.contenders import of_recipe
 from trnflow.flows.champions.promote import promote
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.context import context_of, open_store
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
@@ -128,7 +128,7 @@ class Rival(Reader):
         is_scored = event["event"] == "stage_ended" and event["stage"] == "score_rows"
         self.scored += is_scored
         if is_scored and self.scored == 2:  # the challenger was scored, now the champion
-            assert promote(self.recipe, self.store, of_recipe(self.recipe, self.store), EventLog()).promoted
+            assert promote(context_of(self.recipe, self.store), of_recipe(self.recipe, self.store), EventLog()).promoted
 
 
 def test_who_loses_the_race_is_compared_with_the_new_champion(
@@ -142,7 +142,7 @@ def test_who_loses_the_race_is_compared_with_the_new_champion(
     monkeypatch.delenv("TRNFLOW_HOME", raising=False)
     first, second = (settings.load("tiny.yaml", [steps]) for steps in (middle, STRONG))
     store = open_store(first)
-    found = promote(first, store, of_recipe(first, store), EventLog(rival := Rival(second, store)))
+    found = promote(context_of(first, store), of_recipe(first, store), EventLog(rival := Rival(second, store)))
     assert rival.scored >= 3
     newest = read_ledger(store, "tiny").champion
     assert newest is not None and newest["champion"] == of_recipe(second, store).artifact.digest

@@ -21,7 +21,7 @@ from tests.helpers.ledgers import entries, titles
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended, present_data
-from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.context import context_of, open_store
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
 
 WARM = "train.warm_start_from=tiny@champion"
@@ -222,7 +222,7 @@ def test_a_retrain_looks_at_its_source_again_once(
         raise AssertionError("the check stops both rounds")
 
     listener = Appends(tiny, times)
-    done = retraining.retrain(recipe, store, EventLog(listener), train)
+    done = retraining.retrain(context_of(recipe, store), EventLog(listener), train)
     assert done.outcome == "stopped" and listener.left == max(0, times - 2)
     assert any("a first round ended as stopped" in note for note in done.notes)
     assert any("changed once more" in note for note in done.notes) == (times > 1)

@@ -13,7 +13,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.context import context_of, open_store
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.store.ledger import read_ledger
@@ -43,13 +43,20 @@ def outcome_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             found = plans.pop(0)
             if isinstance(found, Exception):
                 raise found
-            nothing = {"frozen": None, "champion": None, "challenger": None, "recipe": recipe, "why": "the same"}
+            nothing = {
+                "frozen": None,
+                "champion": None,
+                "challenger": None,
+                "recipe": recipe,
+                "why": "the same",
+                "ledger": 0,
+            }
             return SimpleNamespace(is_changed=found, data=looks[0], **nothing)
 
         monkeypatch.setattr(retraining, "find_change", find_change)
         monkeypatch.setattr(retraining, "present_data", lambda *_, **__: looks.pop(0) and looks[0])
         monkeypatch.setattr(retraining, "train_and_judge", lambda *_: left.pop(0))
-        done = retraining.retrain(recipe, store, EventLog(), lambda *_: pytest.fail("it is not trained"))
+        done = retraining.retrain(context_of(recipe, store), EventLog(), lambda *_: pytest.fail("it is not trained"))
         assert not left and not plans
         return done, newest_ended(store, "tiny")
 

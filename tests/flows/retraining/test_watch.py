@@ -24,7 +24,7 @@ from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.retraining.retrain import retrain
 from trnflow.flows.retraining.watch import Look, look, note_announced
-from trnflow.flows.runner.context import open_store
+from trnflow.flows.runner.context import context_of, open_store
 from trnflow.flows.services.events import data_changed
 from trnflow.tasks.errors import ConfigError, DataError, StoreError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
@@ -134,7 +134,7 @@ def test_a_retrain_that_waits_names_the_one_that_it_waits_for(
     with held:
         held.enter_context(hold_lease(watched.recipe, watched.store, wait=False))
         (watched.folder / "rows").rename(watched.folder / "gone")  # the retrain ends once it has the lease
-        done = retrain(watched.recipe, watched.store, EventLog(Releases()), no_training, wait=True)
+        done = retrain(context_of(watched.recipe, watched.store), EventLog(Releases()), no_training, wait=True)
     assert done.outcome == "failed" and "rows" in done.why
     (line,) = said
     assert line.startswith("retrain: waits for ") and f"pid {os.getpid()} " in line and "which retrains tiny" in line
