@@ -1,5 +1,1 @@
-"""Champions: a recipe's champion is the model that its users should get.
-
-The modules keep test rows for comparisons (frozen rows), compare models on them, promote a better model to champion,
-roll back to an earlier champion, and publish models.
-"""
+"""Champions: freeze test rows, compare models on them, promote, roll back, and publish models."""

@@ -1,8 +1,4 @@
-"""Find the model that a user wants to promote to champion: by a recipe's present settings, a past run or a digest.
-
-The champion is the model that a recipe's users should get. Models are compared with it on frozen rows: test rows that
-the store keeps for that purpose.
-"""
+"""Find the model that a user wants to promote: by a recipe's present settings, a past run or a digest."""
 
 from __future__ import annotations
 
@@ -23,23 +19,17 @@ from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.model_names import find_stored, no_such_model
 
 SHAPING = ("format", "tokenize")
-"""The sections of a recipe that say how rows become a model's tokens."""
+"""Sections of a recipe that say how rows become a model's tokens."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model to compare with another one on the frozen rows (test rows that the store keeps for such comparisons): the
-    champion (the model that a recipe's users should get), or the model that would replace it.
+    """A model to compare on the frozen rows: the champion, or a challenger.
 
     Attributes:
-        artifact: The model, made by the stage `consolidate`.
-        shaping: The recipe's sections `format` and `tokenize` with which the model was trained, as JSON. They decide
-            how rows become the model's tokens.
-        evaluation: Digest of the artifact that the stage `evaluate_model` made of this model; None if the store has
-            none.
-        records: The store's records of the model and of its evaluation; for a champion also those of its scores on the
-            frozen rows. A record says which artifact a stage made under a key (the hash of all that decides the
-            artifact). Each is named by {"stage": the stage's name, "key": the key}.
+        shaping: The recipe's sections `format` and `tokenize` with which the model was trained, as JSON.
+        evaluation: Digest of its evaluation, or None.
+        records: {"stage", "key"} of the model, its evaluation and, of a champion, its scores.
     """
 
     artifact: Artifact
@@ -49,10 +39,8 @@ class Contender:
 
 
 def find_contender(text: str, recipe: Recipe, store: Store) -> Contender:
-    """Return the model that a name means, to compare it with the champion of `recipe`.
-
-    text: a name as `parse_model` reads it. A run must be of the recipe, and `last` counts its runs alone; the other
-    names may mean any model in the store.
+    """Return the model that a name (see `parse_model`) means. A run must be of `recipe`, and `last` counts its runs
+    alone.
 
     Raises:
         ConfigError: There is no such recipe, run or artifact, or it is no model.
@@ -71,14 +59,10 @@ def find_contender(text: str, recipe: Recipe, store: Store) -> Contender:
 
 
 def of_recipe(recipe: Recipe, store: Store) -> Contender:
-    """Find the model that was trained with a recipe's present data and settings; run no stage.
-
-    Return the model that `trnflow retrain` made, if there is one, else the model that `trnflow run` made. A retrain
-    drops the training rows that have the same text as one of the frozen rows (the fixed test rows on which the recipe's
-    models are compared).
+    """Return the model of a recipe's present data and settings: a retrain's, else that of `trnflow run`. No stage runs.
 
     Raises:
-        ConfigError: The store has no model of these data and settings.
+        ConfigError: The store has no such model.
         BlobLost: The store has lost the recipe's frozen rows.
     """
     retrained = plan_retrain(recipe, store)
@@ -94,11 +78,10 @@ def of_recipe(recipe: Recipe, store: Store) -> Contender:
 
 
 def of_run(store: Store, run: str, name: str) -> Contender:
-    """Return the model of a past run of the recipe `name`: the one that the run trained, or found in the store. It can
-    then be compared with the recipe's champion.
+    """Return the model that a past run of the recipe `name` made or found. run: the full id.
 
-    run: the run's full id. ConfigError when the run is of another recipe, has no model, or its model is no longer in
-    the store."""
+    Raises ConfigError when the run is of another recipe, has no model, or the store has lost it.
+    """
     document = store.run(run) or {}
     if document.get("recipe") != name:
         raise ConfigError(
@@ -115,13 +98,12 @@ def of_run(store: Store, run: str, name: str) -> Contender:
 
 
 def of_digest(store: Store, digest: str, name: str) -> Contender:
-    """Return the model with this full digest (`sha256:...`), and the settings with which it was trained.
+    """Return the model with this full digest, with the settings of its training.
 
-    If the model is or was a champion of the recipe `name` (the model that the recipe's users should get), the settings
-    are read from the recipe's ledger, else from the record of the newest run that made or used the model.
-    ConfigError when the artifact is no model or not in the store, or when the model was no champion of the recipe and
-    no run in the store made or used the model."""
+    Raises ConfigError for no model, and for one of no champion of `name` and no run in the store.
+    """
     artifact = _model(store, digest)
+    # a champion's settings are in the ledger, others' in the newest run record
     for entry in read_ledger(store, name).champions():
         if entry["champion"] == digest and entry["shaping"] is not None:
             return of_champion(store, entry)
@@ -141,28 +123,26 @@ def of_champion(store: Store, entry: Entry) -> Contender:
 
 
 def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
-    made = [record for record in store.records(ROLES["model"]) if record["artifact"] == artifact.digest]
+    records_of_model = [record for record in store.records(ROLES["model"]) if record["artifact"] == artifact.digest]
     judged = [
         record
         for record in store.records(ROLES["evaluation"])
         if record["document"]["inputs"].get("weights") == artifact.digest
     ]
-    records = tuple({"stage": record["stage"], "key": record["key"]} for record in (*made, *judged[:1]))
+    records = tuple({"stage": record["stage"], "key": record["key"]} for record in (*records_of_model, *judged[:1]))
     shaping = {section: settings[section] for section in SHAPING}
     return Contender(artifact, shaping, judged[0]["artifact"] if judged else None, records)
 
 
 def model_in(run: Meta) -> str | None:
-    """Return the digest of the model that a run made or found in the store; None if there is none. run: the run's
-    record."""
+    """Return the digest of the model of a run record, or None."""
     return artifact_in(run, ROLES["model"])
 
 
 def run_of_model(store: Store, digest: str) -> Meta | None:
-    """Return the record of the newest run that made the model with this digest, or found it in the store; None if no
-    run did."""
+    """Return the record of the newest run that made or found a model, or None."""
     documents = (store.run(run) or {} for run in newest_runs(store.backend.entries("runs")))
-    return next((one for one in documents if model_in(one) == digest and "resolved" in one), None)
+    return next((document for document in documents if model_in(document) == digest and "resolved" in document), None)
 
 
 def _model(store: Store, digest: str) -> Artifact:

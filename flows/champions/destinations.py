@@ -1,7 +1,6 @@
 """Copy the files of a published artifact to a folder or to an object store.
 
-An interrupted copy is resumed by the same call: files that are there with the same bytes are not copied again. A
-destination never holds files of two models: a destination that has other files is refused, and nothing in it is
+An interrupted copy is resumed by the same call. A destination that holds other files is refused, and nothing in it is
 changed.
 """
 
@@ -22,31 +21,28 @@ from trnflow.tasks.store.location import open_backend
 
 Report = Callable[[str], None]
 
+# may differ between two publications of one model, since it shows the newest evaluation
 CARD = "README.md"
-"""The model card. It may differ between two publications of one model, since it shows the newest evaluation."""
 
+# loaders read these first: a destination with one of them may be in use
 LOADABLE = frozenset({"config.json", "adapter_config.json", "export.json"})
-"""The files that loaders read first: a destination with one of them may be in use."""
 
 UNFINISHED = ".trnflow-unfinished"
-"""The name that a file has in the destination folder while it is being copied; then it is renamed to its own name."""
+"""The name of a file while it is being copied."""
 
 
 def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
     """Copy files to a folder and return how many were copied.
 
-    A new folder is made beside its place and renamed, so it appears when it is complete. A folder that exists gets the
-    files one by one, in the order of `names`.
-
     Args:
         folder: The local folder with the files.
-        names: Their paths below `folder`; the file that makes the folder loadable is the last.
-        to: The destination: a new or empty folder, or one that a publication of the same files left unfinished.
+        names: Their paths; the file that makes the folder loadable is the last.
+        to: A new or empty folder, or an unfinished copy of the same files.
         report: Called with a sentence for each file that is copied.
 
     Raises:
         ConfigError: `to` is empty, a file, or a folder that holds other files.
-        StoreError: The destination can't be written. What was copied stays for the next try.
+        StoreError: The destination can't be written. What was copied stays.
     """
     if not to:
         raise ConfigError("the destination is an empty text", "name a folder; `.` is the present one")
@@ -55,6 +51,7 @@ def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
         if place.exists():
             _check_folder(folder, names, place)
             return _copy(folder, names, place, report)
+        # made beside its place and renamed: a new folder appears when it is complete
         aside = place.with_name(f".{place.name}.partial")
         copied = _copy(folder, names, aside, report)
         for left in set(_files_in(aside)) - set(names):
@@ -75,12 +72,12 @@ def _check_folder(folder: Path, names: list[str], place: Path) -> None:
 
 
 def _is_mine(name: str, names: list[str], folder: Path, place: Path) -> bool:
-    """Whether a file at the destination is of the model to publish. Its card may be an older one."""
+    """Return whether a file at the destination is of the model to publish."""
     return name in names and (name == CARD or _same(folder / name, place / name))
 
 
 def _copy(folder: Path, names: list[str], place: Path, report: Report) -> int:
-    """Copy what `place` has not yet. A file gets its name when it is complete."""
+    """Copy what `place` has not yet."""
     unfinished, copied = place / UNFINISHED, 0
     for name in names:
         source, target = folder / name, place / name
@@ -105,13 +102,13 @@ def _files_in(place: Path) -> list[str]:
     )
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.stat().st_size == other.stat().st_size and sha256_file(one) == sha256_file(other)
+def _same(first: Path, second: Path) -> bool:
+    return first.stat().st_size == second.stat().st_size and sha256_file(first) == sha256_file(second)
 
 
 @contextmanager
 def _destination_errors(to: str) -> Iterator[None]:
-    """Context that turns errors of a folder's file system into errors that name the destination."""
+    """Raise errors that name the destination in place of a file system's."""
     again = "the same command goes on with what is copied"
     try:
         yield
@@ -124,14 +121,9 @@ def _destination_errors(to: str) -> Iterator[None]:
 
 
 def to_object_store(folder: Path, names: list[str], to: str, report: Report) -> int:
-    """Copy files to a prefix of an object store and return how many were copied.
+    """Copy files to a prefix of an object store, and return how many were copied. Arguments as for `to_folder`.
 
-    folder: the local folder with the files; names: their paths below `folder`, the file that makes the folder loadable
-    last; to: the URL of an empty prefix (`s3://BUCKET/PREFIX`), or of one that a publication of the same model left
-    unfinished; report: called with a sentence for each file that is copied. Objects can't be replaced all at once, so a
-    prefix that holds another model is refused.
-
-    Raises ConfigError when the prefix holds other files, and StoreError when the object store refuses or fails.
+    Raises ConfigError when the prefix holds other files, StoreError when the object store refuses or fails.
     """
     with _remote_errors(to):
         place = _opened(to)
@@ -155,8 +147,8 @@ def _opened(to: str) -> Backend:
 
 
 def _check_prefix(to: str, there: set[str], same: set[str], names: list[str]) -> None:
-    """Refuse a prefix with files that are not of this model. While it does not load, a file of the same name may be
-    replaced."""
+    """Refuse a prefix with files that are not of this model."""
+    # objects can't be replaced all at once; while the prefix does not load, one of the same name may be
     others = (there & set(names)) - same - {CARD}
     if LOADABLE & there and others:
         other = min(others)
@@ -173,7 +165,7 @@ def _check_prefix(to: str, there: set[str], same: set[str], names: list[str]) ->
 
 @contextmanager
 def _remote_errors(to: str) -> Iterator[None]:
-    """Context that turns errors of an object store into errors that name the destination."""
+    """Raise errors that name the destination in place of an object store's."""
     try:
         yield
     except FileNotFoundError as error:
@@ -187,7 +179,8 @@ def _remote_errors(to: str) -> Iterator[None]:
 
 
 def _has(place: Backend, name: str, file: Path) -> bool:
-    """Whether the object `name` of an object store has the bytes of `file`. It is fetched only if both have one size."""
+    """Return whether an object has the bytes of `file`."""
+    # fetched only if both have one size
     if place.size(name) != file.stat().st_size:
         return False
     copy = file.with_name(f".{file.name}.there")

@@ -1,7 +1,4 @@
-"""Freeze a recipe's test rows: keep them as an artifact that an entry of the recipe's ledger names.
-
-The models of a recipe are compared on its newest frozen rows, even after the recipe's data changed.
-"""
+"""Freeze a recipe's test rows."""
 
 from __future__ import annotations
 
@@ -21,43 +18,41 @@ from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
 def freeze(context: RunContext, log: EventLog) -> Frozen:
-    """Keep the test rows of a recipe's present data as its newest frozen rows, on which models are then compared.
+    """Keep the test rows of a recipe's present data as its newest frozen rows, by an entry of its ledger.
 
-    Runs the stage `load_data` if it is not cached, and adds an entry to the recipe's ledger.
-
-    log: gets the events of the stages.
+    log: gets the stages' events.
 
     Raises:
         DataError: The data has no test split.
-        StoreError: Garbage collection removed the rows just before the entry was added; the entry is removed again.
+        StoreError: gc removed the rows just before the entry was added; the entry is removed again.
     """
     recipe, store = context.recipe, context.store
     clean(store)
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
     freezing = context.for_run(log, kind="freeze")
-    made = settle(graph, freezing, plan=make_plan(graph, freezing)).steps["freeze_rows"]
-    assert made.artifact is not None
+    step = settle(graph, freezing, plan=make_plan(graph, freezing)).steps["freeze_rows"]
+    assert step.artifact is not None
     entry_of_rows = NewEntry(
-        outcome="frozen", by="freeze", why="the test rows were frozen", frozen=made.artifact.digest,
-        records=[{"stage": "freeze_rows", "key": made.key}],
+        outcome="frozen", by="freeze", why="the test rows were frozen", frozen=step.artifact.digest,
+        records=[{"stage": "freeze_rows", "key": step.key}],
     )  # fmt: skip
     entry = None
     while entry is None:
-        entry = append_secured(store, recipe.name, entry_of_rows, read_ledger(store, recipe.name).number, made.artifact)
+        entry = append_secured(store, recipe.name, entry_of_rows, read_ledger(store, recipe.name).number, step.artifact)
     assert entry["number"] is not None
-    return Frozen(entry["number"], made.artifact)
+    return Frozen(entry["number"], step.artifact)
 
 
 def append_secured(store: Store, recipe: str, new: NewEntry, after: int, artifact: Artifact) -> Entry | None:
-    """Add an entry to a ledger, and bring the artifact that it names back from the trash, where garbage collection may
-    have moved it just before. Return None if another writer was first.
+    """Add an entry to a ledger, and bring its artifact back from the trash. Return None if another writer was first.
 
-    after: as for `append_ledger`. Raises StoreError if the artifact is gone for good; the entry is removed again.
+    Raises StoreError if the artifact is gone for good; the entry is removed again.
     """
     entry = append_ledger(store, recipe, new, after)
     if entry is not None:
         try:
+            # gc may have moved it just before
             store.secure([], artifact)
         except BlobLost as error:
             remove_newest(store, recipe, entry["n"])

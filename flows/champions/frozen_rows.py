@@ -1,8 +1,4 @@
-"""Find a recipe's frozen rows, and plan a retrain, which leaves them out of training.
-
-Frozen rows are test rows that the store keeps to compare all models of a recipe on them. `trnflow retrain` drops the
-training rows that have the same text as a frozen row; `trnflow run` does not.
-"""
+"""A recipe's frozen rows, and the plan of a retrain, which leaves them out of training; `trnflow run` does not."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from trnflow.tasks.store.ledger import Ledger, read_ledger
 
 
 class Frozen(NamedTuple):
-    """Frozen rows of a recipe. number: counted from 1; artifact: the rows, made by the stage `freeze_rows`."""
+    """Frozen rows of a recipe. number: counted from 1."""
 
     number: int
     artifact: Artifact
@@ -31,18 +27,13 @@ class Frozen(NamedTuple):
 
 
 def newest_frozen(recipe: Recipe, store: Store, ledger: Ledger | None = None) -> Frozen | None:
-    """Return the newest frozen rows of a recipe; None if there are none. Raises BlobLost. ledger: the recipe's, if it
-    was read already."""
+    """Return a recipe's newest frozen rows, or None. Raises BlobLost."""
     rows = (ledger or read_ledger(store, recipe.name)).stands["frozen"]
     return Frozen(rows["number"], store.artifact(rows["artifact"])) if rows else None
 
 
 def old_frozen(store: Store, name: str, days: float) -> str:
-    """Return a note for the user that the newest frozen rows of a recipe are old; "" if they are not, or if there are
-    none.
-
-    name: the recipe's name; days: the age from which frozen rows count as old (`promote.frozen_days`).
-    """
+    """Return a note that a recipe's newest frozen rows are older than `days`, or ""."""
     ledger = read_ledger(store, name)
     rows = ledger.stands["frozen"]
     if rows is None:
@@ -55,23 +46,21 @@ def old_frozen(store: Store, name: str, days: float) -> str:
 
 
 def finetune_without(recipe: Recipe, frozen: Frozen | None) -> Graph:
-    """Return the graph of a retrain: that of `trnflow run`, except that training rows with the text of a frozen row are
-    dropped."""
+    """Return the graph of a retrain."""
     return finetune(recipe, frozen.artifact if frozen else None)
 
 
 def plan_retrain(recipe: Recipe, store: Store) -> Plan | None:
-    """Plan a retrain with a recipe's present data and settings, without a request to a hub; None if the recipe has no
-    frozen rows. BlobLost when the store has lost them."""
+    """Plan a retrain, without asking a hub; None if the recipe has no frozen rows. Raises BlobLost."""
     frozen = newest_frozen(recipe, store)
     return plan_of(finetune_without(recipe, frozen), recipe, store) if frozen else None
 
 
 def other_model(recipe: Recipe, store: Store, planned: Plan) -> str:
-    """Return a note for the user if `trnflow retrain` has made a model with a recipe's present data and settings, but
-    `trnflow run` has not: a run would train a different model, also on rows that the retrain dropped. Else return "".
+    """Return a note if a retrain made a model of these data and settings and `trnflow run` has not, else "".
 
-    planned: the plan of `trnflow run`."""
+    planned: the plan of `trnflow run`.
+    """
     if planned.steps[ROLES["model"]].action == "hit":
         return ""
     try:

@@ -1,13 +1,7 @@
-"""Publish a model, an adapter or an export as a model repository on a Hugging Face hub, by the hub's own client.
+"""Publish an artifact as a model repository on a hub, by the hub's own client.
 
-Large files are uploaded first. They are not visible before a commit names them. A large file that the hub has already
-is not uploaded again, so the same command resumes an upload that was interrupted. The file that makes the repository
-loadable (`config.json`, for example) has a commit of its own, the last one. If the repository holds another model,
-publishing is refused or, with `replace`, one commit replaces that model: a program that loads the repository gets the
-old model or the new one, never a mixture, and the repository's history keeps the old one.
-
-The token is the one that the client finds (HF_TOKEN, or `hf auth login`), the hub is HF_ENDPOINT. Xet, the hub's newer way to
-store large files, is switched off; uploads through it were never tested.
+The same command resumes an interrupted upload. The token is the client's (HF_TOKEN, or `hf auth login`), the hub
+HF_ENDPOINT. Xet is switched off: uploads through it were never tested.
 """
 
 from __future__ import annotations
@@ -26,15 +20,14 @@ from trnflow.tasks.system.redaction import know, scrub
 
 SCHEME = "hf://"
 OWN = frozenset({".gitattributes"})
-"""Files that the hub itself puts into a repository."""
+"""Files that the hub puts into a repository."""
 
 Listing = dict[str, Any]
-"""The files of a repository: {path: `RepoFile` of the hub's client}."""
+"""{path: `RepoFile` of the hub's client}"""
 
 
 def repository_of(to: str) -> str:
-    """Return the `USER/NAME` in a hub address `hf://USER/NAME`. ConfigError when it is no valid name of a model
-    repository. The hub is not asked."""
+    """Return the `USER/NAME` in `hf://USER/NAME`. Raises ConfigError for another form. The hub is not asked."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -49,21 +42,18 @@ def repository_of(to: str) -> str:
 
 
 def to_hub(folder: Path, names: list[str], to: str, summary: str, replace: bool, report: Report) -> int:
-    """Upload files to a model repository of the Hugging Face hub, which is made if it is missing, and commit them
-    there. Return the number of the uploaded files; files that the repository has already are not uploaded.
+    """Upload and commit files to a model repository, which is made if it is missing; return how many were uploaded.
 
     Args:
-        folder: Where the files are.
-        names: Their paths below `folder`; the file that makes the folder loadable is the last.
+        names: Paths below `folder`; the file that makes the folder loadable is the last.
         to: `hf://USER/NAME`.
-        summary: The message of the commits.
-        replace: Whether another model in the repository is replaced; if not, another model is an error.
+        summary: The commits' message.
+        replace: Replace another model in the repository, in one commit.
         report: Called with a sentence for each upload.
 
     Raises:
-        ConfigError: `to` is no repository's name, or the repository holds other files and `replace` is not set.
-        StoreError: The hub refuses, fails or can't be reached, or its files differ from those that were sent. In the
-            last case the commits stay, else the repository still loads what it loaded before.
+        ConfigError: `to` is no repository's name, or the repository holds other files.
+        StoreError: The hub refuses, fails or can't be reached, or its files differ from those that were sent.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.utils import get_token
@@ -87,8 +77,7 @@ def to_hub(folder: Path, names: list[str], to: str, summary: str, replace: bool,
 
 
 def _foreign(there: Listing, names: list[str], missing: list[str]) -> list[str]:
-    """The files of the repository that are not of this model. Its card may be another, and while the repository does not load,
-    a file of the same name too."""
+    """Return the repository's files that are not of this model."""
     other = _others(there, names)
     if LOADABLE & there.keys():
         other += [name for name in missing if name in there and name != CARD]
@@ -96,12 +85,12 @@ def _foreign(there: Listing, names: list[str], missing: list[str]) -> list[str]:
 
 
 def _others(there: Listing, names: list[str]) -> list[str]:
-    """The files of the repository that have other names than this model's."""
+    """Return the repository's files that have other names than this model's."""
     return sorted(set(there) - set(names) - OWN - {CARD})
 
 
 def _commits(names: list[str], missing: list[str], there: Listing) -> list[tuple[list[str], list[str]]]:
-    """What is to be committed, as (files to add, files to delete) of each commit."""
+    """Return (files to add, files to delete) of each commit."""
     loadable, stale = names[-1], _others(there, names)
     if LOADABLE & there.keys():
         return [(missing, stale)]
@@ -112,8 +101,7 @@ def _upload(
     api: Any, repo: str, head: str, added: dict[str, Any],
     commits: list[tuple[list[str], list[str]]], summary: str, report: Report,
 ) -> bool:  # fmt: skip
-    """Upload large files, then commit; return whether there was something to commit. A commit whose parent is no longer the
-    repository's newest is refused by the hub. added: path -> the client's CommitOperationAdd."""
+    """Upload large files, then commit; return whether there was something to commit."""
     from huggingface_hub import CommitOperationDelete
 
     before = head
@@ -126,31 +114,31 @@ def _upload(
         ]  # fmt: skip
         if operations:
             report(f"committing {len(operations)} files")
+            # the hub refuses a commit whose parent is no longer the newest
             head = api.create_commit(repo, operations, commit_message=summary, parent_commit=head).oid
     return head != before
 
 
 def _listed(api: Any, repo: str) -> tuple[str, Listing]:
-    """The newest commit of the repository, and its files."""
+    """Return (newest commit, files) of the repository."""
     head = str(api.repo_info(repo).sha)
     files = api.list_repo_tree(repo, recursive=True, revision=head)
     return head, {file.path: file for file in files if hasattr(file, "blob_id")}
 
 
-def _is_there(listed: Any, file: Path, digest: str = "") -> bool:
-    """Whether the repository's file has the bytes of `file`. The hub knows large files by SHA-256, others by git's digest.
-
-    digest: the SHA-256 of `file` in hexadecimal, if it is known."""
-    if listed is None or listed.size != file.stat().st_size:
+def _is_there(remote: Any, file: Path, digest: str = "") -> bool:
+    """Return whether the repository's file has the bytes of `file`. digest: its SHA-256, if known."""
+    if remote is None or remote.size != file.stat().st_size:
         return False
-    if listed.lfs:
-        return bool(listed.lfs.sha256 == (digest or sha256_file(file).removeprefix("sha256:")))
+    # the hub knows large files by SHA-256, others by git's digest
+    if remote.lfs:
+        return bool(remote.lfs.sha256 == (digest or sha256_file(file).removeprefix("sha256:")))
     data = file.read_bytes()
-    return bool(hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == listed.blob_id)
+    return bool(hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == remote.blob_id)
 
 
 def _check(api: Any, to: str, repo: str, folder: Path, added: dict[str, Any]) -> None:
-    """Ask the hub what it made of the files that were sent. A hub leaves out those that the repository's .gitignore names."""
+    """Ask the hub what it made of the files that were sent. Raises StoreError."""
     there = _listed(api, repo)[1]
     for name, operation in added.items():
         if not _is_there(there.get(name), folder / name, operation.upload_info.sha256.hex()):
@@ -162,7 +150,7 @@ def _check(api: Any, to: str, repo: str, folder: Path, added: dict[str, Any]) ->
 
 @contextmanager
 def _client_options() -> Iterator[None]:
-    """Context in which the client uploads large files by LFS, and shows its progress bars on a terminal alone."""
+    """Let the client upload by LFS, and draw progress bars on a terminal alone."""
     from huggingface_hub import constants, utils
 
     hidden = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
@@ -179,7 +167,7 @@ def _client_options() -> Iterator[None]:
 
 @contextmanager
 def _hub_errors(to: str) -> Iterator[None]:
-    """Context that turns errors of the hub's client into one StoreError that says what the user can do."""
+    """Raise one StoreError in place of the client's errors."""
     from huggingface_hub.errors import HfHubHTTPError
 
     known = (OSError, ValueError, RuntimeError, *HfHubHTTPError.__bases__)
@@ -187,8 +175,8 @@ def _hub_errors(to: str) -> Iterator[None]:
         yield
     except known as error:
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error  # of an upload's thread
-        said = " ".join(str(getattr(cause, "server_message", None) or cause).split()) or type(cause).__name__
-        raise StoreError(f"publishing to {to} failed: {scrub(said)[:200]}", _fix(cause, to)) from error
+        message = " ".join(str(getattr(cause, "server_message", None) or cause).split()) or type(cause).__name__
+        raise StoreError(f"publishing to {to} failed: {scrub(message)[:200]}", _fix(cause, to)) from error
 
 
 def _fix(error: BaseException, to: str) -> str:

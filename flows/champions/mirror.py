@@ -1,5 +1,4 @@
-"""Show a recipe's champion (the model that its users should get) in MLflow's model registry. A small MLflow run is
-recorded for this purpose.
+"""Show a recipe's champion in MLflow's model registry, by a small MLflow run.
 
 The caller never waits for MLflow, and an error of MLflow never stops a promotion.
 """
@@ -18,18 +17,9 @@ from trnflow.tasks.system.redaction import scrub
 
 
 def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> str | None:
-    """Record the recipe's present champion (the model that its users should get) for MLflow's model registry. Does
-    nothing if `tracking.enabled` is false.
+    """Record the recipe's champion for MLflow; return a sentence for the user if that fails, else None.
 
-    The record is written to a file, which another process uploads; this function does not wait for the upload.
-
-    Args:
-        decision: The result of the promotion that was just tried. MLflow also gets the metrics of the two models that
-            were compared, and the digest of a challenger that lost. None after a rollback.
-
-    Returns:
-        A sentence for the user if the champion can't be recorded or uploaded, else None. A TrnflowError or OSError is
-        not raised, because the store has the champion already.
+    decision: of the promotion that was tried; None after a rollback.
     """
     try:
         return _mirror(recipe, store, decision)
@@ -54,5 +44,5 @@ def _mirror(recipe: Recipe, store: Store, decision: Decision | None) -> str | No
 def _figures(decision: Decision | None) -> Meta:
     if decision is None or decision.comparison is None:
         return {}
-    found = decision.comparison.to_json()
-    return {name: found[name] for name in ("champion", "challenger", "difference", "low", "high")}
+    compared = decision.comparison.to_json()
+    return {name: compared[name] for name in ("champion", "challenger", "difference", "low", "high")}

@@ -1,8 +1,4 @@
-"""Promote a model: compare it with the champion on frozen rows, and make it the champion if it is surely better.
-
-The decision is an entry of the recipe's ledger. Of two challengers at once, one adds the next entry; the other finds
-its number taken, and is compared with the new champion.
-"""
+"""Promote a model: compare it with the champion on frozen rows, and make it the champion if it is surely better."""
 
 from __future__ import annotations
 
@@ -32,11 +28,11 @@ from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 @dataclass(frozen=True)
 class Round:
-    """What a retrain knows of its challenger, for the ledger.
+    """What a retrain knows of its challenger.
 
     Attributes:
-        run: The id of the run that made or found the challenger.
-        data: The digest of the data that it was trained on.
+        run: The run that made or found it.
+        data: The digest of its data.
         checks: What the checks of the data found.
         confirm: Called before the decision is written; raises if it must not be.
     """
@@ -52,14 +48,13 @@ class Decision(NamedTuple):
 
     Attributes:
         promoted: Whether the challenger is the champion now, and was not before.
-        number: The number of the present champion.
-        champion: Digest of the model that is the champion now.
-        challenger: Digest of the model that was to be promoted.
-        comparison: The metric of both models, and the interval of their difference; None if no models were compared.
-        frozen: The frozen rows on which the models were scored.
-        froze: Whether this promotion froze the present test rows, because the recipe had no frozen rows.
-        why: The reason of the decision, in a sentence.
-        entry: The n of the ledger's entry; None if none was added, because the challenger is the champion already.
+        number: Of the present champion.
+        champion, challenger: Digests.
+        comparison: None if no models were compared.
+        frozen: The rows on which the models were scored.
+        froze: Whether this promotion froze them.
+        why: In a sentence.
+        entry: The n of the ledger's entry, None if none was added.
     """
 
     promoted: bool
@@ -73,7 +68,7 @@ class Decision(NamedTuple):
     entry: int | None = None
 
     def to_json(self) -> Meta:
-        """Return the document that `trnflow promote --json` prints."""
+        """Return what `trnflow promote --json` prints."""
         compared = self.comparison.to_json() if self.comparison else None
         document = {**self._asdict(), "comparison": compared, "frozen": self.frozen.to_json()}
         del document["entry"]
@@ -96,21 +91,18 @@ def promote(
     frozen: Frozen | None = None,
     training: Round | None = None,
 ) -> Decision:
-    """Compare a challenger with the recipe's champion, make it the champion if it is surely better or if there is none
-    yet, and add the decision to the ledger.
+    """Compare a challenger with the champion, promote it if it is surely better or the first, and add the decision.
 
-    If the recipe has no frozen rows, its present test rows are frozen first. A model that is not yet scored on the
-    frozen rows is scored. A retrain does not promote a model again that was rolled back.
+    Without frozen rows the present test rows are frozen first. A retrain promotes no model that was rolled back.
 
     Args:
-        log: Gets the events of the stages that freeze and score.
-        frozen: The rows to compare on. Default: the newest frozen rows of the recipe.
-        training: Of a retrain; None of `trnflow promote`.
+        frozen: The rows to compare on. Default: the newest.
+        training: Of a retrain.
 
     Raises:
         ConfigError: `promote.metric` is no metric of the challenger's task.
-        DataError: The frozen rows have other labels than a model, or the two models' scores can't be paired.
-        BlobLost: The store has lost a file of the champion or the challenger, or the frozen rows.
+        DataError: The frozen rows have other labels than a model, or the scores can't be paired.
+        BlobLost: The store has lost a file of a model, or the frozen rows.
     """
     clean(context.store)
     score_of(context.recipe.promote, challenger.artifact.meta["task"])
@@ -125,7 +117,7 @@ def promote(
 def _promote(
     context: RunContext, challenger: Contender, log: EventLog, frozen: Frozen | None, training: Round | None
 ) -> Decision:
-    """Score, compare and decide, until no other process has changed the champion meanwhile."""
+    """Score, compare and decide."""
     recipe, store = context.recipe, context.store
     before = frozen or newest_frozen(recipe, store)
     frozen = before or freeze(context, log)
@@ -151,6 +143,7 @@ def _promote(
         if verdict.promoted:
             entry = append_secured(store, recipe.name, new, ledger.number, challenger.artifact)
         else:
+            # None if another challenger was first: this one is then compared with the new champion
             entry = append_ledger(store, recipe.name, new, ledger.number)
         if entry is not None:
             title = entry["stands"]["champions"][0]
@@ -161,8 +154,7 @@ def _promote(
 
 
 def rollback(recipe: Recipe, store: Store) -> Entry:
-    """Make the earlier model, which the present champion replaced, the champion again, and return the ledger's entry. No
-    model is scored.
+    """Make the model that the champion replaced the champion again, and return the ledger's entry. No model is scored.
 
     Raises:
         ConfigError: There is no champion, or no earlier one.
@@ -202,9 +194,9 @@ def rollback(recipe: Recipe, store: Store) -> Entry:
 
 
 def _kept(store: Store, digest: str | None) -> str | None:
-    """Return a digest if the store still has its artifact, brought back from the trash where need be; else None, because
-    garbage collection refuses to work while a root names what is gone."""
+    """Return a digest if the store still has its artifact, else None."""
     try:
+        # gc refuses to work while a root names what is gone
         artifact = None if digest is None else store.artifact(digest)
         if artifact is None:
             return None
@@ -214,16 +206,14 @@ def _kept(store: Store, digest: str | None) -> str | None:
     return digest
 
 
-def describe(found: Comparison) -> str:
-    """Return one sentence about a comparison of the challenger (the new model) with the champion (the model that the
-    recipe's users get now): whether the challenger is better, the number of rows, the metric of both models, and the
-    difference with its interval."""
-    word = "better" if found.is_better else "not surely better"
-    word += f" ({LEAST_ROWS} rows are the least that can tell)" if found.rows < LEAST_ROWS else ""
-    less = ", less is better" if is_less_better(found.metric) else ""
+def describe(pair: Comparison) -> str:
+    """Return one sentence about a comparison."""
+    word = "better" if pair.is_better else "not surely better"
+    word += f" ({LEAST_ROWS} rows are the least that can tell)" if pair.rows < LEAST_ROWS else ""
+    less = ", less is better" if is_less_better(pair.metric) else ""
     return (
-        f"{word} than the champion on {found.rows} frozen rows: {found.metric} {found.challenger:.4g} against "
-        f"{found.champion:.4g}{less}; difference {found.difference:+.4g}, interval {found.low:+.4g} to {found.high:+.4g}"
+        f"{word} than the champion on {pair.rows} frozen rows: {pair.metric} {pair.challenger:.4g} against "
+        f"{pair.champion:.4g}{less}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}"
     )
 
 
@@ -249,14 +239,14 @@ def _compared(
         raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error
     with workplace(store.home, "comparison") as work:
         theirs_at, ours_at = (
-            store.checkout(one.artifact, work / side) / "scores.parquet"
-            for side, one in (("champion", theirs), ("challenger", ours))
+            store.checkout(scored.artifact, work / side) / "scores.parquet"
+            for side, scored in (("champion", theirs), ("challenger", ours))
         )
         return compare(theirs_at, ours_at, tasks[0], recipe.promote)
 
 
 def _without_comparison(ledger: Ledger, digest: str, training: Round | None) -> _Verdict | None:
-    """Return the verdict on a challenger where none is needed to compare; None where the models must be compared."""
+    """Return the verdict on a challenger, None where the models must be compared."""
     champion = ledger.champion
     if champion is None:
         return _Verdict(True, "the first champion")

@@ -1,8 +1,7 @@
 """Publish a model, an adapter or an export: copy it to a folder, an object store or a hub.
 
-Only files of that one artifact are published, never predictions, reports or rows. The file that makes a folder loadable
-(`config.json`, for example) goes last, so a copy that was interrupted does not load; the same command resumes it. Credentials
-come from the environment (AWS_ACCESS_KEY_ID ...).
+Only files of that artifact are published. The file that makes a folder loadable goes last: an interrupted copy does not
+load, and the same command resumes it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ ADAPTER = "adapter/"
 
 
 class Kind(NamedTuple):
-    """What the files of a published model, adapter or export (a value of `--what`) are. artifact: the kind of the
-    store's artifact that has these files, `model` or `exported`; loadable: the file without which the published folder
-    does not load, such as `config.json`."""
+    """What is published (`--what`). artifact: the kind of the artifact; loadable: the file that makes the folder
+    loadable."""
 
     artifact: str
     loadable: str
@@ -46,11 +44,11 @@ class Published:
     """The result of a publication.
 
     Attributes:
-        to: The destination, as the user gave it.
+        to: As the user gave it.
         what: `model`, `adapter` or `export`.
-        artifact: Digest of the artifact in the store whose files were published.
-        files, bytes: Number of the published files, and the sum of their sizes.
-        copied: Number of the files that were copied now, because the destination did not have them.
+        artifact: Digest.
+        files, bytes: Of all published files.
+        copied: Number of files that the destination did not have.
     """
 
     to: str
@@ -77,18 +75,15 @@ def publish(
     """Copy a model, an adapter or an export to a folder, an object store (`s3://...`) or a hub (`hf://USER/NAME`).
 
     Args:
-        artifact: The model, or for `export` the exported model.
         what: `model`, `adapter` or `export`.
-        to: A new or empty folder, the URL of an empty prefix, or a model repository of a hub.
-        evaluation: Metadata of the evaluation of exactly this model, whose results are added to the published model
-            card; None if there is none.
-        report: Called with a sentence for each file that is copied.
-        replace: Whether another model in the hub's repository is replaced, in one commit. Other destinations refuse it.
+        to: A new or empty folder, an empty prefix, or a model repository.
+        evaluation: Metadata of this model's evaluation, for the card.
+        report: Called with a sentence for each file.
+        replace: Replace another model in the hub's repository.
 
     Raises:
-        ConfigError: The artifact has no model, adapter or export as `what` asks, `to` holds another model, or `replace`
-            is set and `to` is not on a hub.
-        StoreError: The destination refuses or fails. What was copied stays for the next try.
+        ConfigError: The artifact has no such files, `to` holds another model, or `replace` is set off a hub.
+        StoreError: The destination refuses or fails. What was copied stays.
     """
     files = _files(artifact, what)
     if replace and not to.startswith(SCHEME):
@@ -110,7 +105,7 @@ def publish(
 
 
 def _files(artifact: Artifact, what: str) -> tuple[File, ...]:
-    """The files to publish, by their published paths."""
+    """Return the files to publish, by their published paths. Raises ConfigError."""
     kind = KINDS[what]
     if artifact.kind != kind.artifact:
         raise ConfigError(
@@ -136,7 +131,7 @@ def _files(artifact: Artifact, what: str) -> tuple[File, ...]:
 
 
 def _write_card(folder: Path, to: str, evaluation: Meta | None) -> None:
-    """Replace the card by one with the results; the artifact's own stays as it is."""
+    """Replace the card by one with the results; the artifact's own stays."""
     card = folder / CARD
     if evaluation is None or not card.exists():
         return
@@ -148,15 +143,12 @@ def _write_card(folder: Path, to: str, evaluation: Meta | None) -> None:
 
 
 def _ordered(names: list[str], what: str) -> list[str]:
-    """By name, and the file that makes the folder loadable last."""
+    """Return names sorted, the file that makes the folder loadable last."""
     return sorted(names, key=lambda name: (name == KINDS[what].loadable, name))
 
 
 def evaluation_of(store: Store, digest: str) -> Meta | None:
-    """Return the metadata (task, split, metrics) of the newest evaluation of a model; None if the store has none.
-
-    digest: the model's.
-    """
+    """Return the metadata of a model's newest evaluation, or None."""
     for record in store.records(ROLES["evaluation"]):
         if record["document"]["inputs"].get("weights") == digest:
             try:

@@ -1,7 +1,6 @@
-"""Score a model on frozen rows (test rows that the store keeps to compare models on them).
+"""Score a model on frozen rows.
 
-The rows are formatted and tokenised with the settings that the model was trained with, then the stage `score_rows` runs
-the model. Each step is a cached stage, so a model that was scored on these rows before is not scored again.
+They are formatted and tokenised with the model's own settings. Each step is a cached stage.
 """
 
 from __future__ import annotations
@@ -26,32 +25,24 @@ from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.store import Store
 from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
+# no row of a language model is cut: long rows are scored in windows
 WHOLE = 1 << 24
-"""`max_length` for the rows of a language model: so large that no row is cut, since long rows are scored in windows."""
 
 
 class Scored(NamedTuple):
-    """The scores of a model on each of the frozen rows (the test rows on which a recipe's models are compared).
-    artifact: the artifact that the stage `score_rows` made, with the scores in the file `scores.parquet`; key: the
-    stage's key (the hash of all that decides its result), under which the store has the artifact on record."""
+    """A model's scores on the frozen rows: the artifact of `score_rows`, and its key."""
 
     artifact: Artifact
     key: str
 
 
 def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog) -> Scored:
-    """Score a model on each of the frozen rows (the test rows on which a recipe's models are compared), or find its
-    scores in the store. The scores are kept in the store.
+    """Score a model on each of the frozen rows, or find its scores in the store.
 
-    Args:
-        context: Its recipe's settings of store, processes and device are used. The settings by which rows become tokens
-            are those of `model`.
-        model: The model, with the settings it was trained with.
-        frozen: The frozen rows, made by the stage `freeze_rows`.
-        log: Gets the events of the stages.
+    context: its recipe's processes and device are used.
 
     Raises:
-        DataError: The frozen rows have other labels than the model, or a column that the model needs is missing.
+        DataError: The frozen rows have other labels than the model, or a column is missing.
         BlobLost: The store has lost a file of the model.
     """
     recipe, store = context.recipe, context.store
@@ -61,13 +52,13 @@ def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog
     judging = context.for_run(log, kind="promote")
     with workplace(store.home, f"{judging.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
-        made = settle(scoring(recipe, model, frozen, tokenizer), judging).steps["score_rows"]
-    assert made.artifact is not None and made.key is not None
-    return Scored(made.artifact, made.key)
+        step = settle(scoring(recipe, model, frozen, tokenizer), judging).steps["score_rows"]
+    assert step.artifact is not None and step.key is not None
+    return Scored(step.artifact, step.key)
 
 
 def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source) -> Graph:
-    """Return the stages from frozen rows to a model's scores."""
+    """Return the graph from frozen rows to a model's scores."""
     meta = model.artifact.meta
     longest = max(meta["lengths"])
     labels = tuple(meta["labels"]) if meta["task"] == "classification" else None
@@ -84,7 +75,7 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
 
 
 def _tokenizer(store: Store, model: Artifact, work: Path) -> Source:
-    """The tokenizer in a model's folder, as a source; its files are laid out in `work`."""
+    """Return a model's tokenizer as a source, laid out in `work`."""
     files = tuple(file for file in model.files if file.path in TOKENIZER_FILES)
     folder = store.checkout(Artifact(model.digest, "tokenizer", {}, files), work / "tokenizer")
     identity = {

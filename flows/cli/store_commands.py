@@ -137,8 +137,7 @@ def unpin(options: Namespace) -> int:
 
 
 def _target(text: str, store: Store) -> Meta:
-    """Return what the pin keeps: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}] of the records that
-    made it}."""
+    """Return what the pin keeps: {"run": id}, or {"artifact": digest, "records": [{"stage", "key"}]}."""
     name = model_name(text)
     meaning = find_stored(store, name)
     if meaning is not None and meaning.run is not None:

@@ -1,8 +1,4 @@
-"""Find out whether a recipe must be trained again, without running a stage.
-
-A recipe is unchanged if the data, code and settings that make its model equal those of its newest judged model. A
-different model to start training from is no change, because each promotion changes that model.
-"""
+"""Find out whether a recipe must be trained again, without running a stage."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.model_names import CHAMPION
 
 FOLLOWING = ("shards", "weights")
-"""The inputs in consolidate's key that follow from train's key, or from the model that training started from."""
+"""Inputs in consolidate's key that follow from train's, or from the model that training started from."""
 
 
 TRAIN, CONSOLIDATE = ROLES["training"], ROLES["model"]
@@ -35,22 +31,20 @@ PARTS = {
     "code": "the code", "params": "settings", "inputs": "inputs", "env": "libraries", "accel": "the device",
     "schema": "the form of keys",
 }  # fmt: skip
-"""Part of a key document -> how a sentence names it."""
+"""{table of a key document: its name in a sentence}"""
 
 
 class Change(NamedTuple):
     """Whether a recipe must be trained again.
 
     Attributes:
-        is_changed: Whether data, code or settings differ from those of the newest judged model (the model that a
-            retrain last compared with the champion, or made the first champion).
-        why: The reason in a sentence.
-        context: Of the recipe with `train.warm_start_from` fixed to the present champion if it named `@champion`; has the
-            plan of its training without the frozen rows.
-        champion: Digest of the present champion (the model that the recipe's users get); None if there is none.
-        challenger: Digest of the newest judged model; None if no model was judged.
-        frozen: The newest frozen rows, the copy of test rows on which models are compared; None if there are none.
-        data: The digest of the recipe's data as it is now: of its bytes, or of the commit of a hub dataset.
+        is_changed: Whether data, code or settings differ from those of the newest judged model.
+        why: In a sentence.
+        context: Of the recipe with `train.warm_start_from` fixed to the present champion if it named `@champion`; has
+        the
+            plan of its training.
+        champion, challenger: Digests of the champion and the newest judged model, or None.
+        data: The digest of the present data.
         ledger: The number of the ledger's newest entry.
     """
 
@@ -70,19 +64,16 @@ class Change(NamedTuple):
     def to_json(self) -> Meta:
         frozen = self.frozen.artifact.digest if self.frozen else None
         names = ("champion", "challenger", "why")
-        found = {name: getattr(self, name) for name in names}
-        return {"schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, **found, "frozen": frozen}
+        fields = {name: getattr(self, name) for name in names}
+        return {"schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, **fields, "frozen": frozen}
 
 
 def find_change(context: RunContext) -> Change:
-    """Find out whether a recipe must be trained again, without running a stage.
-
-    Resolves the recipe's data and model: hashes local files that changed since they were last hashed, and asks the
-    network about URLs and hub names.
+    """Find out whether a recipe must be trained again. Changed files are hashed; URLs and hubs are asked.
 
     Raises:
         ConfigError: A source can't be found.
-        BlobLost: The store has lost the frozen rows (the fixed test rows on which the recipe's models are compared).
+        BlobLost: The store has lost the frozen rows.
     """
     recipe, store = context.recipe, context.store
     fixed = recipe.model_copy(
@@ -104,7 +95,7 @@ def find_change(context: RunContext) -> Change:
 
 
 def _start(recipe: Recipe, store: Store) -> str | None:
-    """The setting `train.warm_start_from`; a name with `@champion` as that of the present champion, `NAME@N`."""
+    """Return `train.warm_start_from`, `@champion` as the present champion's number."""
     text = recipe.train.warm_start_from
     parsed = model_name(text, recipe.folder("train.warm_start_from")) if text else None
     if parsed is None or parsed.which != CHAMPION:
@@ -119,8 +110,7 @@ def _start(recipe: Recipe, store: Store) -> str | None:
 
 
 def _difference(plan: Plan, store: Store, run: Meta) -> str:
-    """Say how a recipe differs from what made the model of a run; "" if it does not. The model that training starts from
-    does not count."""
+    """Say how a recipe differs from what made the model of a run, or ""."""
     keys = {stage["stage"]: stage["key"] for stage in run.get("stages", [])}
     present = plan.steps[TRAIN].document
     if present is None:
@@ -136,6 +126,7 @@ def _difference(plan: Plan, store: Store, run: Meta) -> str:
     except BlobLost as error:
         return f"the store has lost the newest judged model: {error.message}"
     pairs = {
+        # each promotion changes the model that training starts from: that is no change of the recipe
         TRAIN: (start_of(trained["document"])[0], start_of(present)[0]),
         CONSOLIDATE: (_settled(consolidated["document"]), consolidation),
     }
@@ -146,26 +137,25 @@ def _difference(plan: Plan, store: Store, run: Meta) -> str:
 
 
 def _first_difference(plan: Plan, store: Store, keys: dict[str, str]) -> str:
-    """Say how the first stage that would run differs from that stage of the newest judged model. keys: {stage: key} of
-    its run."""
+    """Say how the first stage that would run differs from the newest judged model's. keys: {stage: key} of its run."""
     due = next(step for step in plan.steps.values() if step.action in ("run", "maybe"))
     record = store.record(due.name, keys[due.name]) if keys.get(due.name) else None
     present = due.document
-    said = _said(due.name, record["document"], present) if record and present else ""
-    return said or f"{due.name}: {due.why}"
+    sentence = _said(due.name, record["document"], present) if record and present else ""
+    return sentence or f"{due.name}: {due.why}"
 
 
 def _said(stage: str, was: Meta, now_is: Meta) -> str:
-    """Say in one sentence how two key documents of a stage differ; "" if they do not."""
+    """Say in one sentence how two key documents of a stage differ, or ""."""
     changes = difference(was, now_is)
     names = PARTS | ({"inputs": "the data"} if stage == ROLES["rows"] else {})
-    parts = dict.fromkeys(names.get(one.part, one.part) for one in changes)
-    shown = [one for one in changes if one.part != "inputs"][:2] or changes[:1]
-    return f"{' and '.join(parts)} changed ({stage}: {'; '.join(str(one) for one in shown)})" if changes else ""
+    parts = dict.fromkeys(names.get(change.part, change.part) for change in changes)
+    shown = [change for change in changes if change.part != "inputs"][:2] or changes[:1]
+    return f"{' and '.join(parts)} changed ({stage}: {'; '.join(str(change) for change in shown)})" if changes else ""
 
 
 def _consolidation(plan: Plan, store: Store, shards: str) -> Meta:
-    """The key document that consolidate would have for a checkpoint. shards: its digest."""
+    """Return the key document that consolidate would have for a checkpoint's digest."""
     step = plan.steps[CONSOLIDATE]
     inputs = {**plan.inputs_of(step), "shards": store.artifact(shards)}
     inputs.pop("warm_start", None)
@@ -173,8 +163,8 @@ def _consolidation(plan: Plan, store: Store, shards: str) -> Meta:
 
 
 def _settled(document: Meta) -> Meta:
-    """A key document of consolidate without the inputs that follow from the training, or from the model it started from."""
-    inputs = {name: item for name, item in document["inputs"].items() if name not in FOLLOWING}
+    """Return a key document of consolidate without FOLLOWING."""
+    inputs = {name: value for name, value in document["inputs"].items() if name not in FOLLOWING}
     return {**document, "inputs": inputs}
 
 

@@ -1,9 +1,4 @@
-"""Check a recipe's present data before training: its labels must be those of the frozen rows, and the recipe's section
-`checks` compares the data with that of the champion.
-
-champion: the model that the recipe's users get; frozen rows: the copy of test rows on which a recipe's models are
-compared.
-"""
+"""Check a recipe's present data before training: its labels, and what the section `checks` lists."""
 
 from __future__ import annotations
 
@@ -23,31 +18,32 @@ from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, Measured, Rows, measure
 from trnflow.tasks.store import Store
 
+# a dry run loads data for its checks if that is expected to take no longer
 CHEAP_SECONDS = 60.0
-"""A dry run loads data for its checks if that is expected to take no longer."""
 
 Verdict = Literal["passed", "warned", "stopped", "not applied"]
 
 
 class Checked(NamedTuple):
-    """The result of one check of the data, which a retrain makes before training (recipe section `checks`).
+    """The result of one check.
 
-    check: the check's settings; measured: the measured value and the same in words, or why there is none; result:
-    `passed` if the value is within the check's limit (or chance explains it), `warned` or `stopped` if the value is
-    above the limit, as `check.then` says, and `not applied` if no value could be measured."""
+    result: `passed` (within the limit, or explained by chance), `warned` or `stopped` as `check.then` says, `not
+    applied`
+    without a measured value.
+    """
 
     check: CheckConfig
     measured: Measured
     result: Verdict
 
     def to_json(self) -> Meta:
-        """Return the check's settings, with the default limit filled in, and `value`, `result` and `why`."""
-        made = {"value": self.measured.value, "result": self.result, "why": self.measured.why}
-        return {**self.check.model_dump(mode="json"), "limit": self.check.most, **made}
+        """Return the check's settings, the default limit filled in, and `value`, `result`, `why`."""
+        outcome = {"value": self.measured.value, "result": self.result, "why": self.measured.why}
+        return {**self.check.model_dump(mode="json"), "limit": self.check.most, **outcome}
 
     @property
     def sentence(self) -> str:
-        """A sentence for the user that names the check, the measured value and the limit."""
+        """Check, measured value and limit in a sentence."""
         name = self.check.what + (f" of {self.check.column}" if self.check.column else "")
         if self.measured.value is None:
             return f"the check {name} can't be applied: {self.measured.why}"
@@ -62,14 +58,9 @@ class Checked(NamedTuple):
 
 
 def check_data(change: Change, log: EventLog) -> tuple[Checked, ...]:
-    """Load a recipe's present data as its training does, and make the checks that the recipe's section `checks` lists.
+    """Load a recipe's present data as a retrain does, and make the checks of the section `checks`.
 
-    Args:
-        change: Its plan loads the rows that are checked and trained on.
-        log: Gets the events of `load_data`.
-
-    Returns:
-        One result for each entry of `checks`, in their order. A result that stops the retraining raises no error.
+    change: its plan loads the rows that are checked and trained on; log: gets the events of `load_data`.
 
     Raises:
         ConfigError: A check names a column that the data does not have.
@@ -86,29 +77,23 @@ def check_data(change: Change, log: EventLog) -> tuple[Checked, ...]:
     earlier = data_of(store, champion) if champion else None
     with workplace(store.home, "checks") as work:
         laid_out = {
-            one.digest: Rows(store.checkout(one, work / one.digest[7:19]), one.meta)
-            for one in {each.digest: each for each in (rows, raw, earlier) if each}.values()
+            artifact.digest: Rows(store.checkout(artifact, work / artifact.digest[7:19]), artifact.meta)
+            for artifact in {each.digest: each for each in (rows, raw, earlier) if each}.values()
         }
         before = laid_out[earlier.digest] if earlier else None
-        found = [
+        measured_checks = [
             (check, measure(check, laid_out[rows.digest], laid_out[raw.digest], before)) for check in recipe.checks
         ]
     if champion is not None and earlier is None:
-        found = [(check, _without_data(check, champion, measured)) for check, measured in found]
-    return tuple(Checked(check, measured, _result(check, measured)) for check, measured in found)
+        measured_checks = [(check, _without_data(check, champion, measured)) for check, measured in measured_checks]
+    return tuple(Checked(check, measured, _result(check, measured)) for check, measured in measured_checks)
 
 
 def check_cheaply(change: Change) -> tuple[tuple[Checked, ...], str]:
-    """Check the recipe's data as `check_data` does, but only if the data is loaded already or expected to load within
-    a minute. Used by a dry run. There is nothing to check if the recipe has no `checks` and, for a classifier, no
-    frozen rows (the fixed test rows on which models are compared, whose labels the data must have).
+    """Check the data as `check_data` does, if it is loaded or loads within a minute.
 
     Returns:
-        The results of the checks, and a sentence that says why the data was not checked: "" if it was, or if there is
-            nothing to check.
-
-    Raises:
-        ConfigError, DataError: As `check_data`.
+        The results, and why the data was not checked, or "".
     """
     recipe, plan = change.recipe, change.context.plan
     assert plan is not None
@@ -126,16 +111,13 @@ def check_cheaply(change: Change) -> tuple[tuple[Checked, ...], str]:
 
 
 def data_of(store: Store, model: str) -> Artifact | None:
-    """Return the data that a model was trained on: the artifact (files and metadata in the store) of the stage
-    `load_data` in the newest run that made or used the model. None if the store has lost it, or has no such run.
-
-    model: the model's digest."""
+    """Return the rows that a model was trained on, of the newest run that made or used it; None if they are lost."""
     digest = artifact_in(run_of_model(store, model) or {}, ROLES["rows"])
     if digest is None:
         return None
     try:
-        found = store.artifact(digest)
-        return None if store.missing(found) else found
+        artifact = store.artifact(digest)
+        return None if store.missing(artifact) else artifact
     except BlobLost:
         return None
 
@@ -153,7 +135,8 @@ def _loaded(change: Change, log: EventLog, *, raw: bool = False) -> Artifact:
 
 
 def _check_labels(recipe: Recipe, labels: list[str] | None, frozen: Frozen) -> None:
-    """Raise DataError unless the data has the labels of the frozen rows: its model could not be compared with others."""
+    """Raise DataError unless the data has the labels of the frozen rows."""
+    # models of other labels could not be compared
     known = frozen.artifact.meta["labels"]
     if labels is None or known is None or {*labels} == {*known}:
         return

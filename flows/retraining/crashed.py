@@ -1,8 +1,4 @@
-"""Report retrains whose Prefect flow run crashed so often that the run is not scheduled again. A retrain reports other
-failures itself; after a crash its process is gone, so this module reports the crash in its place.
-
-Called by `trnflow worker` and by the deployment `watch`, after `tend_runs`, which schedules crashed flow runs again.
-"""
+"""Report retrains whose flow run crashed so often that it is not scheduled again: their own process is gone."""
 
 from __future__ import annotations
 
@@ -25,28 +21,19 @@ from trnflow.tasks.system.redaction import hide
 
 
 def report_crashed(times: int = TIMES) -> int:
-    """Report each retrain that crashed more than `times` times within the last day, unless it was reported before.
-    Return how many retrains were reported.
+    """Report each retrain that crashed more than `times` times within the last day; return how many.
 
-    To report is to send the Prefect event `trnflow.retrain.failed`, and then to add the failure to the recipe's ledger.
-    The lease of the recipe's retraining is held meanwhile; if its holder seems dead, this function waits for
-    `store.lease_ttl_seconds`. A crash is not reported if another retrain of the recipe has ended since, or is under way.
-
-    Raises:
-        ConfigError: Prefect's server can't be reached. The crash is reported the next time.
+    Raises ConfigError if Prefect's server can't be reached: reported the next time.
     """
     return sum(report(run) for run in unreported_crashes(times))
 
 
 def report(run: CrashedRun) -> bool:
-    """Send Prefect the event `trnflow.retrain.failed` of a crashed retrain, and add the failure to the recipe's ledger;
-    only the event if the recipe or the store can't be used. Return whether
-    the crash was reported: False if another retrain of the recipe has ended since, or is under way.
+    """Send the event `trnflow.retrain.failed` of a crashed retrain, and add the failure to the ledger.
 
-    run: the crashed flow run of the deployment `retrain`.
-
-    Raises:
-        ConfigError: Prefect's server can't be reached. Nothing is written to the store then.
+    Returns False if another retrain of the recipe has ended since, or is under way. Raises ConfigError if Prefect's
+    server
+    can't be reached: nothing is written then.
     """
     error = _error(run)
     with ExitStack() as held:
@@ -70,10 +57,10 @@ def _error(run: CrashedRun) -> ProcessFailed:
 
 
 def _has_ended_since(recipe: Recipe, store: Store, run: CrashedRun) -> bool:
-    """Whether a retrain of the recipe has ended since the crash, or the crash is on record already."""
+    """Return whether a retrain of the recipe has ended since the crash."""
     ended = newest_ended(store, recipe.name)
     return ended is not None and datetime.fromisoformat(ended.created) > run.crashed
 
 
-def _send(run: CrashedRun, done: Retrained) -> None:
-    send_report(run, done.recipe, hide(done.to_json()))
+def _send(run: CrashedRun, ended: Retrained) -> None:
+    send_report(run, ended.recipe, hide(ended.to_json()))

@@ -1,6 +1,4 @@
-"""How the newest retrain of a recipe ended, by the recipe's ledger, and the digest of the recipe's present data, which
-`trnflow watch` compares with that retrain's.
-"""
+"""How the newest retrain of a recipe ended, and the digest of its present data."""
 
 from __future__ import annotations
 
@@ -22,12 +20,11 @@ class Ended(NamedTuple):
     """How the newest retrain of a recipe ended.
 
     Attributes:
-        outcome: `promoted`, `kept`, `unchanged`, `stopped` (by a check of the data) or `failed`.
-        created: When it ended, as ISO 8601 text in UTC.
-        data: The digest of the data that was to be trained on; None if the retrain failed before the data was found.
-        settled: The digest of the data of the newest retrain that did not fail, so that this data is not trained on
-            again; None if there was none.
-        failures: The number of retrains that failed on the data `data`, one after the other; 0 unless `outcome` is `failed`.
+        outcome: `promoted`, `kept`, `unchanged`, `stopped` or `failed`.
+        created: ISO 8601, UTC.
+        data: The digest of its data, None if it failed before.
+        settled: The data of the newest retrain that did not fail: it is not trained on again.
+        failures: Retrains in a row that failed on `data`.
     """
 
     outcome: str
@@ -38,45 +35,39 @@ class Ended(NamedTuple):
 
 
 def data_digest(data: Source) -> str:
-    """Return a digest that identifies a recipe's data: it changes with the bytes of the data, or with the commit of a
-    hub dataset, but not with the name or the time of a file. data: the source that `data_source` returned for the
-    recipe's section `data`."""
+    """Return a digest of a recipe's data: of its bytes, or of a hub dataset's commit."""
     return digest_of(data.identity)
 
 
 def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
-    """Return the digest of a recipe's data as it is now: of its bytes, or of the commit of a hub dataset. Each new or
-    changed local file is read once to hash it; a file that was hashed before and has not changed is not read.
-
-    offline: make no requests to a hub.
+    """Return the digest of a recipe's present data; new and changed files are hashed.
 
     Raises:
         ConfigError: There is no data, or the hub can't be reached.
         DataError: A file can't be read.
     """
-    found = data_source(recipe.data, context_of(recipe, store, offline=offline).resolver)
+    source = data_source(recipe.data, context_of(recipe, store, offline=offline).resolver)
     store.memo.save()
-    return data_digest(found)
+    return data_digest(source)
 
 
 def newest_ended(store: Store, name: str) -> Ended | None:
-    """Return how the newest retrain of the recipe `name` ended; None if no retrain of it has ended in this store. Raises
-    StoreError if the ledger can't be read."""
+    """Return how the newest retrain of the recipe `name` ended, or None. Raises StoreError."""
     stands = read_ledger(store, name).stands
     return Ended(**stands["ended"], settled=stands["settled"], failures=stands["failures"]) if stands["ended"] else None
 
 
 def write_ended(store: Store, ended: Retrained, data: str | None) -> None:
-    """Add to the recipe's ledger how a retrain ended that judged no model. An interrupted retrain, and one that found
-    nothing changed in data that is settled, add nothing.
+    """Add to the ledger how a retrain ended that judged no model. Raises StoreError.
 
-    data: the digest of the data that was to be trained on; None if it was not found. Raises StoreError.
+    data: its digest, None if it was not found.
     """
     if isinstance(ended.error, Interrupted) or ended.entry is not None:
         return
     entry = None
     while entry is None:
         ledger = read_ledger(store, ended.recipe)
+        # nothing changed in data that is settled: no entry
         if ended.outcome == "unchanged" and data is not None and ledger.stands["settled"] == data:
             return
         entry = append_ledger(store, ended.recipe, entry_of(ended, data), ledger.number)

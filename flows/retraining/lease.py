@@ -1,5 +1,4 @@
-"""The lease that lets one process at a time retrain a recipe: a file in the store that names the process which holds
-it."""
+"""The lease that lets one process at a time retrain a recipe."""
 
 from __future__ import annotations
 
@@ -17,13 +16,10 @@ from trnflow.tasks.store.lease import Holder, Lease, Waiter, newest_holder
 def hold_lease(
     recipe: Recipe, store: Store, *, wait: bool, tell: Callable[[Holder], None] = lambda holder: None
 ) -> Iterator[Lease | str]:
-    """Context that holds the lease of a recipe's retraining: a file in the store, by which one process at a time may
-    retrain the recipe, and which its holder renews by heartbeats. Yields the lease, or, if another process holds the
-    lease, a text that describes that process.
+    """Hold the lease of a recipe's retrain within the context; yield it, or a text about another holder.
 
-    wait: whether to wait while another living process holds the lease; tell: called once with each holder that is
-    waited for. If a holder sends no heartbeats, this context waits even without `wait`: until the lease's time to live
-    is over or heartbeats come."""
+    wait: wait for a living holder, too; tell: called once with each holder that is waited for.
+    """
     run = new_run_id()
     waiter: Waiter = store.waiter(_key(recipe), run=run, attempt=run, ttl=recipe.store.lease_ttl_seconds)
     lease = waiter.take_watching(wait=wait, tell=tell)
@@ -35,10 +31,7 @@ def hold_lease(
 
 
 def holder_of(recipe: Recipe, store: Store) -> Holder | None:
-    """Return the process that retrains a recipe now, without taking the lease (the file in the store by which one
-    process at a time may retrain the recipe, and which names this process); None if there is none. A process that is
-    known to be dead, or whose last heartbeat is older than the lease's time to live by the wall clock, does not
-    count."""
+    """Return the process that retrains a recipe now, or None; a silent one does not count."""
     newest = newest_holder(store.backend, _key(recipe))
     return None if newest is None or newest.is_over or newest.seems_silent else newest
 

@@ -1,12 +1,6 @@
-"""Retrain a recipe: train on its present data if anything changed, compare the new model with the champion on frozen
-rows, and make the new model the champion if the new model is surely better (the bootstrap interval of the difference
-lies above `promote.margin`).
+"""Retrain a recipe: train if anything changed, judge the new model, and promote it if it is surely better.
 
-champion: the model that the recipe's users get, named by a file in the store; frozen rows: a copy of test rows, kept
-so that all models of a recipe are compared on the same rows; to judge a model: to compare it with the champion on the
-frozen rows, or to make it the first champion.
-
-A lease (a file in the store that one process holds) lets only one process at a time retrain a recipe.
+One process at a time retrains a recipe, under a lease.
 """
 
 from __future__ import annotations
@@ -40,33 +34,30 @@ from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
 Train = Callable[[RunContext, Graph], Result]
-"""Runs a graph of a recipe and writes the run record; the command line and Prefect pass their own."""
+"""Runs a graph of a recipe and writes the run record."""
 
 
 def retrain(
     context: RunContext, log: EventLog, train: Train, *, wait: bool = False, change: Change | None = None
 ) -> Retrained:
-    """Retrain a recipe if its data, code or settings changed since its newest judged model, and promote the new model
-    if it is better than the champion (make it the champion, the model that the recipe's users get). A model is judged
-    when a retrain compares it with the champion, or makes it the first one.
+    """Retrain a recipe if its data, code or settings changed since its newest judged model.
 
-    The comparison uses the recipe's frozen rows, a fixed copy of test rows. If there are none, the present test rows
-    are frozen before training. The data is checked first; a check may stop the retraining. If the data changed during
-    training, the recipe is retrained once more. How the retraining ended is an entry of the recipe's ledger, unless it
-    was interrupted or another process retrains the recipe.
+    Without frozen rows the present test rows are frozen first. If the data changes during training, a second round
+    follows.
+    The ledger gets how it ended, unless interrupted.
 
     Args:
-        context: Of the recipe to retrain. Its sources are asked once; the look after a round asks them again.
+        context: Its sources are asked once; the look after a round asks again.
         log: Gets the events of each round.
         train: Runs the pipeline, with the same log.
-        wait: Whether to wait while another process retrains this recipe; otherwise end at once as unchanged.
+        wait: Wait while another process retrains this recipe; else end as unchanged.
         change: What the caller has found; it holds unless the ledger has a new entry.
 
     Returns:
-        How the retraining ended. A TrnflowError is returned in `error`.
+        How it ended; a TrnflowError is in `error`.
 
     Raises:
-        Exception: Any error that is not a TrnflowError, after it was recorded as a failure.
+        Exception: Any other error, after it was recorded as a failure.
     """
 
     recipe, store = context.recipe, context.store
@@ -89,10 +80,7 @@ def retrain(
 
 
 def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: bool = False) -> Retrained:
-    """Add to the recipe's ledger that a retraining failed, and return the outcome that `failure` makes of the error. An
-    interruption is not added.
-
-    offline: make no requests to a hub when the digest of the present data is looked up."""
+    """Add to the ledger that a retrain failed, unless it was interrupted; return its outcome."""
     data = None
     with contextlib.suppress(TrnflowError):
         data = present_data(recipe, store, offline=offline)
@@ -100,38 +88,35 @@ def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: b
 
 
 def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
-    """Return the outcome of a retraining that failed: the error, with the present champion (the model that the recipe's
-    users get) and frozen rows (the fixed test rows on which models are compared). Writes nothing. error: why it failed;
-    one that is no TrnflowError is turned into one."""
+    """Return the outcome of a retrain that failed, with the present champion and frozen rows. Writes nothing."""
     known = scrubbed(error if isinstance(error, TrnflowError) else unexpected(error))
     return _with_present(recipe, store, Retrained(recipe.name, None, False, known.message, error=known))
 
 
 def unchanged(change: Change, store: Store) -> Retrained:
-    """Return the outcome of a retraining that found nothing changed and trained nothing, and add it to the recipe's
-    ledger unless the data is settled. change: what `find_change` found."""
+    """Return the outcome of a retrain that found nothing changed, and add it to the ledger unless the data is
+    settled."""
     frozen = change.frozen.artifact.digest if change.frozen else None
     name, champion, challenger = change.recipe.name, change.champion, change.challenger
-    done = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
-    return on_record(store, done, change.data)
+    ended = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
+    return on_record(store, ended, change.data)
 
 
-def on_record(store: Store, done: Retrained, data: str | None) -> Retrained:
-    """Add how a retraining ended to the recipe's ledger, unless its decision is there already, and return `done`. If
-    that fails, return `done` with a note for the user instead of raising an error.
+def on_record(store: Store, ended: Retrained, data: str | None) -> Retrained:
+    """Add how a retrain ended to the ledger, and return `ended`, with a note if that fails.
 
-    done: how the retraining ended; data: the digest of the data that the retraining was about, None if it is not
-    known."""
+    data: the digest of its data, None if not known.
+    """
     try:
-        write_ended(store, done, data)
+        write_ended(store, ended, data)
     except StoreError as error:
-        return _noted(done, f"how this retrain ended is not on record: {error.message}")
-    return done
+        return _noted(ended, f"how this retrain ended is not on record: {error.message}")
+    return ended
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a retraining works with, under its lease. The fields are as for `retrain`."""
+    """What a retrain works with, under its lease: see `retrain`."""
 
     context: RunContext
     log: EventLog
@@ -157,30 +142,30 @@ def _retrain(work: _Work, change: Change | None) -> Retrained:
         change = find_change(work.context)
     if not change.is_changed:
         return unchanged(change, work.store)
-    done = retrain_once(work, change)
-    if not _has_changed(work, done, change.data):
-        return done
+    first = retrain_once(work, change)
+    if not _has_changed(work, first, change.data):
+        return first
     try:
         # asks the sources again
         later = find_change(context_of(work.recipe, work.store, offline=work.offline))
     except TrnflowError as error:
-        return _noted(done, f"the data changed meanwhile, and can't be looked at: {scrubbed(error).message}")
+        return _noted(first, f"the data changed meanwhile, and can't be looked at: {scrubbed(error).message}")
     if not later.is_changed:  # such as a file that this round had read already
         again = unchanged(later, work.store)
-        return replace(done, notes=(*done.notes, *again.notes))
+        return replace(first, notes=(*first.notes, *again.notes))
     second = retrain_once(work, later)
     if not second.changed:
-        return _noted(done, second.why)
-    second = _noted(second, f"the data changed meanwhile: a first round ended as {done.outcome} ({done.why})")
+        return _noted(first, second.why)
+    second = _noted(second, f"the data changed meanwhile: a first round ended as {first.outcome} ({first.why})")
     if _has_changed(work, second, later.data):
         second = _noted(second, "the data changed once more: the next retrain looks at it")
-    return replace(second, earlier=done if done.outcome in ("promoted", "kept") else None)
+    return replace(second, earlier=first if first.outcome in ("promoted", "kept") else None)
 
 
-def _has_changed(work: _Work, done: Retrained, data: str) -> bool:
-    """Look at the source again and say whether it differs from the data that a round was about. A source that can't be
-    reached now counts as unchanged; so does that of a round that was interrupted or lost its lease."""
-    if not done.changed or isinstance(done.error, Interrupted):
+def _has_changed(work: _Work, ended: Retrained, data: str) -> bool:
+    """Return whether the source differs now from a round's data."""
+    # a source that can't be reached counts as unchanged; so does that of an interrupted round
+    if not ended.changed or isinstance(ended.error, Interrupted):
         return False
     try:
         return present_data(work.recipe, work.store, offline=work.offline) != data
@@ -188,21 +173,20 @@ def _has_changed(work: _Work, done: Retrained, data: str) -> bool:
         return False
 
 
-def _noted(done: Retrained, note: str) -> Retrained:
-    return replace(done, notes=(*done.notes, scrub(note)))
+def _noted(ended: Retrained, note: str) -> Retrained:
+    return replace(ended, notes=(*ended.notes, scrub(note)))
 
 
 def retrain_once(work: _Work, change: Change) -> Retrained:
-    """Check the data, train, judge, promote or keep, and put on record how this round ended. Its field `changed` is False if
-    another process took the lease; then nothing is on record."""
+    """Check the data, train, judge, and put on record how this round ended."""
     context = work.context.for_run(work.log, kind="retrain")
     with begin_log(context, Options(offline=work.offline), why=change.why):
-        done = train_and_judge(work, change)
-        if done.changed:
-            done = on_record(work.store, done, change.data)
-            work.log.write("decided", entry=done.to_json())
-        work.log.end(done.error, list(done.notes))
-    return done
+        ended = train_and_judge(work, change)
+        if ended.changed:
+            ended = on_record(work.store, ended, change.data)
+            work.log.write("decided", entry=ended.to_json())
+        work.log.end(ended.error, list(ended.notes))
+    return ended
 
 
 def train_and_judge(work: _Work, change: Change) -> Retrained:
@@ -231,34 +215,32 @@ def train_and_judge(work: _Work, change: Change) -> Retrained:
             training, of_run(store, result.run, recipe.name), work.log, frozen=frozen,
             training=Round(result.run, change.data, list(begun.checks), lease.check),
         )  # fmt: skip
-        done = _judged(begun, decision)
+        ended = _judged(begun, decision)
     except LeaseLost as error:
         return replace(begun, changed=False, why=f"another retrain of {recipe.name} took over: {error}")
     except TrnflowError as error:
         return replace(begun, error=scrubbed(error), why=scrubbed(error).message)
     note = mirror(recipe, store, decision)
-    return replace(done, notes=(*done.notes, note)) if note else done
+    return replace(ended, notes=(*ended.notes, note)) if note else ended
 
 
 def _with_checks(begun: Retrained, checked: tuple[Checked, ...]) -> Retrained:
-    """Return the outcome `begun` with what the data checks found: as its reason if a check stops the retraining, else
-    as its notes."""
-    stopping = [one.sentence for one in checked if one.result == "stopped"]
-    notes = tuple(one.sentence for one in checked if one.result in ("warned", "not applied"))
-    done = replace(begun, checks=tuple(one.to_json() for one in checked), notes=(*begun.notes, *notes))
-    return replace(done, stopped=True, why="; ".join(stopping)) if stopping else done
+    """Return `begun` with what the checks found."""
+    stopping = [check.sentence for check in checked if check.result == "stopped"]
+    notes = tuple(check.sentence for check in checked if check.result in ("warned", "not applied"))
+    ended = replace(begun, checks=tuple(check.to_json() for check in checked), notes=(*begun.notes, *notes))
+    return replace(ended, stopped=True, why="; ".join(stopping)) if stopping else ended
 
 
-def _with_present(recipe: Recipe, store: Store, done: Retrained) -> Retrained:
-    """Return the outcome `done` of a retraining that judged no model, with the digests of the present champion and
-    frozen rows filled in, if the store can be read."""
+def _with_present(recipe: Recipe, store: Store, ended: Retrained) -> Retrained:
+    """Return `ended` with the present champion and frozen rows, if the store can be read."""
     try:
         ledger = read_ledger(store, recipe.name)
         champion, frozen = ledger.champion, newest_frozen(recipe, store, ledger)
     except TrnflowError:
-        return done
+        return ended
     return replace(
-        done, champion=champion["champion"] if champion else None, frozen=frozen.artifact.digest if frozen else None
+        ended, champion=champion["champion"] if champion else None, frozen=frozen.artifact.digest if frozen else None
     )
 
 

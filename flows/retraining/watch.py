@@ -1,15 +1,7 @@
-"""Look at a recipe's data, and find out whether it differs from the data of the recipe's newest retrain.
+"""Look whether a recipe's data differs from that of its newest retrain.
 
-A look computes a digest of the data that the recipe's section `data` names, which costs a stat for each local file that
-did not change. The digest that earlier looks found is kept in `<home>/watch/<recipe>.json` (home: the folder of local
-state, TRNFLOW_HOME), so that each look can be a process of its own. To announce a change is to send the event that
-starts a retrain; the caller does that.
-
-- Data counts as changed only when two looks, at least half of `every` apart, found the same digest. A file that still grows
-  starts no retrain.
-- The change is announced again as long as it lasts, each time after twice the wait, at most an hour: an event may be lost.
-  While a retrain of the recipe is under way nothing is announced.
-- Data on which three retrains failed is not announced again. The nightly schedule still tries it.
+A look costs a stat for each unchanged file. `<home>/watch/<recipe>.json` keeps what earlier looks saw. The caller
+announces a change by the event that starts a retrain.
 """
 
 from __future__ import annotations
@@ -41,18 +33,14 @@ Outcome = Literal["unchanged", "new", "changed", "waiting", "training", "failed"
 
 
 class Look(NamedTuple):
-    """The result of one look at a recipe's data: the digest of the data, and whether a retrain is due. `trnflow watch`
-    looks again and again.
+    """The result of one look.
 
     Attributes:
-        recipe: The recipe's name.
-        outcome: `unchanged`: the data is that of the newest retrain that did not fail. `new`: this data was not seen
-            before, and a later look must find the same data. `changed`: a retrain is due. `waiting`: the change was
-            announced before, or a retrain failed on this data; the change is announced again later. `training`: a
-            retrain of the recipe is under way. `failed`: three retrains failed on this data, so it is not announced
-            again.
-        data: The digest of the data.
-        why: The finding in a sentence, for the user.
+        outcome: `unchanged`; `new` (a later look must find the same data); `changed` (a retrain is due); `waiting`
+            (announced before, or a retrain failed on this data); `training` (a retrain is under way); `failed` (three
+            retrains failed on this data).
+        data: Its digest.
+        why: For the user.
     """
 
     recipe: str
@@ -65,14 +53,13 @@ class Look(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The record that earlier looks at a recipe's data left in the file `<home>/watch/<recipe>.json` (home: the folder
-    of local state, TRNFLOW_HOME). Times are seconds since 1970.
+    """What earlier looks saw. Times are seconds since 1970.
 
     Attributes:
-        data: The digest that the last look found; "" if there was no look.
-        since: When a look first found this digest.
-        told: How often a change to this data was announced.
-        last: When the change was announced last; 0 if never.
+        data: The digest that the last look found, or "".
+        since: When a look first found it.
+        told: How often the change was announced.
+        last: When it was announced last, or 0.
     """
 
     data: str = ""
@@ -89,20 +76,16 @@ def look(
     offline: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Look:
-    """Look at a recipe's data once, and return whether a retrain is due because the data changed. To look is to
-    compute the digest of the data that the recipe's section `data` names. A digest that the look before did not find
-    is written to `<home>/watch/<recipe>.json` (home: the folder of local state, TRNFLOW_HOME). If the outcome is
-    `changed`, the caller announces the change and then calls `note_announced`.
+    """Look at a recipe's data once. If the outcome is `changed`, the caller announces it, then calls `note_announced`.
 
     Args:
-        every: The seconds between two looks; also the first wait before a change is announced again.
-        offline: Whether to make no requests to a hub.
+        every: Seconds between two looks; also the first wait before a change is announced again.
         clock: Returns the seconds since 1970.
 
     Raises:
         ConfigError: There is no data, or the hub can't be reached.
         DataError: A file can't be read.
-        StoreError: The recipe's ledger can't be read, or the digest can't be written to disk.
+        StoreError: The ledger can't be read, or the look can't be written.
     """
     data = present_data(recipe, store, offline=offline)
     time_now, seen = clock(), _read(_file(store, recipe.name))
@@ -113,13 +96,11 @@ def look(
     return Look(recipe.name, outcome, data, why)
 
 
-def note_announced(found: Look, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-    """Record in `<home>/watch/<recipe>.json` (home: the folder of local state, TRNFLOW_HOME) that a change of the data
-    was announced, so that the following looks wait before they announce it again. found: the look that found the
-    change; nothing is written if a later look found other data."""
-    seen = _read(_file(store, found.recipe))
-    if seen.data == found.data:
-        _write(_file(store, found.recipe), found.recipe, seen._replace(told=seen.told + 1, last=clock()))
+def note_announced(finding: Look, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+    """Record that a change was announced; nothing if a later look found other data."""
+    seen = _read(_file(store, finding.recipe))
+    if seen.data == finding.data:
+        _write(_file(store, finding.recipe), finding.recipe, seen._replace(told=seen.told + 1, last=clock()))
 
 
 def _judge(recipe: Recipe, store: Store, seen: Seen, every: float, time_now: float) -> tuple[Outcome, str]:
@@ -127,11 +108,13 @@ def _judge(recipe: Recipe, store: Store, seen: Seen, every: float, time_now: flo
     name, ended = recipe.name, newest_ended(store, recipe.name)
     if ended is not None and ended.settled == seen.data:
         return "unchanged", f"the data of {name} is that of its newest retrain"
+    # a file that still grows starts no retrain
     if time_now - seen.since < every / 2:
         return "new", f"the data of {name} is new: it counts as changed if it is the same {every / 2:.0f} s later"
     if (holder := holder_of(recipe, store)) is not None:
         return "training", f"a retrain of {name} is under way: {holder}"
     failures = ended.failures if ended is not None and ended.data == seen.data else 0
+    # the nightly schedule still tries this data
     if failures >= TRIES:
         fix = f"see `trnflow retrain {name}`, correct the data or the recipe"
         return "failed", f"{failures} retrains of {name} failed on this data, and it is not tried again: {fix}"
@@ -143,7 +126,7 @@ def _judge(recipe: Recipe, store: Store, seen: Seen, every: float, time_now: flo
 
 
 def _due(failed: Ended | None, seen: Seen, every: float) -> float:
-    """Return the time at which a change is announced. failed: the newest retrain, if it failed on this data."""
+    """Return when a change is announced. failed: the newest retrain, if it failed on this data."""
     announced = seen.last + _wait(every, seen.told) if seen.told else 0.0
     if failed is None:
         return announced
@@ -152,8 +135,8 @@ def _due(failed: Ended | None, seen: Seen, every: float) -> float:
 
 
 def _wait(every: float, times: int) -> float:
-    """Return the seconds to wait after a change was announced, or its retrain failed, `times` times: `every`, doubled
-    each time after the first, at most an hour."""
+    """Return the seconds to wait after `times` announcements or failures, at most an hour."""
+    # announced again as long as the change lasts: an event may be lost
     return min(every * 2.0 ** min(times - 1, 12), LONGEST_WAIT)
 
 
@@ -164,13 +147,13 @@ def _file(store: Store, recipe: str) -> Path:
 def _read(file: Path) -> Seen:
     """Return what earlier looks saw; nothing if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return Seen(str(found["data"]), float(found["since"]), int(found["told"]), float(found["last"]))
+        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return Seen(str(document["data"]), float(document["since"]), int(document["told"]), float(document["last"]))
     return Seen()
 
 
 def _write(file: Path, recipe: str, seen: Seen) -> None:
-    """Write down what was seen. StoreError if the disk does not take it."""
+    """Write down what was seen. Raises StoreError."""
     document = {"schema": 1, "recipe": recipe, "created": now(), **seen._asdict()}
     try:
         make_home(file.parents[1])

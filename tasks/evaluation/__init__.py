@@ -1,1 +1,1 @@
-"""The parts of the stage evaluate_model: load models, run forward passes, compute metrics, draw plots, generate texts."""
+"""The parts of evaluate_model: load models, run forward passes, compute metrics, draw plots, generate texts."""

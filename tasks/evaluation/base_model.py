@@ -1,8 +1,6 @@
-"""Load the language model that training started from, in the architecture and the dtype of the trained model.
+"""Load the language model that training started from, in architecture and dtype of the trained model.
 
-The loaded model gets the trained model's generation settings, so that texts of the two models differ by their weights
-alone. The trained model's tokenizer serves both models: training never adds embeddings (rows with a larger vocabulary
-than the model's are refused), so the model before training has an embedding for each id of the tokenizer.
+The trained model's tokenizer serves both: training never adds embeddings.
 """
 
 from __future__ import annotations
@@ -20,11 +18,10 @@ if TYPE_CHECKING:
 
 
 def load_base_model(source: Source, warm_start: Input | None, trained: Path) -> PreTrainedModel:
-    """Return the model that training started from, on the CPU and in inference mode.
+    """Return the model that training started from, on the CPU and in inference mode. Raises ModelError.
 
-    source: the base model, from `model_source`; warm_start: the model's artifact whose weights replaced those of
-    `source`, or None; trained: the trained model's Hugging Face folder. Raises ModelError when the weights can't be
-    loaded."""
+    source: the base model; warm_start: the artifact whose weights replaced its; trained: the trained model's folder.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(trained, local_files_only=True)
@@ -36,6 +33,7 @@ def load_base_model(source: Source, warm_start: Input | None, trained: Path) -> 
             f"the model that training started from can't be loaded: {error}",
             "check model.source and train.warm_start_from, or set evaluate.generation.before=false",
         ) from error
+    # texts of the two models then differ by their weights alone
     model.generation_config = _generation_settings(trained, config)
     return model.eval()
 

@@ -1,9 +1,4 @@
-"""Forward passes over a split in eager PyTorch: probabilities of classes, or the losses of supervised tokens.
-
-A language model gets the same attention masks, position ids and targets as in training, so the loss of a packed chunk
-equals the loss of its rows computed one by one. A classifier gets only input ids and attention mask, as a user would call
-it.
-"""
+"""Forward passes over a split in eager PyTorch: probabilities of classes, or losses of supervised tokens."""
 
 from __future__ import annotations
 
@@ -25,23 +20,23 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 ReportRows = Callable[[int], None]
-"""Called with the number of rows done so far."""
+"""Called with the number of rows so far."""
 
 LOGITS = 1 << 29
-"""The most bytes that the logits of a forward pass of a language model take in float32, unless one chunk takes more."""
+"""The most bytes of a language model's logits in a forward pass (float32), unless one chunk takes more."""
 
 TIMED = 10**12
-"""Floating point operations that timing single rows may take, roughly: two for each parameter and position."""
+"""Floating point operations that timing single rows may take: two for each parameter and position."""
 
 SLICE = 256
 """Positions whose losses are computed at once."""
 
 
 class Predictions(NamedTuple):
-    """A classifier's predictions of the rows of a split, from `classify`, in the order in which the split has the rows.
+    """A classifier's predictions, in the split's order.
 
-    expected, predicted: true and predicted classes, int64 [rows]; probabilities: float32 [rows, classes]; loss: float64
-    [rows], the cross entropy in nats."""
+    expected, predicted: int64 [rows]; probabilities: float32 [rows, classes]; loss: float64 [rows], in nats.
+    """
 
     expected: Ints
     predicted: Ints
@@ -50,11 +45,10 @@ class Predictions(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """The losses of a language model for each segment of a split. A segment is a row, or a piece of one, in a packed
-    chunk. Segments are in the order of chunk length, chunk and segment id. All arrays are [segments].
+    """A language model's losses by segment, in the order of chunk length, chunk and segment id. All are [segments].
 
-    nll: float64, the sum of the negative log likelihoods of the segment's supervised tokens, in nats; tokens: int64,
-    the number of supervised tokens; sizes: int64, the number of all tokens of the segment."""
+    nll: float64, in nats; tokens: int64, supervised ones; sizes: int64, all tokens.
+    """
 
     nll: Floats
     tokens: Ints
@@ -62,16 +56,13 @@ class TokenLosses(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The mean loss of a supervised token, in nats; NaN where there is none."""
+        """The mean loss of a supervised token in nats; NaN without one."""
         tokens = int(self.tokens.sum())
         return float(self.nll.sum()) / tokens if tokens else float("nan")
 
 
 def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predictions:
-    """Predict the class of every row of a split (the packed rows of train, validation or test). Return the predictions,
-    probabilities and losses in the split's order.
-
-    model: a classifier from `load_model`; batch: rows per forward pass; report: called with the number of rows done."""
+    """Predict the class of every row of a split. batch: rows a forward pass."""
     import numpy as np
     import torch
 
@@ -91,53 +82,47 @@ def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predic
 
 
 def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> TokenLosses:
-    """Return the losses of a language model for every segment of a split. A segment is a row, or a piece of one, in a
-    chunk.
-
-    model: a language model from `load_model`; batch: the most chunks per forward pass; report: called with the number
-    of chunks done.
-
-    A pass has fewer chunks where its logits would take more than 512 MiB in float32, one chunk at least. Losses are
-    computed for 256 positions at a time, in single precision, and summed in double precision.
-    """
+    """Return a language model's losses for every segment of a split. batch: the most chunks a forward pass."""
     import numpy as np
     import torch
 
     built = Built(model, "causal_lm", causal=True, first_position=first_position(model), config={})
-    found: list[tuple[Any, Any, Any]] = []
+    losses: list[tuple[Any, Any, Any]] = []
     rows = 0
     with torch.inference_mode():
         for part in _batches(split, _fitting(model, split, batch)):
+            # masks, positions and targets of training: the loss of a packed chunk equals that of its rows one by one
             columns = (part.input_ids, part.segment_ids, part.position_ids)
             tensors = [torch.from_numpy(column).long().to(model.device) for column in columns]
             logits = model(**inputs_of(built, *tensors)).logits
             targets = torch.from_numpy(part.targets).long().to(model.device)
             for chunk, wanted, segments in zip(logits, targets, part.segment_ids, strict=True):
-                found.append(_by_segment(_position_losses(chunk, wanted), wanted.cpu().numpy(), segments))
+                losses.append(_by_segment(_position_losses(chunk, wanted), wanted.cpu().numpy(), segments))
             rows += part.samples
             report(rows)
-    return TokenLosses(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return TokenLosses(*(np.concatenate(column) for column in zip(*losses, strict=True)))
 
 
 def _fitting(model: Any, split: Split, batch: int) -> int:
-    """The number of chunks of a forward pass, at most `batch`."""
+    """Return the number of chunks of a forward pass, at most `batch`."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     return max(min(batch, LOGITS // (4 * max(split.rows) * vocabulary)), 1)
 
 
 def _position_losses(logits: Any, targets: Any) -> Any:
-    """float64 [positions]: the loss at each position of a chunk, 0 where there is no target."""
+    """Return the loss at each position of a chunk, 0 without target: float64 [positions]."""
     import torch
 
     pairs = zip(logits.split(SLICE), targets.split(SLICE), strict=True)
     losses = [
-        torch.nn.functional.cross_entropy(one.float(), to, ignore_index=IGNORED, reduction="none") for one, to in pairs
+        torch.nn.functional.cross_entropy(scores.float(), to, ignore_index=IGNORED, reduction="none")
+        for scores, to in pairs
     ]
     return torch.cat(losses).double().cpu().numpy()
 
 
 def _by_segment(losses: Any, targets: Any, segments: Any) -> tuple[Any, Any, Any]:
-    """(nll, tokens, sizes) of the segments of a chunk."""
+    """Return (nll, tokens, sizes) of the segments of a chunk."""
     import numpy as np
 
     most = int(segments.max()) + 1
@@ -147,11 +132,7 @@ def _by_segment(losses: Any, targets: Any, segments: Any) -> tuple[Any, Any, Any
 
 
 def single_row_seconds(model: Any, split: Split) -> list[float]:
-    """Measure the latency of a model: return the wall-clock seconds of forward passes of one row each, over rows taken
-    evenly from a split. The first row is also run once before, as a warm-up that is not counted.
-
-    The number of rows depends on the model's size: all passes together take about 10^12 floating point operations. It
-    is at least 3 (fewer if the split has fewer rows) and at most 50."""
+    """Return the wall-clock seconds of forward passes of one row each, over 3 to 50 rows taken evenly from a split."""
     import torch
 
     length = max(split.rows)
@@ -160,6 +141,7 @@ def single_row_seconds(model: Any, split: Split) -> list[float]:
     addresses = list(islice(split.in_order(1), 0, every * count, every))
     seconds = []
     with torch.inference_mode():
+        # the first pass is a warm-up, and not counted
         for address in [addresses[0], *addresses]:
             input_ids, attention_mask = plain_inputs(split.read(address), model.device)
             begun = time.perf_counter()
@@ -169,8 +151,7 @@ def single_row_seconds(model: Any, split: Split) -> list[float]:
 
 
 def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:
-    """Return (input_ids, attention_mask) of a batch, int64 [rows, length] on `device`. The mask is 1 except for
-    padding."""
+    """Return (input_ids, attention_mask) of a batch, int64 [rows, length] on `device`."""
     import torch
 
     input_ids = torch.from_numpy(part.input_ids).long()
@@ -178,6 +159,6 @@ def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:
 
 
 def _batches(split: Split, rows: int) -> Iterator[Batch]:
-    """Yield the batches of a split in order, without the rows that only fill up the last batch to a static shape."""
+    """Yield the batches of a split in order, without rows that only fill up the last one."""
     for address in split.in_order(rows):
         yield split.read(address._replace(rows=address.rows[address.rows >= 0]))

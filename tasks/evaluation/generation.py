@@ -1,6 +1,4 @@
-"""Generate texts for the evaluation report. The prompts are those of the recipe (`evaluate.prompts`), then the first
-rows of a split. A row's prompt is the text before its supervised part (the text that is trained on, such as an
-answer).
+"""Generate texts for the evaluation report, for the recipe's prompts and for the first rows of a split.
 
 Token ids and position ids are computed as in training.
 """
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
     from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 
 
+# a text that is supervised from its beginning gives up to eight words as the prompt
 OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
-"""The prompt of a text that is supervised from its beginning: up to eight words."""
 
 
 class GenerationConfig(StageConfig):
@@ -52,9 +50,10 @@ class GenerationConfig(StageConfig):
 
 
 class Prompt(NamedTuple):
-    """A prompt and the answer that the data has for it. parts: the prompt as a list of pieces {text, train}, as
-    format_prompts writes them (train: whether the piece is trained on); answer: the answer's text; row: the number,
-    from 0, of its row in the split's file of format_prompts. A prompt of the recipe has neither answer nor row."""
+    """A prompt and the data's answer. parts: as format_prompts writes them; row: its number in the split.
+
+    A prompt of the recipe has neither answer nor row.
+    """
 
     parts: list[Meta]
     answer: str | None = None
@@ -67,53 +66,61 @@ class Prompt(NamedTuple):
 
 
 def prompts(texts: Path, count: int) -> list[Prompt]:
-    """Return up to `count` prompts from a Parquet file of format_prompts, in its order: the first rows that have both a
-    prompt and an answer. texts: the file."""
+    """Return up to `count` prompts of a Parquet file of format_prompts: the first rows with prompt and answer."""
     from pyarrow.parquet import ParquetFile
 
-    found: list[Prompt] = []
+    chosen: list[Prompt] = []
     first = 0
     if not count:
-        return found
+        return chosen
     with ParquetFile(texts) as file:
         for batch in file.iter_batches(batch_size=count, columns=["parts"]):
-            if len(found) >= count:
+            if len(chosen) >= count:
                 break
-            made = [
+            candidates = [
                 _prompt(parts)._replace(row=row) for row, parts in enumerate(batch.column("parts").to_pylist(), first)
             ]
-            found += [prompt for prompt in made if prompt.text and prompt.answer]
+            chosen += [prompt for prompt in candidates if prompt.text and prompt.answer]
             first += batch.num_rows
-    return found[:count]
+    return chosen[:count]
 
 
 def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path, texts: Meta) -> list[Prompt]:
-    """Return the prompts that the recipe's setting `evaluate.prompts` gives, in its order. A text is used as it stands;
-    the chat template in the model's `folder` turns messages into a text, with the date and the template arguments of
-    training.
+    """Return the prompts of `evaluate.prompts`; the chat template in `folder` turns messages into texts.
 
-    given: the texts and lists of messages; texts: metadata of the format_prompts artifact. Raises ConfigError when the
-    model was not trained with a chat template, or when the template refuses the messages."""
+    texts: metadata of format_prompts. Raises ConfigError without a chat template, or if it refuses the messages.
+    """
     from transformers import AutoTokenizer
 
-    tokenizer = None if all(isinstance(one, str) for one in given) else AutoTokenizer.from_pretrained(folder)
+    tokenizer = (
+        None if all(isinstance(given_prompt, str) for given_prompt in given) else AutoTokenizer.from_pretrained(folder)
+    )
     if tokenizer is not None and not (tokenizer.chat_template and texts.get("framed")):
         raise ConfigError(
             "evaluate.prompts has messages, and the model was not trained with a chat template", "write them as texts"
         )
     settings = texts.get("rows", {}).get("settings", {})
     return [
-        Prompt([{"text": one if isinstance(one, str) else _templated(tokenizer, one, settings), "train": False}])
-        for one in given
+        Prompt(
+            [
+                {
+                    "text": given_prompt
+                    if isinstance(given_prompt, str)
+                    else _templated(tokenizer, given_prompt, settings),
+                    "train": False,
+                }
+            ]
+        )
+        for given_prompt in given
     ]
 
 
 def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Meta) -> str:
-    """Return the text that the chat template makes of messages. settings: the recipe's section `format`, which fixes
-    the date, so that the prompt does not change from day to day."""
+    """Return the text that the chat template makes of messages. settings: the recipe's section `format`."""
     from jinja2 import TemplateError
 
     name, special = "the tokenizer's chat template", tokenizer.special_tokens_map
+    # fixed, so that the prompt does not change from day to day
     fixed = {"date": settings["date"], "arguments": settings["template_arguments"]}
     template = ChatTemplate(name, tokenizer.chat_template, special, **fixed)
     try:
@@ -139,28 +146,25 @@ def generate(
     """Generate a text for one prompt.
 
     Args:
-        encoder: turns the prompt into token ids.
-        positions: the number of tokens that the model has positions for; None for any number. A prompt that leaves no
-            room for the answer loses its first tokens.
-        ends: ids of the tokens that end a text.
-        sample: whether to draw each token from the model's probabilities; if False, take the most probable token
-            (greedy).
+        encoder: Turns the prompt into token ids.
+        positions: Tokens that the model has positions for, or None.
+        ends: Ids of the tokens that end a text.
+        sample: Draw tokens; else take the most probable ones.
 
-    Returns: row (the prompt's row in the split, null for a prompt of the recipe), prompt (its text), answer (the text
-    that the data has, or null), generated (the text), tokens (how many were generated), prompt_tokens (how many the
-    prompt has), prompt_tokens_cut (how many of these were left out) and ended (whether the last generated token is an
-    end token).
+    Returns:
+        row, prompt, answer, generated, tokens, prompt_tokens, prompt_tokens_cut, ended
     """
     import torch
 
     new = config.max_new_tokens if positions is None else min(config.max_new_tokens, max(positions // 2, 1))
     ids, prefix = prompt_ids(encoder, prompt.parts), tokenizer.prefix()
     opening = len(prefix) if ids[: len(prefix)] == prefix else 0
+    # a prompt that leaves no room for the answer loses its first tokens
     kept = ids if positions is None else shortened(ids, positions - new, opening)
     torch.manual_seed(prompt_seed(config.seed, prompt.text))
     with torch.inference_mode():
         row = torch.tensor([kept], device=model.device)
-        made = model.generate(
+        new_ids = model.generate(
             row,
             attention_mask=torch.ones_like(row),
             do_sample=sample,
@@ -177,23 +181,22 @@ def generate(
         "row": prompt.row,
         "prompt": prompt.text,
         "answer": None if prompt.answer is None else _without_special(tokenizer.tokenizer, prompt.answer),
-        "generated": tokenizer.tokenizer.decode(made, skip_special_tokens=True),
-        "tokens": len(made),
+        "generated": tokenizer.tokenizer.decode(new_ids, skip_special_tokens=True),
+        "tokens": len(new_ids),
         "prompt_tokens": len(ids),
         "prompt_tokens_cut": len(ids) - len(kept),
-        "ended": bool(made) and made[-1] in ends,
+        "ended": bool(new_ids) and new_ids[-1] in ends,
     }
 
 
 def prompt_seed(seed: int, text: str) -> int:
-    """Return the seed for sampling the text of one prompt, made of the recipe's seed and the prompt's text, so that
-    prompts do not share their random numbers, and adding or removing a prompt does not change the texts of others."""
+    """Return the seed for sampling the text of one prompt."""
+    # of its own: adding or removing a prompt does not change the texts of others
     return int.from_bytes(hashlib.sha256(f"{seed}\n{text}".encode()).digest()[:8], "big") >> 1
 
 
 def prompt_encoder(tokenizer: FastTokenizer, texts: Meta) -> CausalEncoder:
-    """Return an encoder that turns prompts into token ids as in training, but without an end token. texts: metadata of the
-    format_prompts artifact."""
+    """Return an encoder of prompts as in training, without an end token. texts: metadata of format_prompts."""
     from trnflow.tasks.data.tokenization.encoders import CausalEncoder
 
     framed, templates = texts.get("framed", False), tuple(texts.get("templates", ()))
@@ -201,8 +204,7 @@ def prompt_encoder(tokenizer: FastTokenizer, texts: Meta) -> CausalEncoder:
 
 
 def prompt_ids(encoder: CausalEncoder, parts: list[Meta]) -> list[int]:
-    """Return the token ids of a prompt, including the special tokens with which a row begins in training. parts: the
-    prompt's pieces {text, train}, as format_prompts writes them."""
+    """Return the token ids of a prompt, with the special tokens with which a row begins."""
     import pyarrow as pa
 
     ids: list[int] = encoder.encode(pa.table({"parts": [parts]})).ids.tolist()
@@ -210,8 +212,7 @@ def prompt_ids(encoder: CausalEncoder, parts: list[Meta]) -> list[int]:
 
 
 def position_ids(model: Any, row: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return {"position_ids": int64 [1, length]}, an argument for the model's `generate`, for a model whose positions
-    do not start at 0; {} for others. row: the prompt's token ids, [1, length]."""
+    """Return {"position_ids": int64 [1, length]} for a model whose positions do not start at 0, else {}."""
     import torch
 
     first = first_position(model)
@@ -219,20 +220,19 @@ def position_ids(model: Any, row: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def shortened(ids: list[int], room: int, opening: int) -> list[int]:
-    """Cut a list of token ids to at most `room`: keep the first `opening` ids (special tokens) and the last ones."""
+    """Cut token ids to at most `room`: keep the first `opening` ones and the last."""
     return ids if len(ids) <= room else [*ids[:opening], *ids[len(ids) - room + opening :]]
 
 
 def _without_special(tokenizer: Any, answer: str) -> str:
-    """The answer as a generated text is shown: without special tokens, such as that which ends a turn."""
+    """Return the answer without special tokens, as a generated text is shown."""
     for token in tokenizer.get_added_tokens_decoder().values():
         answer = answer.replace(token.content, "") if token.special else answer
     return answer
 
 
 def _prompt(parts: list[Meta]) -> Prompt:
-    """Return a row as a prompt, its parts before the first supervised one, and the answer, the supervised text that
-    follows. Of a text that is supervised from its beginning, the first words are the prompt."""
+    """Return a row as a prompt, its parts before the first supervised one, and the answer that follows."""
     first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
     end = next((index for index in range(first, len(parts)) if not parts[index]["train"]), len(parts))
     after = "".join(part["text"] for part in parts[first:end])  # later turns are no answer to this prompt

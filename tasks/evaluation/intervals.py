@@ -1,5 +1,4 @@
-"""Bootstrap intervals of metrics: in what range a figure would lie if as many other rows had been drawn. The seed is
-fixed, so the same rows give the same interval."""
+"""Bootstrap intervals of metrics. The seed is fixed: the same rows give the same interval."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ AT_ONCE = 2**22
 
 
 def interval(values: Floats) -> list[float]:
-    """Return [low, high], the two-sided percentile interval of a metric with confidence 0.95. values: the metric of
-    each bootstrap resample, float64 [resamples]."""
+    """Return [low, high] of a metric's resamples, float64 [resamples]."""
     import numpy as np
 
     tail = (1 - CONFIDENCE) / 2
@@ -28,16 +26,14 @@ def interval(values: Floats) -> list[float]:
 
 
 def ratio_interval(above: Any, below: Any) -> list[float]:
-    """Return the bootstrap interval [low, high], with confidence 0.95, of sum(above) / sum(below), such as the summed
-    loss divided by the number of tokens. above, below: two values of each row, [rows]. A resample draws rows with
-    replacement, and takes both values of each drawn row."""
+    """Return the interval [low, high] of sum(above) / sum(below), both [rows]."""
     import numpy as np
     from scipy.stats import bootstrap
 
     pairs = tuple(np.asarray(column, dtype=np.float64) for column in (above, below))
     if len(pairs[0]) < 2:
         return [float(pairs[0].sum() / pairs[1].sum())] * 2
-    found = bootstrap(
+    result = bootstrap(
         pairs,
         _ratio,
         paired=True,
@@ -48,13 +44,13 @@ def ratio_interval(above: Any, below: Any) -> list[float]:
         method="percentile",
         rng=np.random.default_rng(SEED),
     )
-    return [float(found.confidence_interval.low), float(found.confidence_interval.high)]
+    return [float(result.confidence_interval.low), float(result.confidence_interval.high)]
 
 
 def _ratio(above: Floats, below: Floats, axis: int) -> Floats:
-    """Return the ratio of the sums of each resample. A sum of `below` under 1, which a resample of few rows may have,
-    counts as 1."""
+    """Return the ratio of the sums of each resample."""
     import numpy as np
 
+    # a resample of few rows may have a sum under 1, which counts as 1
     ratio: Floats = above.sum(axis=axis) / np.maximum(below.sum(axis=axis), 1.0)
     return ratio

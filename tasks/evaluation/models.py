@@ -1,4 +1,4 @@
-"""Load Hugging Face folders written by the stage consolidate as PyTorch models, without the network."""
+"""Load folders of consolidate as PyTorch models, without the network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 
 def load_model(folder: Path, task: str) -> PreTrainedModel:
-    """Load a model from a Hugging Face folder, on the CPU, in its stored dtype, in inference mode and without a key-value
-    cache.
+    """Load a model on the CPU, in its stored dtype, in inference mode. task: which output layer it gets.
 
-    task: which output layer the model gets: `classification` (of the whole text) or `causal_lm` (next token).
-    ModelError when transformers can't load the model.
+    Raises ModelError when transformers can't load it.
     """
     # the narrow import: `from transformers import ...` resolves the same class at the price of a lookup in every module
     from transformers.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -36,6 +34,6 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
 
 
 def longest_sequence(model: PreTrainedModel) -> int | None:
-    """Return the most tokens of a sequence that the model has positions for, or None when its config gives no limit."""
+    """Return the most tokens that the model has positions for, or None."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return None if positions is None else int(positions) - first_position(model)

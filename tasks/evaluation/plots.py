@@ -1,4 +1,4 @@
-"""Draw plots as PNG files. The same data gives the same bytes: the file has no date and no program name."""
+"""Draw plots as PNG files. The same data gives the same bytes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMBERED = 20
-"""The largest number of classes for which the cells show numbers."""
+"""The largest number of classes for which cells show numbers."""
 
 
 def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str, file: Path) -> None:
-    """Draw a confusion matrix into a PNG file. confusion: int64 [classes, classes], the true class by row and the
-    predicted one by column; labels: the class names by index; title: of the plot. Colours are shares of a row; numbers,
-    shown for up to 20 classes, are counts."""
+    """Draw a confusion matrix, int64 [classes, classes], the true class by row. Colours are shares of a row."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,8 +40,7 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
 
 
 def calibration(bins: list[Meta], title: str, file: Path) -> None:
-    """Draw a calibration curve into a PNG file: the accuracy of a classifier by the confidence of its predictions.
-    bins: [{rows, confidence, accuracy}], as `classification.calibration` returns them; title: of the plot."""
+    """Draw accuracy by confidence. bins: of `classification.calibration`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -62,7 +59,7 @@ def calibration(bins: list[Meta], title: str, file: Path) -> None:
 
 
 def shortened(label: str, length: int = 24) -> str:
-    """Return a class's label for a plot: at most `length` characters, with `$` escaped, which matplotlib would take for a
-    formula."""
+    """Return a class's label for a plot: at most `length` characters."""
+    # matplotlib would take it for a formula
     text = label.replace("$", r"\$")
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,8 +1,7 @@
-"""Write predictions.parquet: the prediction, or the losses, of each evaluated row. The rows are those of
-`<split>.parquet`, which format_prompts wrote, in the same order; rows that tokenizing or packing dropped are missing.
+"""Write predictions.parquet: the prediction, or the losses, of each evaluated row.
 
-The column `row` is the row's number in `<split>.parquet`, from 0. The column `digest` is `sha256:<hex>` of the text
-that the model reads (UTF-8), by which predictions of different models, or of rows in another order, can be joined.
+`row` is the number in `<split>.parquet` of format_prompts, from 0. `digest` is `sha256:<hex>` of the text that the
+model reads, by which predictions of different models can be joined.
 """
 
 from __future__ import annotations
@@ -31,13 +30,11 @@ BATCH = 1024
 
 
 class RowLosses(NamedTuple):
-    """The losses of a language model for the rows of a split as format_prompts wrote them, by ascending row number.
-    All arrays are [rows].
+    """A language model's losses by row of format_prompts, ascending. All are [rows].
 
-    row: int64, the row's number from 0; nll: float64, the sum of the negative log likelihoods of the row's supervised
-    tokens, in nats; tokens: int64, the number of supervised tokens; bytes: int64, the number of UTF-8 bytes of the
-    supervised tokens' text, without special tokens; cut: bool, whether some of the row's tokens were left out, or the
-    row was divided into several pieces."""
+    nll: in nats; tokens: supervised ones; bytes: of their text in UTF-8; cut: tokens were left out, or the row was
+    divided.
+    """
 
     row: Ints
     nll: NDArray[np.float64]
@@ -47,18 +44,15 @@ class RowLosses(NamedTuple):
 
 
 def source_rows(packed: Input, split: str) -> Ints:
-    """Return the number of the row in `<split>.parquet` of format_prompts that each segment of a split comes from,
-    int64 [segments]. A segment is a row, or a piece of one, in a packed chunk; segments are in the order in which the
-    module `forward` reads them: by length, chunk and segment id."""
+    """Return the row in `<split>.parquet` of each segment of a split, in the order of `forward`: int64 [segments]."""
     return _segments(packed, split)[:, 0]
 
 
-def row_losses(found: TokenLosses, packed: Input, split: str, tokenizer: FastTokenizer) -> RowLosses:
-    """Sum the losses of segments by the row of format_prompts that they come from, and return the sums. A segment is a
-    row, or a piece of one, in a packed chunk: packing may cut a row into several.
+def row_losses(losses: TokenLosses, packed: Input, split: str, tokenizer: FastTokenizer) -> RowLosses:
+    """Sum the losses of segments by row of format_prompts.
 
-    found: the losses of all segments of the split; packed: the artifact of pack_chunks; tokenizer: the model's, which
-    turns supervised tokens back into text to count their bytes."""
+    packed: of pack_chunks; tokenizer: turns supervised tokens back into text, to count bytes.
+    """
     import numpy as np
 
     segments = _segments(packed, split)
@@ -70,16 +64,15 @@ def row_losses(found: TokenLosses, packed: Input, split: str, tokenizer: FastTok
     whole = np.zeros(len(rows), dtype=np.int64)
     whole[at] = segments[:, 1]
     spelled = np.fromiter(_spelled_bytes(packed, split, tokenizer), dtype=np.int64, count=len(segments))
-    kept, tokens, spelled = (total(values).astype(np.int64) for values in (found.sizes, found.tokens, spelled))
-    return RowLosses(rows, total(found.nll), tokens, spelled, (pieces > 1) | (kept < whole))
+    kept, tokens, spelled = (total(values).astype(np.int64) for values in (losses.sizes, losses.tokens, spelled))
+    return RowLosses(rows, total(losses.nll), tokens, spelled, (pieces > 1) | (kept < whole))
 
 
-def write_classes(found: Predictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
-    """Write the predictions of a classifier to the file `to`, sorted by row, with the columns row, digest, label and
-    predicted (names of classes), probabilities (float32, in the order of `labels`) and loss (nats).
+def write_classes(predictions: Predictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
+    """Write a classifier's predictions to `to`: row, digest, label, predicted, probabilities, loss, sorted by row.
 
-    The column digest is the SHA-256 of the row's text. rows: the number of the row in `texts` that each prediction is
-    about; texts: the split's `<split>.parquet` of format_prompts."""
+    rows: of each prediction; texts: the split's `<split>.parquet`.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -92,18 +85,16 @@ def write_classes(found: Predictions, labels: list[str], rows: Ints, texts: Path
     order, names = np.argsort(rows, kind="stable"), np.array(labels, dtype=object)
     columns = {
         "row": rows[order],
-        "label": names[found.expected[order]],
-        "predicted": names[found.predicted[order]],
-        "probabilities": list(found.probabilities[order]),
-        "loss": found.loss[order],
+        "label": names[predictions.expected[order]],
+        "predicted": names[predictions.predicted[order]],
+        "probabilities": list(predictions.probabilities[order]),
+        "loss": predictions.loss[order],
     }
     _write(columns, schema, texts, to)
 
 
-def write_losses(found: RowLosses, texts: Path, to: Path) -> None:
-    """Write the losses of a language model to the file `to`, one row for each row of `found`, with the columns row,
-    digest (SHA-256 of the row's text), nll, tokens, bytes and cut (see `RowLosses`). texts: the split's
-    `<split>.parquet` of format_prompts."""
+def write_losses(losses: RowLosses, texts: Path, to: Path) -> None:
+    """Write `RowLosses` with the column digest to `to`. texts: the split's `<split>.parquet`."""
     import pyarrow as pa
 
     schema = pa.schema(
@@ -112,12 +103,11 @@ def write_losses(found: RowLosses, texts: Path, to: Path) -> None:
             ("bytes", pa.int64()), ("cut", pa.bool_()),
         ]
     )  # fmt: skip
-    _write(found._asdict(), schema, texts, to)
+    _write(losses._asdict(), schema, texts, to)
 
 
 def text_of(texts: Path, row: int) -> str:
-    """Return the text of one row of a Parquet file of format_prompts, as the model reads it. texts: the file; row: the
-    row's number, from 0."""
+    """Return the text of one row of a Parquet file of format_prompts."""
     return _text(read_rows(texts, row, 1).to_pylist()[0])
 
 
@@ -152,7 +142,7 @@ def _segments(packed: Input, split: str) -> Ints:
 
 
 def _spelled_bytes(packed: Input, split: str, tokenizer: FastTokenizer) -> Iterator[int]:
-    """The UTF-8 bytes of the text that the supervised tokens of each segment decode to, in the order of `source_rows`."""
+    """Yield the UTF-8 bytes of each segment's supervised tokens, in the order of `source_rows`."""
     for length in sorted(int(length) for length, count in packed.meta["rows"][split].items() if count):
         columns = open_chunks(packed, split, length)
         for labels, segments in zip(columns["labels"], columns["segment_ids"], strict=True):

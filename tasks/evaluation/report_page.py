@@ -1,8 +1,5 @@
-"""Make the report page: one HTML file that loads nothing from elsewhere and runs no script.
-
-`evaluate_model` writes report.html of an evaluation alone; `trnflow report` fills the same template with an evaluation and
-the run that it belongs to. All texts are escaped by the template's engine.
-"""
+"""Make the report page: one HTML file that loads nothing and runs no script. The template's engine escapes all
+texts."""
 
 from __future__ import annotations
 
@@ -25,9 +22,10 @@ CLASSES = 100
 
 
 def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | None, run: Meta | None = None) -> str:
-    """Return the page of an evaluation, a run or both as HTML. title, subtitle: its headings; notes: sentences that
-    stand first; evaluation: the part from `evaluation_part`, or None; run: the part about the run, from
-    `trnflow.flows.display.run_page`, or None."""
+    """Return the page of an evaluation, a run or both as HTML.
+
+    notes: sentences that stand first; evaluation: of `evaluation_part`; run: of `trnflow.flows.display.run_page`.
+    """
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
@@ -36,7 +34,7 @@ def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | Non
 
 
 def write_page(folder: Path) -> None:
-    """Write report.html into the folder of an evaluation's artifact, from the folder's report.json and plots."""
+    """Write report.html into the folder of an evaluation's artifact."""
     report = read_json(folder / "report.json")
     title = f"Evaluation on {report['split']}"
     (folder / "report.html").write_text(
@@ -45,19 +43,14 @@ def write_page(folder: Path) -> None:
 
 
 def subtitle_of(report: Meta) -> str:
-    """Return one line about an evaluation, the subtitle of its page: its task, split and number of rows (for a language
-    model of chunks and tokens)."""
+    """Return one line about an evaluation: task, split, number of rows."""
     unit = "rows" if report["task"] == "classification" else f"chunks, {report['tokens']:,} supervised tokens"
     cut = f", {report['cut']:,} rows cut" if report.get("cut") else ""
     return f"{report['task'].replace('_', ' ')}, split {report['split']}: {report['rows']:,} {unit}{cut}"
 
 
 def evaluation_part(folder: Path, report: Meta) -> Meta:
-    """Return the values that the template of the report page shows about an evaluation: its metrics and their
-    intervals, plots, scores of each class, the worst predictions, generated texts, the comparison with the exported
-    model, and the numbers of lost rows.
-
-    folder: the folder of the evaluation's artifact, which has the plots; report: the content of its report.json."""
+    """Return what the template shows of an evaluation. folder: has the plots; report: report.json."""
     metrics, intervals = report["metrics"], report["intervals"]
     return {
         "cards": [
@@ -72,8 +65,8 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
         "about_intervals": f"Intervals: {intervals['confidence']:.0%} of {intervals['resamples']:,} bootstrap resamples.",
         "plots": [_plot(folder / name, alt) for name, alt in PLOTS.items() if (folder / name).exists()],
         "classes": _classes(report.get("classes", [])),
-        "worst": [_error(one) for one in report.get("worst", [])],
-        "generations": [_generation(one) for one in report.get("generations", [])],
+        "worst": [_error(entry) for entry in report.get("worst", [])],
+        "generations": [_generation(entry) for entry in report.get("generations", [])],
         "export": _export(report),
         "lost_rows": _lost_rows(report.get("data", {})),
     }
@@ -82,8 +75,7 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ("value", "interval")
 ) -> Meta:
-    """Return a table in the form that the page's template draws. columns: the heads; rows: the cells of each row;
-    numbers: the heads of the columns that are aligned to the right."""
+    """Return a table as the template draws it. numbers: heads of the columns aligned to the right."""
     return {"columns": list(columns), "rows": [list(row) for row in rows], "numbers": list(numbers)}
 
 
@@ -102,39 +94,40 @@ def _plot(file: Path, alt: str) -> Meta:
 
 def _classes(classes: list[Meta]) -> Meta | None:
     names = ("precision", "recall", "f1", "support")
-    rows = ([one["label"], *(number(one[name]) for name in names)] for one in classes[:CLASSES])
+    rows = ([entry["label"], *(number(entry[name]) for name in names)] for entry in classes[:CLASSES])
     return table(("class", *names), rows, names) if classes else None
 
 
 def _lost_rows(data: Meta) -> Meta | None:
-    """The table of truncated and left out rows by split, with a column for each kind that was counted; None where no split
-    has any. Reports of earlier versions lack the kind `too_long`."""
-    kinds = [kind for kind in COLUMNS if any(kind in one for one in data.values())]
+    """Return the table of lost rows by split, or None."""
+    kinds = [kind for kind in COLUMNS if any(kind in counts for counts in data.values())]
     columns = ("split", "rows", *(COLUMNS[kind] for kind in kinds))
-    rows = [(split, *(f"{one[what]:,}" for what in ("rows", *kinds))) for split, one in data.items()]
-    lost = any(one[kind] for one in data.values() for kind in kinds)
+    rows = [(split, *(f"{counts[what]:,}" for what in ("rows", *kinds))) for split, counts in data.items()]
+    lost = any(counts[kind] for counts in data.values() for kind in kinds)
     return table(columns, rows, columns[1:]) if lost else None
 
 
-def _error(one: Meta) -> Meta:
-    named = f"Row {one['row']}: {one['label']}, predicted {one['predicted']} ({one['probability']:.1%})"
-    return {"name": f"{named}, loss {number(one['loss'])}", "text": one["text"]}
+def _error(entry: Meta) -> Meta:
+    named = f"Row {entry['row']}: {entry['label']}, predicted {entry['predicted']} ({entry['probability']:.1%})"
+    return {"name": f"{named}, loss {number(entry['loss'])}", "text": entry["text"]}
 
 
-def _generation(one: Meta) -> Meta:
-    """A generation's name, its texts, and a table of the texts before and after training; without those before, the texts
-    alone."""
-    texts = [("prompt", one["prompt"])]
-    compared = [("greedy", one.get("before"), one["generated"]), ("sampled", one.get("before_sampled"), one["sampled"])]
-    beside = "before" in one  # not from scratch, nor in evaluations of earlier versions
+def _generation(line: Meta) -> Meta:
+    """Return a generation's name, its texts, and a table of the texts before and after training."""
+    texts = [("prompt", line["prompt"])]
+    compared = [
+        ("greedy", line.get("before"), line["generated"]),
+        ("sampled", line.get("before_sampled"), line["sampled"]),
+    ]
+    beside = "before" in line  # not from scratch, nor in evaluations of earlier versions
     if not beside:
         texts += [(name, after) for name, _, after in compared]
-    name = "A prompt of the recipe" if one["row"] is None else f"Row {one['row']}"
+    name = "A prompt of the recipe" if line["row"] is None else f"Row {line['row']}"
     return {
         "name": name,
         "parts": [{"name": name, "text": text} for name, text in texts],
         "compared": [{"name": name, "before": was, "after": now} for name, was, now in compared] if beside else [],
-        "answer": one["answer"],
+        "answer": line["answer"],
     }
 
 
@@ -142,11 +135,9 @@ def _export(report: Meta) -> str:
     export = report["export"]
     if "note" in export:
         return f"{export['target']}: {export['note']}"
-    found = report["metrics"]
+    metrics = report["metrics"]
     what = f"{export['compared']:,} {'rows' if report['task'] == 'classification' else 'tokens'}"
     if report["task"] != "classification" and "rows" in export:  # absent in evaluations of earlier versions
         what += f" of {export['rows']:,} chunks"
-    same = f"the same prediction as the weights' for {100 * found['export_agreement']:.6g}% of {what}"
-    return (
-        f"{export['target']}: {same}; the largest difference of two logits is {number(found['export_max_difference'])}."
-    )
+    same = f"the same prediction as the weights' for {100 * metrics['export_agreement']:.6g}% of {what}"
+    return f"{export['target']}: {same}; the largest difference of two logits is {number(metrics['export_max_difference'])}."

@@ -1,8 +1,7 @@
 """The registry of metrics: each is one entry here, a function with its name, task and flags.
 
-Tables, the report page, MLflow, model cards, sweeps and `promote.metric` read SCORES; the order of entries is their
-order there. A function of task `classification` reads `Predictions`, one of `causal_lm` `RowSums`, one with `of_texts` a
-generated text and its answer. Libraries are imported inside functions: `plan` reads this module.
+The order of entries is their order everywhere. A function of task `classification` reads `Predictions`, one of
+`causal_lm` `RowSums`, one with `of_texts` a generated text and its answer.
 """
 
 from __future__ import annotations
@@ -84,14 +83,13 @@ class Score:
     Attributes:
         function: Returns the value; None where rows have none.
         place: File and line of the entry.
-        hub: Type in the hub's model cards. Those with a type also lead the report page and stand in MLflow's run of
-            the pipeline.
-        may_promote: Whether models may be compared by the metric: its function then reads no probabilities.
-        is_default: Whether `promote.metric` is this one by default.
-        report_only: Whether report.json alone has the metric.
-        of_texts: Whether the function reads a generated text and its answer; the metric is the mean.
-        of_matrices: `Matrices` -> values, float64 [matrices]: for intervals, and fast resamples.
-        ratio: Rows -> (above, below), both [rows], whose sums' ratio is the metric: for the same.
+        hub: Type in the hub's model cards; these metrics also lead the report page.
+        may_promote: Models may be compared by it: the function then reads no probabilities.
+        is_default: The default of `promote.metric`.
+        report_only: report.json alone has the metric.
+        of_texts: The function reads a generated text and its answer; the metric is the mean.
+        of_matrices: `Matrices` -> float64 [matrices], for intervals and fast resamples.
+        ratio: Rows -> (above, below), both [rows], for the same.
     """
 
     name: str
@@ -116,8 +114,8 @@ SCORES: list[Score] = []
 
 
 def score(name: str, task: Task, **flags: Any) -> Callable[[Callable[..., float | None]], Score]:
-    """Return a decorator that enters a function into SCORES. flags: of `Score`. Raises CodeError for a second entry of a
-    name and task, or a second default of a task."""
+    """Return a decorator that enters a function into SCORES. flags: of `Score`. Raises CodeError for an entry that
+    exists."""
     caller = sys._getframe(1)
     place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
@@ -196,7 +194,7 @@ def matthews_correlation(found: Predictions) -> float:
 
 @score("log_loss", "classification", less_is_better=True, report_only=True)
 def log_loss_of_probabilities(found: Predictions) -> float:
-    """Return the mean cross entropy in nats from the stored probabilities, each row's scaled to sum to 1."""
+    """Return the mean cross entropy in nats from the stored probabilities."""
     from sklearn.metrics import log_loss
 
     probabilities = scaled(found.probabilities)
@@ -210,8 +208,7 @@ def expected_calibration_error(found: Predictions) -> float:
 
 @score("auc", "classification", report_only=True)
 def area_under_curve(found: Predictions) -> float | None:
-    """Return the mean over classes of the area under the ROC curve, one class against the rest; None when all rows have
-    one class."""
+    """Return the mean area under the ROC curve, one class against the rest; None when all rows have one class."""
     import numpy as np
 
     areas = class_areas(found.expected, scaled(found.probabilities))
@@ -301,12 +298,9 @@ def values_of_texts(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
 
 
 def intervals_of(task: str, rows: Any, matrix: Ints | None = None) -> Meta:
-    """Return the bootstrap interval [low, high] of each metric that has one, and `confidence` and `resamples`.
-
-    matrix: the confusion matrix of a classifier's rows. Its resamples are drawn from a multinomial distribution, which
-    is the same as drawing rows with replacement.
-    """
+    """Return [low, high] of each metric that has an interval, `confidence` and `resamples`. matrix: a classifier's."""
     ratios = {entry.name: entry.ratio(rows) for entry in SCORES if entry.task == task and entry.ratio}
+    # drawing from a multinomial distribution is the same as drawing rows with replacement
     found: Meta = {} if matrix is None else _of_resamples(task, matrix)
     found |= {name: ratio_interval(*ratio) for name, ratio in ratios.items() if ratio[1].any()}
     return {**found, "confidence": CONFIDENCE, "resamples": RESAMPLES}
@@ -328,10 +322,8 @@ def _of_resamples(task: str, matrix: Ints) -> Meta:
 
 
 def majority(training: Ints, found: Predictions, classes: int) -> dict[str, float]:
-    """Return accuracy and weighted F1 of a baseline that predicts the most frequent class of `training` for every row.
-
-    training: true classes, int64 [rows]. Of equally frequent classes the one with the lowest index is predicted.
-    """
+    """Return accuracy and weighted F1 of predicting the most frequent class of `training`, int64 [rows], for every
+    row."""
     import numpy as np
 
     answers = np.full_like(found.expected, np.bincount(training, minlength=classes).argmax())

@@ -11,12 +11,12 @@ from trnflow.tasks.keys.key_document import PARTS
 
 
 class Change(NamedTuple):
-    """A value that differs between two key documents (the JSON of which a stage's key is the hash).
+    """A value that differs between two key documents.
 
     Attributes:
-        part: the table of the key documents that has the value: code, params, inputs, env or accel; or `schema`.
-        name: the value's dotted name below that table; in the table code, the module's name.
-        before, after: the value in each document, None where it does not exist.
+        part: Table of the value, such as "code", or "schema".
+        name: The value's dotted name in the table; a module's in "code".
+        before, after: None where the value does not exist.
     """
 
     part: str
@@ -34,9 +34,7 @@ class Change(NamedTuple):
 
 
 def difference(before: Meta, after: Meta) -> list[Change]:
-    """List every value that differs between two key documents (the JSON of which a stage's key is the hash), also
-    values that only one of them has. Sorted by table, in the order code, params, inputs, env, accel, schema, then by name. []
-    if the documents differ nowhere."""
+    """Return the values that differ between two key documents, sorted by table, then by name."""
     changes = []
     for part in PARTS:
         old, new = (dict(_leaves(document.get(part, {}))) for document in (before, after))

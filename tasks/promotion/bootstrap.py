@@ -1,13 +1,6 @@
-"""Compare two models on the same rows: compute the difference of a metric, and the interval of the difference by the
-paired bootstrap.
+"""Compare two models on the same rows: the difference of a metric, and its interval by the paired bootstrap.
 
-Each resample draws rows with replacement, the same rows for both models, and computes the difference of the metric. If
-the interval of these differences lies above zero, the newer model is better, and not by chance. The same seed gives
-the same interval.
-
-The bootstrap draws frozen rows (fixed test rows), each with all examples (texts) that were made from the row. Examples
-of one row, such as the turns of a conversation, are not independent, so they are not drawn one by one (a cluster
-bootstrap).
+Each resample draws frozen rows with replacement, the same for both models, each row with all its examples.
 """
 
 from __future__ import annotations
@@ -36,12 +29,14 @@ Resampled = Callable[["Ints | slice"], float]
 
 
 class Comparison(NamedTuple):
-    """The result of comparing a challenger (a new model) with the champion (the model that the recipe's users get).
+    """The result of comparing a challenger with the champion.
 
-    metric: the metric's name; champion, challenger: the metric of each model on all rows; difference: between the two,
-    positive when the challenger is better; low, high: ends of the two-sided bootstrap interval of the difference; rows:
-    the number of frozen rows (fixed test rows) compared; is_better: whether `low` exceeds `promote.margin` and there
-    are at least 30 rows."""
+    Attributes:
+        difference: Positive when the challenger is better.
+        low, high: Ends of the two-sided bootstrap interval of the difference.
+        rows: Number of frozen rows.
+        is_better: Whether `low` exceeds `promote.margin`, with at least LEAST_ROWS.
+    """
 
     metric: str
     champion: float
@@ -57,8 +52,8 @@ class Comparison(NamedTuple):
 
 
 def score_of(config: PromoteConfig, task: str) -> Score:
-    """Return the metric by which models of a task are compared: `promote.metric`, else the task's default. Raises
-    ConfigError when `promote.metric` is no metric of this task."""
+    """Return the metric by which models of a task are compared. Raises ConfigError if `promote.metric` is of another
+    task."""
     choices = promoting(task)
     chosen = [entry for entry in choices if config.metric in (None, entry.name)]
     if not chosen:
@@ -69,29 +64,22 @@ def score_of(config: PromoteConfig, task: str) -> Score:
     return chosen[0]
 
 
+# with fewer rows the interval is too narrow, and noise wins more often than promised: no model is surely better
 LEAST_ROWS = 30
-"""With fewer rows the interval is too narrow, and noise wins more often than promised: no model is surely better."""
 
 
 def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
-    """Compare two models by their scores on the same frozen rows (fixed test rows): the difference of a metric and its
-    bootstrap interval.
-
-    champion, challenger: the `scores.parquet` that the stage `score_rows` wrote for the present model and for the new
-    one; task: `classification` or `causal_lm`;
-    config: the recipe's section `promote` (metric, resamples, seed, confidence, margin).
-
-    The models may have made different numbers of examples of a row, as two chat templates do: rows are drawn, and each model
-    is scored on its own examples of them.
+    """Compare two models by their scores on the same frozen rows. champion, challenger: their `scores.parquet`.
 
     Raises:
-        DataError: the files have examples of different rows.
+        DataError: The files have examples of different rows.
         ConfigError: `promote.metric` is of another task.
     """
     import numpy as np
 
     score = score_of(config, task)
     (first, sources), (second, others) = (_resampled(path, score) for path in (champion, challenger))
+    # two chat templates may make different numbers of examples of a row: each model is scored on its own
     (rows, drawn_first), (rows_of_second, drawn_second) = _clusters(sources), _clusters(others)
     if not np.array_equal(np.unique(sources), np.unique(others)):
         same = " other ones" if rows == rows_of_second else ""
@@ -113,11 +101,10 @@ def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) 
 
 
 def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
-    """(number of rows that have examples, a function from the numbers of drawn rows to those of all their examples).
-
-    sources: the row of each example."""
+    """Return (number of rows with examples, a function from drawn rows to all their examples)."""
     import numpy as np
 
+    # examples of one row, such as turns of a conversation, are not independent: a cluster bootstrap
     sizes = np.unique(sources, return_counts=True)[1]
     order, ends = np.argsort(sources, kind="stable"), np.cumsum(sizes)
 
@@ -131,8 +118,7 @@ def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
 
 
 def _resampled(scores: Path, score: Score) -> tuple[Resampled, Ints]:
-    """Return a function that computes the metric of drawn examples, and the frozen row of each example. scores: a
-    `scores.parquet`."""
+    """Return a function that computes the metric of drawn examples, and the frozen row of each example."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(scores)
@@ -162,7 +148,7 @@ def _of_sums(table: pa.Table, score: Score) -> Resampled:
 
 
 def _of_rows(score: Score, drawn: Callable[[Ints | slice], Any], found: Any) -> Resampled:
-    """Return a function of drawn examples. drawn: makes the rows that the metric's function reads; found: all rows."""
+    """Return a function of drawn examples. drawn: makes the rows that the metric's function reads."""
     if score.ratio is not None:
         return _ratio(*score.ratio(found))
 
@@ -174,7 +160,7 @@ def _of_rows(score: Score, drawn: Callable[[Ints | slice], Any], found: Any) -> 
 
 
 def _ratio(over: Floats, under: Ints) -> Resampled:
-    """Return a function that computes sum(over) / sum(under) of the drawn examples; `under` counts as at least 1."""
+    """Return a function that computes sum(over) / sum(under) of the drawn examples."""
     return lambda rows: float(over[rows].sum() / max(int(under[rows].sum()), 1))
 
 

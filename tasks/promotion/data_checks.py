@@ -1,8 +1,6 @@
-"""Measure how a recipe's data differs from the data that its champion (the model that its users get) was trained on.
-The entries of the recipe's section `checks` say what is measured.
+"""Measure how a recipe's data differs from the data of its champion, as the section `checks` says.
 
-The present data and the champion's data are both artifacts of `load_data`. Only the columns that a check needs are
-read, with 8 bytes of memory a row.
+Only the columns that a check needs are read, with 8 bytes of memory a row.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ What = Literal["rows", "label_share", "longest", "leakage", "lengths"]
 LIMITS: dict[str, float] = {"rows": 0.1, "label_share": 0.1, "longest": 100_000.0, "leakage": 0.01, "lengths": 0.1}
 """The default of `limit`."""
 AGAINST_CHAMPION = ("rows", "label_share", "lengths")
-"""The checks that compare with the data of the champion."""
+"""Checks that compare with the data of the champion."""
 WITH_COLUMN = ("label_share", "longest", "lengths")
 CHANCE = 0.01
-"""Lengths pass if chance explains their difference with at least this probability (the p value of the test)."""
+"""Lengths pass if chance explains their difference with at least this p value."""
 BATCH = 1 << 14
 
 
@@ -66,22 +64,22 @@ class CheckConfig(StageConfig):
 
     @property
     def most(self) -> float:
-        """The largest value that passes: `limit`, or its default for this kind of check."""
+        """The largest value that passes: `limit`, or its default."""
         return LIMITS[self.what] if self.limit is None else self.limit
 
 
 class Rows(NamedTuple):
-    """Data as the stage `load_data` wrote it. folder: the folder of the artifact's files `<split>.parquet`; meta: the
-    artifact's metadata."""
+    """Data as `load_data` wrote it. folder: of the artifact's `<split>.parquet`."""
 
     folder: Path
     meta: Meta
 
 
 class Measured(NamedTuple):
-    """The value that a check of the data measured. value: in the unit of `limit`, or None if the check can't be
-    applied; why: the value in words, or why there is none; by_chance: whether chance explains the value (only for the
-    check `lengths`), so that the check passes."""
+    """A measured value. value: in the unit of `limit`, None if the check can't be applied; why: in words.
+
+    by_chance: whether chance explains the value, so that the check passes.
+    """
 
     value: float | None
     why: str
@@ -89,18 +87,13 @@ class Measured(NamedTuple):
 
 
 def measure(check: CheckConfig, now: Rows, raw: Rows, before: Rows | None) -> Measured:
-    """Measure the value that a check compares with its limit. Whether the check passes is left to the caller.
+    """Measure the value that a check compares with its limit. Raises ConfigError for a column that is missing or no
+    text.
 
     Args:
-        check: The check's settings.
-        now: The present data, without the training rows whose text is among the frozen rows (the fixed test rows on
-            which the recipe's models are compared).
-        raw: The present data, including these training rows.
-        before: The data on which the champion (the model that the recipe's users get) was trained; None if there is no
-            champion, or if the store has lost its data.
-
-    Raises:
-        ConfigError: The data has no column of the name `check.column`, or one that is no text.
+        now: The present data, without training rows that are among the frozen rows.
+        raw: The present data with them.
+        before: The champion's data, or None.
     """
     if check.column is not None:
         _check_column(check, now)
@@ -146,7 +139,7 @@ def _label_share(check: CheckConfig, now: Rows, before: Rows) -> Measured:
 
 
 def _shares(check: CheckConfig, rows: Rows) -> defaultdict[str, float]:
-    """Return {class: its share of the training rows}; 0 for any other."""
+    """Return {class: its share of the training rows}."""
     counts: Counter[str] = Counter()
     if check.column is None or (check.column == "label" and rows.meta["labels"] is not None):
         counts.update(rows.meta["label_counts"]["train"])
@@ -195,7 +188,7 @@ def _lengths(check: CheckConfig, now: Rows, before: Rows) -> Measured:
 
 
 def _text_lengths(check: CheckConfig, rows: Rows, split: str) -> NDArray[np.int64]:
-    """Return the number of characters of each row of a split: int64 [rows]; empty if the rows have no text."""
+    """Return the number of characters of each row of a split: int64 [rows]; empty without text."""
     import numpy as np
     import pyarrow.parquet as pq
 

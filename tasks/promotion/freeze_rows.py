@@ -1,8 +1,6 @@
-"""Stage `freeze_rows`: copy the rows of the test split into an artifact on which models are compared later, whatever
-the data becomes.
+"""Stage `freeze_rows`: copy the rows of the test split, on which models are compared later, whatever the data becomes.
 
-Rows are kept as `load_data` gave them, not as tokens, since each model has a tokenizer of its own. Labels are kept by
-name, since two models may number them differently. Costs one pass over the split.
+Costs one pass over the split.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ if TYPE_CHECKING:
 
 SPLIT = "test"
 ROW_ID = "row_id"
-"""The column that names a row: 16 hexadecimal digits of its content's digest, and `-N` for the Nth repetition of equal
-content."""
+"""The column that names a row: 16 hexadecimal digits of its content's digest, `-N` for the Nth repetition."""
 FROZEN_ROW = "frozen_row"
-"""The column of a model's scores with the number of the frozen row, from 0, that an example was made from."""
+"""The column with the number, from 0, of the frozen row that an example was made from."""
 BATCH = 4096
 
 
@@ -36,17 +33,12 @@ class FreezeConfig(StageConfig):
 
 @stage(kind="frozen")
 def freeze_rows(config: FreezeConfig, rows: Input, out: Workdir) -> Meta:
-    """Copy the test rows as the frozen rows, on which models of the recipe are compared from then on. Write
-    `test.parquet`: the columns of load_data's test split, the label as text, and `row_id: string`.
+    """Write `test.parquet`: the columns of load_data's test split, the label as text, and `row_id: string`.
 
-    rows: the artifact of load_data.
-
-    Returns metadata: split ("test"), rows (the number of frozen rows), columns (of load_data's rows, without
-    `row_id`), text (the names of the text columns), labels (the class names, or null), nested (the names of the
-    columns that hold lists or objects).
+    Returns metadata: split, rows, columns (without `row_id`), text, labels, nested.
 
     Raises:
-        DataError: the data has no test split, or has a column named `row_id`.
+        DataError: The data has no test split, or has a column named `row_id`.
     """
     if not rows.meta["splits"].get(SPLIT):
         there = ", ".join(rows.meta["splits"])
@@ -56,6 +48,8 @@ def freeze_rows(config: FreezeConfig, rows: Input, out: Workdir) -> Meta:
         )
     if ROW_ID in rows.meta["columns"]:
         raise DataError(f"the data has a column {ROW_ID}, the name of the column that freeze adds", "rename the column")
+    # not as tokens, since each model has a tokenizer of its own; labels by name, since two models may number them
+    # differently
     tables, schema = _named_tables(rows), _schema(rows)
     count = write_rows(
         tables,
@@ -78,9 +72,9 @@ def _schema(rows: Input) -> pa.Schema:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = pq.read_schema(rows.path / f"{SPLIT}.parquet").remove_metadata()
+    schema = pq.read_schema(rows.path / f"{SPLIT}.parquet").remove_metadata()
     labelled = rows.meta["labels"] is not None
-    fields = [pa.field("label", pa.string()) if labelled and one.name == "label" else one for one in found]
+    fields = [pa.field("label", pa.string()) if labelled and column.name == "label" else column for column in schema]
     return pa.schema([pa.field(ROW_ID, pa.string()), *fields])
 
 
@@ -101,12 +95,12 @@ def _named_tables(rows: Input) -> Iterator[pa.Table]:
 
 
 def _row_id(row: Meta, seen: Counter[str]) -> str:
-    """Return the `row_id` of a row (see ROW_ID). seen: {digest: number of earlier rows}, to which this row is added."""
+    """Return the `row_id` of a row. seen: {digest: number of earlier rows}, to which this row is added."""
     digest = digest_of({name: value if _is_plain(value) else str(value) for name, value in row.items()})[7:23]
     seen[digest] += 1
     return digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
 
 
 def _is_plain(value: object) -> bool:
-    """Whether canonical JSON has the value: dates and numbers that are not finite count by their text."""
+    """Return whether canonical JSON has the value: dates and numbers that are not finite count by their text."""
     return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and abs(value) < 1e308)

@@ -1,5 +1,4 @@
-"""Stage `number_labels`: turn frozen rows, whose labels are names, into rows for one model, with the labels numbered as
-this model numbers them. Frozen rows are the copy of test rows on which models are compared."""
+"""Stage `number_labels`: turn frozen rows into rows with the label ids of one model."""
 
 from __future__ import annotations
 
@@ -20,18 +19,9 @@ class NumberLabelsConfig(StageConfig):
 
 @stage(kind="rows")
 def number_labels(config: NumberLabelsConfig, frozen: Input, out: Workdir) -> Meta:
-    """Write the frozen rows (the fixed test rows on which models are compared) as load_data writes a split, so that a
-    model can read them. `test.parquet` has the columns of the frozen rows except `row_id`; for a classifier, `label:
-    int64` is the class's id in the model. If the config has no labels, the column `label` is not changed.
+    """Write the frozen rows as load_data writes a split: without `row_id`, for a classifier with `label: int64`.
 
-    frozen: the artifact of freeze_rows.
-
-    Returns metadata as load_data does: splits {"test": number of rows}, columns, text (the text columns), labels
-    (names by id, or null), nested (columns of lists or objects), and with labels label_counts {"test": {label: number
-    of rows}}.
-
-    Raises:
-        DataError: the frozen rows have other labels than the model.
+    Returns metadata as load_data does. Raises DataError when the frozen rows have other labels than the model.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,9 +1,6 @@
 """Stage `score_rows`: score a model on each row of a split, so that two models can be compared row by row.
 
-A classifier gives a predicted class and a loss for each row, a language model the negative log likelihood of the row's
-supervised tokens and the bytes of their text. A row that is longer than the window of a language model is read in several
-windows; each begins with the last token of the one before, so that every token is predicted exactly once. Costs one
-forward pass over the split in eager PyTorch.
+Costs one forward pass over the split in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ class ScoreConfig(StageConfig):
 
 
 class Window(NamedTuple):
-    """A part of a row that a model reads at once. row: the row's number in the split, from 0; start, end: the first
-    token and the one after the last, counted over the tokens of all rows one after another."""
+    """A part of a row that a model reads at once. start, end: counted over the tokens of all rows one after another."""
 
     row: int
     start: int
@@ -51,32 +47,24 @@ class Window(NamedTuple):
 
 
 def environ(config: ScoreConfig) -> dict[str, str]:
-    """Return the environment variables of the process that runs the stage `score_rows`: no requests to the Hugging Face
-    hub, and threads that wait without using a core."""
+    """Return the environment of the process that scores."""
     return EAGER
 
 
 @stage(kind="scores", environ=environ)
 def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input, out: Workdir) -> Meta:
-    """Run a model on the frozen rows (the fixed test rows on which models are compared) and write `scores.parquet`,
-    one line for each example, in order. An example is a text made from a frozen row; several turns of one conversation
-    may be examples of their own.
+    """Run a model on the frozen rows and write `scores.parquet`, one line for each example.
 
-    Columns of both tasks: `row: int64`, the number of the example from 0, and `frozen_row: int64`, the number of the
-    frozen row that the example was made from. Columns of a classifier: `label` and `predicted: string`, `loss: double`
-    (nats). Columns of a language model: `nll: double` (nats), `tokens: int64` (predicted ones) and `bytes: int64` (of
-    the supervised text).
+    Columns: `row`, `frozen_row: int64`; of a classifier `label`, `predicted: string`, `loss: double` (nats); of a
+    language
+    model `nll: double` (nats), `tokens`, `bytes: int64` (supervised).
 
-    texts, tokens: the frozen rows as format_prompts and tokenize_text made them for this model; weights: the artifact
-    of consolidate, the model's Hugging Face folder.
-
-    Returns metadata: task, rows (the number of examples), labels (class names by id, or null), metrics {name: value}
-    over all examples (accuracy and loss, or bits_per_byte and loss).
+    Returns metadata: task, rows (examples), labels, metrics.
 
     Raises:
-        DataError: tokenising dropped rows, or no token is supervised.
-        ModelError: a loss is not finite.
-        MissingDependency: the device is `cuda`, and there is no GPU.
+        DataError: Tokenising dropped rows, or no token is supervised.
+        ModelError: A loss is not finite.
+        MissingDependency: The device is `cuda`, and there is no GPU.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -165,7 +153,7 @@ def _likelihoods(
 
 
 def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The token ids of all rows one after another, and the offsets at which rows begin."""
+    """Return the token ids of all rows one after another, and the offsets at which rows begin."""
     import numpy as np
 
     folder = tokens.path / SPLIT
@@ -173,24 +161,23 @@ def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 
 
 def _windows(offsets: NDArray[np.int64], length: int) -> Iterator[Window]:
-    """Yield the windows of each row. A row of one token has none, since nothing comes before that token."""
+    """Yield the windows of each row."""
     for row, (first, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        # each begins with the last token of the one before, so that every token is predicted exactly once
         for start in range(first, end - 1, max(length - 1, 1)):
             yield Window(row, start, min(start + length, end))
 
 
 def _passes(windows: list[Window], most: int, out: Workdir) -> Iterator[list[Window]]:
-    """Yield the windows in groups for one forward pass each, shortest first, and report progress.
-
-    most: the most tokens of a pass, padding included; one window alone may have more."""
+    """Yield the windows in groups for one forward pass each, shortest first. most: tokens of a pass."""
     ordered = sorted(windows, key=lambda window: (window.end - window.start, window.row))
     part: list[Window] = []
-    done = 0
+    passed = 0
     for window in ordered:
         if part and (len(part) + 1) * (window.end - window.start) > most:
             yield part
-            done += len(part)
-            out.progress(done, len(ordered))
+            passed += len(part)
+            out.progress(passed, len(ordered))
             part = []
         part.append(window)
     if part:
@@ -199,7 +186,7 @@ def _passes(windows: list[Window], most: int, out: Workdir) -> Iterator[list[Win
 
 
 def _logits(model: PreTrainedModel, ids: NDArray[np.int32], part: list[Window], pad_id: int) -> Any:
-    """The logits of a group of windows, padded on the right."""
+    """Return the logits of a group of windows, padded on the right."""
     import numpy as np
     import torch
 
@@ -217,12 +204,13 @@ def _logits(model: PreTrainedModel, ids: NDArray[np.int32], part: list[Window], 
 def _first_bytes(
     tokens: Input, ids: NDArray[np.int32], offsets: NDArray[np.int64], mask: NDArray[np.uint8]
 ) -> NDArray[np.int64]:
-    """The bytes of each row's first token if it is supervised, else 0: nothing comes before it, so no model predicts it."""
+    """Return the bytes of each row's first token if it is supervised, else 0."""
     import numpy as np
 
     from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 
     tokenizer = read_tokenizer(tokens.path / "tokenizer").tokenizer
+    # nothing comes before the first token, so no model predicts it
     starts = offsets[:-1]
     supervised = np.asarray(mask[starts]).astype(bool) if len(starts) else np.zeros(0, bool)
     texts = [
@@ -233,7 +221,7 @@ def _first_bytes(
 
 
 def _supervised_bytes(texts: Input) -> list[int]:
-    """The bytes of the supervised parts of each row, as UTF-8."""
+    """Return the UTF-8 bytes of the supervised parts of each row."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(texts.path / f"{SPLIT}.parquet", pre_buffer=False)

@@ -1,4 +1,4 @@
-"""The recipe's section `promote`: when a model replaces the champion."""
+"""The recipe's section `promote`."""
 
 from __future__ import annotations
 

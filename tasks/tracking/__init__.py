@@ -1,8 +1,6 @@
-"""Tracking in MLflow: a run writes events (messages such as "a stage began") to files on disk, its *spool*. Another
-process, the uploader, sends the events to MLflow.
+"""Tracking in MLflow: a run writes its spool; the uploader, another process, sends it.
 
-So a run never waits for MLflow's server or its import (5 s). No event is lost or recorded twice when the server is
-down or a process is killed. See the modules `spool`, `uploader` and `mlflow_runs`.
+So a run never waits for MLflow's server or import (5 s), and nothing is lost or recorded twice.
 """
 
 from __future__ import annotations
@@ -25,25 +23,19 @@ from trnflow.tasks.tracking.uploader import ADDRESS, RECORDED_ADDRESS, upload_le
 __all__ = ["Spool", "Tracker", "absolute_uri", "tracking_page", "upload_left"]
 
 LOCAL_PAGE = "http://127.0.0.1:5000"
-"""The address of MLflow's page when `mlflow ui` serves a local database."""
+"""MLflow's page when `mlflow ui` serves a local database."""
 
 
 class Tracker(Spool):
-    """Record one run in MLflow: write the run's events to a spool (a file on disk) and start the process that uploads
-    them to MLflow.
+    """Record one run in MLflow: write its spool, and start the uploader.
 
-    Used as a context manager, it ends the run in MLflow when an exception leaves the context: as KILLED after an
-    interruption, else as FAILED. If this process dies, MLflow shows the run as KILLED.
+    As a context manager it ends the run as KILLED after an interruption, as FAILED after another exception.
 
     Args:
-        home: the folder of local state (TRNFLOW_HOME), whose folder `tracking` holds the spools.
-        run: the id of the run.
-        recipe: the recipe's name.
-        settings: the complete recipe, with defaults and overrides; secrets are removed before it is written.
-        tags: tags of the run in MLflow beside its id and the recipe's name, such as the git commit.
-        experiment: the name of the MLflow experiment.
-        uri: the address of the tracking server; None stands for a sqlite file in `home`.
-        written: the address as the recipe has it, with `${NAME}` for secret parts; recorded in place of `uri`.
+        settings: The complete recipe; secrets are removed.
+        tags: Beside the run's id and the recipe's name.
+        uri: The tracking server; None: a sqlite file in `home`.
+        written: The address as the recipe has it, recorded in place of `uri`.
     """
 
     def __init__(
@@ -73,13 +65,9 @@ class Tracker(Spool):
         self._uploader = self._start(address, recorded)
 
     def finish(self, status: str, wait_seconds: float = 20.0) -> str | None:
-        """End the run in MLflow and wait at most `wait_seconds` for the upload of its events, which continues after
-        that time.
+        """End the run in MLflow and wait at most `wait_seconds` for its upload. status: FINISHED, FAILED or KILLED.
 
-        status: FINISHED, FAILED or KILLED.
-
-        Returns: a message for the user if events could not be written to disk, or if the last attempt to upload them
-        failed. None in all other cases, also if the upload is not finished yet.
+        Returns a message for the user if events were not written, or the last upload failed.
         """
         self.run_ended(status)
         deadline = time.monotonic() + wait_seconds
@@ -122,8 +110,8 @@ class Tracker(Spool):
 
 
 def absolute_uri(uri: str) -> str:
-    """Return an MLflow URI in which the path of a sqlite file is absolute, since a later upload may run in another working
-    directory. Other URIs are returned unchanged."""
+    """Return an MLflow URI in which the path of a sqlite file is absolute."""
+    # a later upload may run in another working directory
     scheme, _, path = uri.partition(":///")
     if scheme != "sqlite" or path.startswith("/") or not path:
         return uri
@@ -131,29 +119,17 @@ def absolute_uri(uri: str) -> str:
 
 
 def recorded_uri(address: str, written: str | None) -> str:
-    """Return the text that is recorded as the address of an MLflow server in spools (the files in which events wait for
-    their upload), without secrets.
-
-    address: the server's address; written: the address as the recipe has it, with `${NAME}` for secret parts, which is
-    returned if it has such parts."""
+    """Return the text that spools have as the server's address, without secrets."""
     return str(redact(written if written and "${" in written else address))
 
 
 def tracking_page(home: Path, uri: str, experiment: str, written: str | None = None) -> str:
-    """Return the address of the page with an experiment's runs; for a local database with the command that serves the page.
-
-    The command limits MLflow to two processes, because by default it starts fifteen (2 GB).
-
-    Args:
-        home: the folder of local state (TRNFLOW_HOME).
-        uri: the address of the tracking server, or of a database that MLflow uses without a server.
-        experiment: the experiment's name.
-        written: the address as the recipe has it, with `${NAME}` for secret parts.
-    """
+    """Return the page with an experiment's runs; of a local database with the command that serves it."""
     address = absolute_uri(uri)
     base = str(hide(address)) if address.startswith("http") else LOCAL_PAGE
     page = runs_page(base, home, recorded_uri(address, written), experiment)
     if address.startswith("http"):
         return page
+    # two processes: by default MLflow starts fifteen (2 GB)
     command = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --host 127.0.0.1 --workers 1"
     return f"{page} after `{command} --backend-store-uri {hide(address)}`"

@@ -1,4 +1,4 @@
-"""Draw figures for MLflow. The uploading process draws them, so that a run does not wait for the import of matplotlib."""
+"""Draw figures for MLflow, in the uploader: a run does not wait for matplotlib."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ if TYPE_CHECKING:
 
 
 def lengths_figure(lengths: dict[str, dict[str, int]]) -> Figure:
-    """Draw how long the rows of each split are, and return the figure: a bar chart of the share of rows by their number
-    of tokens.
-
-    lengths: {split: {"<upper bound of the tokens>": number of rows}}.
-    """
+    """Return a bar chart of the share of rows by tokens. lengths: {split: {"<upper bound>": rows}}."""
     from matplotlib.figure import Figure
 
     bins = sorted({int(most) for rows in lengths.values() for most in rows})

@@ -1,14 +1,7 @@
-"""Create MLflow runs from the events in a spool (the file in which a pipeline run's events wait for their upload): a
-parent run for each pipeline run, and a nested run for each of its stages that has metrics. Runs of a sweep are nested
-in the run of the sweep.
+"""Make MLflow runs of a spool: a parent run, and a nested run for each stage with metrics.
 
-After a crash or an outage the same events can be sent again without effect: a run is looked up by its tags before it
-is created, and MLflow stores a metric with the same time, step and value only once.
-
-A stage that was killed, and started again by another pipeline run under the same key (the hash of its settings, inputs
-and code), is one nested run with one curve. The nested run belongs to the pipeline run that started the stage last, in
-whatever order the spools are uploaded. Its tag `trnflow.run` names that pipeline run, and `trnflow.runs` names all of
-them. The parent runs name each other in the tags `trnflow.continues.<stage>` and `trnflow.continued_by.<stage>`.
+Events can be sent again without effect. A stage that was killed, and started again under the same key by another run,
+is one nested run with one curve, of the run that started it last.
 """
 
 from __future__ import annotations
@@ -31,7 +24,7 @@ if TYPE_CHECKING:
 
 METRICS_A_CALL = 1000
 SWEEP = "trnflow.sweep"
-"""The tag of a run in a sweep: the id of the sweep's own run, in which MLflow shows it."""
+"""The tag of a run in a sweep: the id of the sweep's own run."""
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # makes the experiment's page show runs, not GenAI traces
 ENTRIES_A_CALL = 100
 TAG_LENGTH = 5000
@@ -39,14 +32,7 @@ DIGEST_LENGTH = 36  # MLflow's limit for the digest of a data set
 
 
 class MlflowRuns:
-    """Write the events of one pipeline run to MLflow.
-
-    Args:
-        client: the client of the MLflow server.
-        files: the run's spool (the files in which its events and plots wait for the upload).
-        state: the state of the upload, such as the ids of the MLflow runs, with which a restarted upload continues.
-            This object changes it in place; the caller saves it.
-    """
+    """Writes the events of one run to MLflow. state: of the upload, changed in place; the caller saves it."""
 
     def __init__(self, client: MlflowClient, files: SpoolFiles, state: Meta) -> None:
         self._client = client
@@ -62,8 +48,7 @@ class MlflowRuns:
         }
 
     def apply(self, events: Iterable[Meta]) -> None:
-        """Send events of the run to MLflow, in the order of the events. Metrics are sent in batches. events: the
-        messages that the run wrote to its spool, as `SpoolFiles.read` returns them."""
+        """Send events in their order, metrics in batches."""
         curves: dict[str, list[Any]] = {}
         for event in events:
             if event["event"] == "metrics":
@@ -124,7 +109,7 @@ class MlflowRuns:
         self._state["stages"][stage]["ended"] = True
 
     def _champion(self, event: Meta) -> None:
-        """Mirror the champion. What the registry refuses is a tag of the run: it must not hold up the run's own events."""
+        """Mirror the champion."""
         from mlflow.exceptions import MlflowException
 
         self._metrics(self._state["parent"], numbers(event["comparison"]), event, 0)
@@ -133,6 +118,7 @@ class MlflowRuns:
         except MlflowException as error:
             if "Max retries exceeded" in str(error) or "timed out" in str(error):
                 raise
+            # what the registry refuses must not hold up the run's own events
             self._tags(self._state["parent"], {"trnflow.champion_not_shown": scrub(str(error))[:200]})
 
     def _run_ended(self, event: Meta) -> None:
@@ -146,48 +132,45 @@ class MlflowRuns:
         self._end(self._state["parent"], event["status"], event)
 
     def _nest(self) -> None:
-        """Nest a run of a sweep in the sweep's own run, if MLflow has that run yet; called again when the run ends."""
+        """Nest a run of a sweep in the sweep's own run, if MLflow has that yet."""
         own, sweep = self._state["parent"], self._state.get("sweep")
         if sweep is None or self._state.get("nested"):
             return
-        found = self._found("", f"tags.`trnflow.run` = '{sweep}'")
-        if found:
-            self._tags(own, {"mlflow.parentRunId": found[0].info.run_id})
+        runs = self._found("", f"tags.`trnflow.run` = '{sweep}'")
+        if runs:
+            self._tags(own, {"mlflow.parentRunId": runs[0].info.run_id})
             self._state["nested"] = True
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name, artifacts, KIND))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name, artifacts, KIND))
 
     def _run(self, name: str, at: float, tags: Meta, stage: str) -> str:
-        """Return the id of the MLflow run with these tags; create the run if there is none. stage: "" for the parent
-        run."""
+        """Return the id of the MLflow run with these tags, made if there is none. stage: "" for the parent run."""
         own = tags["trnflow.run"]
-        found = self._found(stage, f"tags.`trnflow.run` = '{own}'") or (
+        runs = self._found(stage, f"tags.`trnflow.run` = '{own}'") or (
             self._found(stage, f"tags.`trnflow.runs` LIKE '%{own}%'") if stage else []
         )
-        if found:
-            return str(found[0].info.run_id)
+        if runs:
+            return str(runs[0].info.run_id)
         tags = {**_texts(tags), "trnflow.stage": stage, "mlflow.source.name": "trnflow", "mlflow.source.type": "JOB"}
-        made = self._client.create_run(self._state["experiment"], start_time=_ms(at), tags=tags, run_name=name)
-        return str(made.info.run_id)
+        created = self._client.create_run(self._state["experiment"], start_time=_ms(at), tags=tags, run_name=name)
+        return str(created.info.run_id)
 
     def _found(self, stage: str, wanted: str) -> list[Any]:
-        """Return the MLflow runs of a stage that match the filter `wanted`, newest first."""
+        """Return the MLflow runs of a stage that match `wanted`, newest first."""
         wanted = f"tags.`trnflow.stage` = '{stage}' and {wanted}"
         order = ["attributes.start_time DESC"]
         return list(self._client.search_runs([self._state["experiment"]], wanted, max_results=100, order_by=order))
 
     def _join(self, stage: str, known: Meta) -> None:
-        """Use the nested run that another pipeline run created for this key, if that run started the stage without
-        finishing it, or started it later than this one. The pipeline run that started the stage last becomes the parent
-        of the nested run."""
+        """Use the nested run that another run made for this key and did not finish, or started later."""
         own, key = self._state["tags"]["trnflow.run"], known.get("key")
-        for found in self._found(stage, f"tags.`trnflow.key` = '{key}'") if key else ():
-            tags, began = found.data.tags, float(found.data.tags.get("trnflow.began", "inf"))
-            if own in tags["trnflow.runs"].split() or (found.info.status == "FINISHED" and began < known["time"]):
+        for nested in self._found(stage, f"tags.`trnflow.key` = '{key}'") if key else ():
+            tags, began = nested.data.tags, float(nested.data.tags.get("trnflow.began", "inf"))
+            if own in tags["trnflow.runs"].split() or (nested.info.status == "FINISHED" and began < known["time"]):
                 continue
-            run, other = found.info.run_id, tags["trnflow.run"]
+            run, other = nested.info.run_id, tags["trnflow.run"]
             self._tags(run, {"trnflow.runs": f"{tags['trnflow.runs']} {own}"})
             first, last = (other, own) if began < known["time"] else (own, other)
             mine, theirs = self._state["parent"], tags["mlflow.parentRunId"]
@@ -200,7 +183,7 @@ class MlflowRuns:
             return
 
     def _is_mine(self, run: str) -> bool:
-        """Return whether a nested run still belongs to this pipeline run."""
+        """Return whether a nested run still belongs to this run."""
         return bool(self._client.get_run(run).data.tags.get("trnflow.run") == self._state["tags"]["trnflow.run"])
 
     def _nested_id(self, stage: str) -> str | None:
@@ -208,7 +191,7 @@ class MlflowRuns:
         return run
 
     def _nested(self, event: Meta) -> str:
-        """Return the id of the nested run for the event's stage; create the nested run when it is first needed."""
+        """Return the id of the nested run for the event's stage, made when first needed."""
         stage = event["stage"]
         known = self._state["stages"].setdefault(stage, {"time": event["time"], "settings": {}, "step": 0})
         if "run" not in known:

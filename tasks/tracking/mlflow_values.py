@@ -1,4 +1,4 @@
-"""Convert settings and metrics to the form that MLflow accepts: flat, with allowed characters only and limited lengths."""
+"""Convert settings and metrics to what MLflow accepts: flat, allowed characters, limited lengths."""
 
 from __future__ import annotations
 
@@ -20,25 +20,19 @@ SUMMARY = (
     *(f"evaluate_model/{name}" for name in MAIN),
     *(f"train/{name}" for name in (*TRAINING, "seconds")),
 )
-"""The single figures that a pipeline run shows of its stages."""
+"""The single figures that a run shows of its stages."""
 
 
 def main_figures(values: dict[str, float]) -> dict[str, float]:
-    """Return at most eight of a run's metrics, the most important first.
-    With more than eight, MLflow's page and tables of runs would hide the few that matter. The metrics that are left
-    out stand in `report.json` and on the page of `trnflow report`.
-
-    values: {metric: value}."""
+    """Return at most eight of a run's metrics, the most important first."""
+    # with more, MLflow's tables would hide the few that matter; report.json has all
     names = sorted(values, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     return {name: values[name] for name in names[:MOST_FIGURES]}
 
 
 def flatten(settings: Meta, prefix: str = "") -> dict[str, str]:
-    """Flatten nested settings into parameters for MLflow: `{"train": {"learning_rate": 3e-5}}` -> `{"train.learning_rate":
-    "3e-05"}`.
-
-    Values become texts, cut to 6000 characters. prefix: put before each name.
-    """
+    """Return nested settings as parameters: `{"train": {"learning_rate": 3e-5}}` -> `{"train.learning_rate":
+    "3e-05"}`."""
     flat: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and value:
@@ -49,10 +43,7 @@ def flatten(settings: Meta, prefix: str = "") -> dict[str, str]:
 
 
 def numbers(values: Meta, prefix: str = "") -> dict[str, float]:
-    """Return the numbers in nested `values` as metrics for MLflow; the name of a nested value is `group/name`.
-
-    Texts, lists and booleans are left out. prefix: put before each name.
-    """
+    """Return the numbers in nested `values` as metrics `group/name`."""
     flat: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -63,8 +54,7 @@ def numbers(values: Meta, prefix: str = "") -> dict[str, float]:
 
 
 def plain_name(name: str) -> str:
-    """Return a name that MLflow allows: characters that MLflow refuses are replaced by `_`, and the name is cut to 250
-    characters."""
+    """Return a name that MLflow allows: other characters as `_`, 250 at most."""
     return _NOT_IN_A_NAME.sub("_", name)[:250]
 
 

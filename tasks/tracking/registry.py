@@ -1,14 +1,7 @@
-"""Mirror a recipe's champion in MLflow's model registry.
+"""Mirror a recipe's champion in MLflow's model registry, as an external model: name, digest, signature, no weights.
 
-champion: the model that the recipe's users get; challenger: the model that was last compared with it and did not
-replace it. MLflow gets a model's name, digest and signature, never its weights ("external model"). The store decides
-which model is champion: the file `roots/champions/<recipe>/<n>.json` with the highest n. The aliases `champion` and
-`challenger` in MLflow only show it. MLflow's aliases have no compare-and-swap, so each event carries the number n, and
-an event about an earlier champion than the registry shows changes no alias. Numbers are compared within one series, the
-champions of a recipe in one store; of two series (a new store begins at 1 again), the one whose champion was made later
-is shown.
-
-An uploader that is killed leaves a model half made, or without a version. The next event about the same model finishes it.
+The store decides which model is champion. An event about an earlier champion than the registry shows changes no alias;
+of two series the one whose champion is newer is shown.
 """
 
 from __future__ import annotations
@@ -28,31 +21,22 @@ if TYPE_CHECKING:
 CHAMPION, CHALLENGER = "champion", "challenger"
 ARTIFACT, COMPLETE = "trnflow.artifact", "trnflow.complete"
 NUMBER, SERIES, CREATED = "trnflow.champion_number", "trnflow.champion_series", "trnflow.champion_created"
+# MLflow would fill these in with the user's name and the path of the running script
 WHO = {"mlflow.user": "unknown", "mlflow.source.name": "trnflow", "mlflow.source.type": "JOB"}
-"""Tags of a model that MLflow would fill in with the user's name and the path of the running script."""
 EXAMPLE = {"classification": {"text": "A sentence to classify."}, "causal_lm": {"prompt": "The beginning of a text"}}
 """An input of each task; no row of the data."""
 OUTPUT = {"classification": "label", "causal_lm": "generated"}
 
 
 def registered_name(recipe: str) -> str:
-    """Return the name of a recipe's registered model in MLflow: the recipe's name with `-` in place of `/` and `:`,
-    which MLflow does not allow, and of `'`, which its search does not."""
+    """Return the name of a recipe's registered model: `-` in place of what MLflow refuses."""
     return re.sub(r"[/:']", "-", recipe)
 
 
 def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta) -> None:
-    """Register a recipe's champion (the model that the recipe's users get) in MLflow's model registry, and the
-    challenger (the new model that was compared with it) if there is one, and give them the aliases `champion` and
-    `challenger`. Calling this function again with the same event has no further effect.
+    """Register champion and challenger, and give them their aliases. Another call with the same event has no effect.
 
-    Args:
-        client: the client of the MLflow server.
-        experiment, run: ids in MLflow; models that are new in MLflow belong to this experiment and name this run as
-            their source.
-        event: recipe, task, number (of the champion's file in the store; it grows with each new champion), series (a
-            text that is the same for all champions of the recipe in one store), created (when the file was made),
-            champion (digest), challenger (digest or null).
+    experiment, run: MLflow's ids for new models; event: recipe, task, number, series, created, champion, challenger.
     """
     import mlflow
 
@@ -64,6 +48,7 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
         if event[alias]
     }
     shown = client.get_registered_model(name)
+    # MLflow's aliases have no compare-and-swap
     if _is_older(event, shown.tags):
         return
     for alias in (CHAMPION, CHALLENGER):
@@ -80,14 +65,14 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
 
 
 def _is_older(event: Meta, shown: dict[str, str]) -> bool:
-    """Whether an event is about an earlier champion than the one that the registry shows. shown: the registry's tags."""
+    """Return whether an event is about an earlier champion than the registry shows."""
     if shown.get(SERIES, "") == event.get("series", ""):  # events of earlier versions have none
         return int(shown.get(NUMBER, 0)) > int(event["number"])
     return shown.get(CREATED, "") > str(event.get("created", ""))
 
 
 def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, task: str) -> str:
-    """The version of the registered model that stands for an artifact; it is made if there is none."""
+    """Return the version of the registered model for an artifact, made if there is none."""
     import mlflow
 
     model = _found(client, experiment, artifact) or mlflow.create_external_model(
@@ -103,15 +88,13 @@ def _version(client: MlflowClient, experiment: str, run: str, name: str, artifac
 
 
 def _found(client: MlflowClient, experiment: str, artifact: str) -> LoggedModel | None:
-    """The model that stands for an artifact; a complete one where there are several."""
-    found = client.search_logged_models([experiment], filter_string=f"tags.`{ARTIFACT}` = '{artifact}'")
-    return next(iter(sorted(found, key=lambda model: COMPLETE not in model.tags)), None)
+    """Return the model for an artifact, a complete one where there are several."""
+    models = client.search_logged_models([experiment], filter_string=f"tags.`{ARTIFACT}` = '{artifact}'")
+    return next(iter(sorted(models, key=lambda model: COMPLETE not in model.tags)), None)
 
 
 def _complete(client: MlflowClient, model: LoggedModel, task: str) -> None:
-    """Give an external model what a killed uploader may have left out: the file MLmodel, a signature, an input example.
-
-    A tag is set when nothing is missing."""
+    """Give an external model what a killed uploader may have left out."""
     from mlflow.models import ModelSignature, set_signature
     from mlflow.models.utils import get_external_mlflow_model_spec
     from mlflow.types import ColSpec, Schema
@@ -125,4 +108,5 @@ def _complete(client: MlflowClient, model: LoggedModel, task: str) -> None:
     client.finalize_logged_model(model.model_id, "READY")
     signature = ModelSignature(Schema([ColSpec("string", given)]), Schema([ColSpec("string", OUTPUT[task])]))
     set_signature(f"models:/{model.model_id}", signature)
+    # last: nothing is missing now
     client.set_logged_model_tags(model.model_id, {COMPLETE: "true"})

@@ -1,9 +1,6 @@
-"""The process that uploads spools to MLflow, so that a run waits neither for MLflow's import (5 s) nor for its server.
-A spool is the file to which a run writes its events for MLflow.
+"""The uploader: sends spools to MLflow.
 
-Each run starts one uploader. It uploads the run's spool until the run has ended, or has died (MLflow then shows the run as
-KILLED). Then it uploads the spools that earlier runs left. When an upload fails, the reason is written to `<run>.warning`,
-and the upload is tried again, at the latest by the uploader of the next run.
+Each run starts one. It uploads the run's spool until the run has ended or died, then what earlier runs left.
 """
 
 from __future__ import annotations
@@ -26,17 +23,15 @@ if TYPE_CHECKING:
 PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 
+# the server's address with credentials, which are never written to a spool
 ADDRESS = "TRNFLOW_TRACKING_URI"
-"""The environment variable with the tracking server's address and credentials, which are never written to a spool."""
 
 RECORDED_ADDRESS = "TRNFLOW_TRACKING_RECORDED"
-"""The environment variable with the text that spools contain in place of that address."""
+"""The text that spools contain in place of that address."""
 
 
 def follow_run(home: str, run: str) -> None:
-    """Run the uploader: send the spool of `run` (the file in which its events wait) to MLflow until that run ends, then
-    all spools that other runs left. This is the entry point of the uploading process. home: the folder of local state
-    (TRNFLOW_HOME), which has the spools."""
+    """Run the uploader: send the spool of `run` until that run ends, then all others left in `home`."""
     os.nice(5)
     learn(os.environ.get(ADDRESS, ""))
     scrub_logs()
@@ -54,13 +49,9 @@ def follow_run(home: str, run: str) -> None:
 
 
 def upload_left(home: Path, first: str = "") -> int:
-    """Upload to MLflow the spools (files of events) of all runs that have ended or died, and remove each spool that
-    was uploaded completely. Return how many spools were uploaded and removed.
-
-    home: the folder of local state; first: the id of the run to begin with. After a failed upload, other spools for
-    the same server are left for a later call.
-    """
-    done, failed = 0, set()
+    """Upload and remove the spools of all runs that have ended or died; return how many. first: the run to begin
+    with."""
+    uploaded, failed = 0, set()
     runs = sorted(events.name.removesuffix(".jsonl") for events in (home / "tracking").glob("*.jsonl"))
     for run in sorted(runs, key=lambda run: run != first):
         files = SpoolFiles(home, run)
@@ -71,14 +62,15 @@ def upload_left(home: Path, first: str = "") -> int:
             if not is_mine or address in failed:
                 continue
             if _upload_to_end(files):
-                done += 1
+                uploaded += 1
             else:
+                # other spools for the same server are left for a later call
                 failed.add(address)
-    return done
+    return uploaded
 
 
 def _upload_to_end(files: SpoolFiles) -> bool:
-    """Upload all events of a run that is over, end the run in MLflow if it did not end itself, and remove the spool."""
+    """Upload all events of a run that is over, end it in MLflow, and remove the spool."""
     if not _try_upload(files):
         return False
     if not files.load_state().get("ended"):
@@ -90,7 +82,7 @@ def _upload_to_end(files: SpoolFiles) -> bool:
 
 
 def _try_upload(files: SpoolFiles) -> bool:
-    """Upload the events written until now. On a failure, write a warning for the user to disk and return False."""
+    """Upload the events written until now; on a failure write a warning and return False."""
     try:
         _upload(files)
     except Exception as error:
@@ -128,13 +120,13 @@ def _upload(files: SpoolFiles) -> None:
 
 @functools.cache
 def _client(address: str, folder: Path) -> MlflowClient:
-    """Return the client of a tracking server. MLflow makes the tables of a new database at first use; a lock in
-    `folder` keeps two uploaders from doing so at once, which leaves half of the tables."""
+    """Return the client of a tracking server."""
     from mlflow import MlflowClient
 
     if not is_database(address):
         return MlflowClient(address)
     with (folder / "tables.lock").open("wb") as handle:
+        # MLflow makes a new database's tables at first use: two uploaders at once leave half of them
         fcntl.flock(handle, fcntl.LOCK_EX)
         client = MlflowClient(address)
         client.search_experiments(max_results=1)
@@ -142,8 +134,7 @@ def _client(address: str, folder: Path) -> MlflowClient:
 
 
 def _address(files: SpoolFiles) -> str:
-    """Return the address of the tracking server that the spool names; with credentials if this process's own address is
-    for the same server."""
+    """Return the address that the spool names, with credentials if this process has them."""
     events, _ = files.read(0)
     spooled = next((str(event["uri"]) for event in events if event["event"] == "run_started"), "")
     given = os.environ.get(ADDRESS, "")
