@@ -122,8 +122,7 @@ def _artifact_of(store: Store, name: ModelName, meaning: Meaning, want: Sequence
 
 
 def _made_with(store: Store, recipe: str, model: str, stage: str) -> str:
-    """Return the digest of a champion's artifact of a stage: the newest that was made of the model, else that of the
-    run which made the model."""
+    """Return the digest of a champion's artifact of a stage: made of the model, else by the run that made it."""
     if stage == ROLES["model"]:
         return model
     made = [record for record in store.records(stage) if model in record["document"]["inputs"].values()]

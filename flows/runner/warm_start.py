@@ -32,14 +32,13 @@ LEAST = 8
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """A model in the store from which a training can start, found by the value of a setting.
+    """A model of the store that training can start from.
 
     Attributes:
-        artifact: The model: an artifact of consolidate (a Hugging Face folder) or train (a checkpoint).
+        artifact: The artifact of consolidate or train.
         setting: The name of the setting, such as train.warm_start_from, for messages.
-        document: The key document (all that decided the result) of the training that made the model; None if the
-            setting is a digest, or the store has no record of that training.
-        is_champion: Whether the setting names a champion (a promoted model: `NAME@champion`, `NAME@N`).
+        document: The key document of the training that made it; None if the setting is a digest, or the record is gone.
+        is_champion: Whether the setting is `NAME@champion` or `NAME@N`.
     """
 
     artifact: Artifact
@@ -49,11 +48,10 @@ class EarlierModel:
 
 
 def earlier_model(store: Store, text: str, setting: str, folder: Path | None = None) -> EarlierModel | None:
-    """Find the model that a setting names. Return None if the text is `NAME@champion` and the recipe has no champion
-    yet.
+    """Return the model that a setting names; None if it is the champion of a recipe without one.
 
     Args:
-        text: The setting's value, a name as `parse_model` reads it. RECIPE means `RECIPE@newest` here.
+        text: A name as `parse_model` reads it. RECIPE means `RECIPE@newest` here.
         setting: The name of the setting, for error messages.
         folder: What the path of a recipe's file is joined to; None for the working directory.
 
@@ -107,18 +105,12 @@ def _unknown(name: ModelName) -> ConfigError:
 
 
 def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
-    """Return (the model that training starts from, or None for no model; a note for the user, or "").
+    """Return (the model that training starts from, or None; a note for the user, or "").
 
-    Usually the model is that of `earlier`. The exception is a training that repeats the one that made `earlier`: their
-    key documents (the JSON of everything that decides a result) are equal except for the starting model. Then the model
-    from which the former training started is returned, with a note: the new training's key is the same as before, and
-    the run finds the result in the store. If the former training started from no model, None is returned for a
-    champion (a promoted model), and the model of `earlier` otherwise. If the store has lost the model from which the
-    former training started, the model of `earlier` is returned with a note.
+    That is `earlier`, unless this training repeats the one that made it: then it is the model which that one started from,
+    so that the key is the same, and the result is a hit. A champion that started from none gives None.
 
-    Args:
-        earlier: The model that the setting names.
-        document: The key document of the training that is about to start, without the model that it starts from.
+    document: the key document of the training that is about to start, without its starting model.
     """
     before, start = start_of(earlier.document or {})
     if key_of(before) != key_of(document):
@@ -138,8 +130,7 @@ def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple
 
 
 def _model(store: Store, digest: str, setting: str) -> Artifact:
-    """Return the artifact of a model. Raise ConfigError when the artifact is not a model, or when one of its files is
-    missing."""
+    """Return the artifact of a model. Raises ConfigError if it is none, or a file is missing."""
     try:
         artifact = store.artifact(digest)
     except BlobLost as error:
@@ -155,8 +146,7 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
 
 
 def _training_of(store: Store, model: str) -> Meta | None:
-    """Return the key document of the training from whose checkpoint consolidate made a model; None if the store no
-    longer has the record of either stage. model: the digest of consolidate's artifact."""
+    """Return the key document of the training of which consolidate made a model; None if a record is gone."""
     made = next((one for one in store.records("consolidate") if one["artifact"] == model), None)
     shards = made["document"]["inputs"].get("shards") if made else None
     trained = next((one for one in store.records("train") if one["artifact"] == shards), None) if shards else None

@@ -1,9 +1,8 @@
-"""The names by which commands and settings mean a model, and what a name means in a store:
+"""Names of models, and what they mean in a store. No other module parses one.
 
     MODEL = RECIPE | RECIPE@WHICH | RUN | last[~N] | DIGEST;  WHICH = champion | newest | N
 
-RECIPE is a recipe's name, RUN a run's id or its unique beginning, DIGEST `sha256:` and 2 to 64 digits, or the digits
-alone. No other module parses such a name.
+RUN is a run's id or its unique beginning, DIGEST `sha256:` and 2 to 64 digits, or the digits alone.
 """
 
 from __future__ import annotations
