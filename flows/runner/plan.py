@@ -105,7 +105,7 @@ class Step:
         if self.artifact is None or self.metrics:
             return {}
         meta = self.artifact.meta
-        if self.name == "precompile":
+        if self.node.stage.role == "graphs":
             return {"graphs": len(meta.get("graphs", []))}
         return {name: meta[name] for name in FACTS if name in meta}
 
