@@ -30,7 +30,7 @@ from trnflow.flows.finetune import DATA_STAGES
 from trnflow.flows.finetune import finetune as finetune_graph
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining import watch as watching
-from trnflow.flows.retraining.change import Change
+from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, new_run_id, open_context
@@ -53,7 +53,7 @@ from trnflow.flows.sweeps.trial import direct_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from trnflow.tasks.events import EventLog, Reader
-from trnflow.tasks.system.redaction import hide, raisable, scrub, scrub_all, scrub_logs, scrubbed
+from trnflow.tasks.system.redaction import hide_secrets, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Session:
     context: RunContext | None = None
     readers: tuple[Reader, ...] = ()
     on_sigterm: Any = None
-    change: Change | None = None
+    change: RetrainReason | None = None
     result: Result | None = None
     retrained: Retrained | None = None
 
@@ -255,7 +255,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         _emit_failure(recipe.name, error)
         raise
     if done.changed:
-        table = retrain_table(scrub_all(hide(done.to_json())))
+        table = retrain_table(scrub_all(hide_secrets(done.to_json())))
         page.show(create_markdown_artifact, markdown=table, key="retrain", description=f"{done.recipe} {done.outcome}")
     elif not isinstance(done.error, Interrupted):
         run_name.say(done.outcome)
@@ -310,7 +310,7 @@ def _emit(name: str, done: Retrained) -> None:
     `failed` or `unchanged`. The payload is what `trnflow retrain --json` prints. No event is emitted if the retraining
     was interrupted."""
     if not isinstance(done.error, Interrupted):
-        emit_event(f"{RETRAINED}{done.outcome}", recipe_resource(name), payload=hide(done.to_json()))
+        emit_event(f"{RETRAINED}{done.outcome}", recipe_resource(name), payload=hide_secrets(done.to_json()))
 
 
 def _opened(name: str, overrides: Iterable[str], *, offline: bool) -> tuple[Session, RunContext]:

@@ -21,7 +21,7 @@ from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
-from trnflow.tasks.stage import by_role, of
+from trnflow.tasks.stage import by_role, stage_of
 from trnflow.tasks.tokenize_text import check_tokenizer, tokenize_text
 from trnflow.tasks.train import train
 from trnflow.tasks.training.config import check_model
@@ -29,12 +29,12 @@ from trnflow.tasks.training.config import check_model
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
 )  # fmt: skip
-STAGES = tuple(of(function).name for function in FUNCTIONS)
+STAGES = tuple(stage_of(function).name for function in FUNCTIONS)
 ROLES = by_role(FUNCTIONS)
 """Role -> name of the stage."""
 DATA_STAGES = STAGES[: STAGES.index(ROLES["chunks"]) + 1]
-PLOTTED = frozenset(described.name for described in map(of, FUNCTIONS) if described.plots)
-KINDS = {described.name: described.kind for described in map(of, FUNCTIONS)}
+PLOTTED = frozenset(described.name for described in map(stage_of, FUNCTIONS) if described.plots)
+KINDS = {described.name: described.kind for described in map(stage_of, FUNCTIONS)}
 """Stage name -> kind of the artifact that the stage makes."""
 
 

@@ -47,7 +47,7 @@ class FoundModel(NamedTuple):
         self.store.home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
             try:
-                path = self.store.checkout(self.artifact, Path(folder) / "model")
+                path = self.store.link_files(self.artifact, Path(folder) / "model")
             except BlobLost:
                 self.retract()
                 raise

@@ -39,7 +39,7 @@ from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.split_files import SPLITS, FileSettings
 from trnflow.tasks.stage import Workdir, stage
-from trnflow.tasks.system.redaction import fill
+from trnflow.tasks.system.redaction import fill_variables
 
 if TYPE_CHECKING:
     from trnflow.tasks.data.load.selection import Hashes
@@ -66,7 +66,7 @@ def data_source(config: DataConfig, resolver: Resolver) -> Source:
 
 def _resolve(config: SourceConfig, section: str, resolver: Resolver) -> Source:
     assert config.source is not None
-    source = fill(config.source, "data.source")
+    source = fill_variables(config.source, "data.source")
     if source.startswith("builtin:"):
         from trnflow.tasks.data.load.corpus import corpus_source
 

@@ -237,7 +237,7 @@ def stage(
     return mark
 
 
-def of(function: Callable[..., Meta]) -> Stage:
+def stage_of(function: Callable[..., Meta]) -> Stage:
     """Return the `Stage` of a function. Raises TypeError if it is not decorated."""
     described = getattr(function, "stage", None)
     if not isinstance(described, Stage):
@@ -248,7 +248,7 @@ def of(function: Callable[..., Meta]) -> Stage:
 def by_role(functions: Iterable[Callable[..., Meta]]) -> dict[Role, str]:
     """Return {role: name of the stage that has it}. Raises CodeError for two stages of one role."""
     holders: dict[Role, Stage] = {}
-    for described in map(of, functions):
+    for described in map(stage_of, functions):
         other = holders.setdefault(described.role, described) if described.role else described
         if other is not described:
             both = " and ".join(f"{code.co_filename}:{code.co_firstlineno}" for code in map(_code, (other, described)))

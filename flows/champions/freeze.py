@@ -53,7 +53,7 @@ def append_secured(store: Store, recipe: str, new: NewEntry, after: int, artifac
     if entry is not None:
         try:
             # gc may have moved it just before
-            store.secure([], artifact)
+            store.restore([], artifact)
         except BlobLost as error:
             remove_newest(store, recipe, entry["n"])
             lost = f"{artifact.digest[:19]} was collected meanwhile: {error.message}"

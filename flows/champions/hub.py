@@ -16,7 +16,7 @@ from typing import Any
 from trnflow.flows.champions.destinations import CARD, LOADABLE, Report
 from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.keys.hash_cache import sha256_file
-from trnflow.tasks.system.redaction import know, scrub
+from trnflow.tasks.system.redaction import add_secret, scrub
 
 SCHEME = "hf://"
 OWN = frozenset({".gitattributes"})
@@ -59,7 +59,7 @@ def to_hub(folder: Path, names: list[str], to: str, summary: str, replace: bool,
     from huggingface_hub.utils import get_token
 
     repo, api = repository_of(to), HfApi()
-    know(get_token() or "")
+    add_secret(get_token() or "")
     with _hub_errors(to), _client_options():
         api.create_repo(repo, exist_ok=True)
         head, there = _listed(api, repo)

@@ -200,7 +200,7 @@ def _kept(store: Store, digest: str | None) -> str | None:
         artifact = None if digest is None else store.artifact(digest)
         if artifact is None:
             return None
-        store.secure([], artifact)
+        store.restore([], artifact)
     except BlobLost:
         return None
     return digest
@@ -239,7 +239,7 @@ def _compared(
         raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error
     with workplace(store.home, "comparison") as work:
         theirs_at, ours_at = (
-            store.checkout(scored.artifact, work / side) / "scores.parquet"
+            store.link_files(scored.artifact, work / side) / "scores.parquet"
             for side, scored in (("champion", theirs), ("challenger", ours))
         )
         return compare(theirs_at, ours_at, tasks[0], recipe.promote)

@@ -90,7 +90,7 @@ def publish(
         raise ConfigError(f"--replace is for {SCHEME} alone: {to} can't be replaced at once", "name a new place")
     with workplace(store.home, f"publish-{artifact.digest[7:19]}") as work:
         part = Artifact(artifact.digest, artifact.kind, artifact.meta, files)
-        folder = store.checkout(part, work / "files")
+        folder = store.link_files(part, work / "files")
         _write_card(folder, to, evaluation)
         names = _ordered([path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], what)
         size = sum((folder / name).stat().st_size for name in names)

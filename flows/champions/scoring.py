@@ -26,7 +26,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 # no row of a language model is cut: long rows are scored in windows
-WHOLE = 1 << 24
+ALL_ROWS = 1 << 24
 
 
 class Scored(NamedTuple):
@@ -62,7 +62,7 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
     meta = model.artifact.meta
     longest = max(meta["lengths"])
     labels = tuple(meta["labels"]) if meta["task"] == "classification" else None
-    shape = {"train": None, "overlong": "truncate", "max_length": WHOLE if labels is None else longest}
+    shape = {"train": None, "overlong": "truncate", "max_length": ALL_ROWS if labels is None else longest}
     formatted = FormatConfig.model_validate(model.shaping["format"])
     tokenized = TokenizeConfig.model_validate(model.shaping["tokenize"] | shape)
     device = recipe.evaluate.on_device_of(recipe.training.device).device or "cpu"
@@ -77,7 +77,7 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
 def _tokenizer(store: Store, model: Artifact, work: Path) -> Source:
     """Return a model's tokenizer as a source, laid out in `work`."""
     files = tuple(file for file in model.files if file.path in TOKENIZER_FILES)
-    folder = store.checkout(Artifact(model.digest, "tokenizer", {}, files), work / "tokenizer")
+    folder = store.link_files(Artifact(model.digest, "tokenizer", {}, files), work / "tokenizer")
     identity = {
         "config": {"pretrained": None, "overrides": {}},
         "tokenizer": {"files": {file.path: file.digest for file in files}},

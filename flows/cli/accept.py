@@ -22,9 +22,8 @@ from trnflow.flows.runner.plan import Plan, Step
 from trnflow.flows.runner.stored import check_record
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.keys.explain import Change, difference, moved_settings
+from trnflow.tasks.keys.explain import ValueChange, difference, leaves, moved_settings
 from trnflow.tasks.keys.key_document import key_of
-from trnflow.tasks.keys.lineage import leaves
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
 
@@ -92,7 +91,7 @@ def _lines(result: Meta) -> list[str]:
     stage = result["stage"]
     if result["accepted"]:
         made = f"{result['artifact'][:19]}, made {result['created']}"
-        changes = [f"  {Change(**change)}" for change in result["changes"]]
+        changes = [f"  {ValueChange(**change)}" for change in result["changes"]]
         return [f"{stage}: {made}, is now also the result of key {result['key'][:12]}", *changes]
     if "artifact" in result:
         return [f"{stage} is cached already: {result['why']}"]
@@ -133,9 +132,9 @@ def _is_same_result(before: Meta, after: Meta) -> bool:
     return not any(_is_another_result(change, before, after) for change in difference(before, after))
 
 
-def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]:
+def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[ValueChange]]:
     """Return the nearest past record with the same inputs and settings whose bytes are in the store, and its changes."""
-    refused: list[Change] = []
+    refused: list[ValueChange] = []
     found = []
     for record in store.records(stage):
         changes = difference(record["document"], document)
@@ -153,7 +152,7 @@ def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[Change]]
     return min(found, key=lambda pair: len(pair[1]))
 
 
-def _is_another_result(change: Change, before: Meta, after: Meta) -> bool:
+def _is_another_result(change: ValueChange, before: Meta, after: Meta) -> bool:
     """Return whether a change between two key documents changes the result: of inputs, or of a setting that both have."""
     if change.part != "params":
         return change.part == "inputs"
@@ -164,12 +163,12 @@ def _is_another_result(change: Change, before: Meta, after: Meta) -> bool:
     return change.name in old and change.name in new
 
 
-def _adopt(store: Store, stage: str, document: Meta, past: Meta, changes: list[Change]) -> None:
+def _adopt(store: Store, stage: str, document: Meta, past: Meta, changes: list[ValueChange]) -> None:
     journal = store.attempt(past["key"], past["attempt"])
     copied: Meta = {name: journal[name] for name in ("figures", "seconds", "bytes") if name in journal}
     source = {"from": past["key"], "attempt": past["attempt"]}
     attempt, when = _write_journal(store, stage, document, {"artifact": past["artifact"], "adopted": source, **copied})
-    store.secure([], store.artifact(past["artifact"]))
+    store.restore([], store.artifact(past["artifact"]))
     adopted = {"from": past["key"], "created": past["created"], "changes": [str(change) for change in changes]}
     record = {"schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": past["artifact"]}
     store.publish(record | {"attempt": attempt, "created": when, "adopted": adopted}, replace=True)

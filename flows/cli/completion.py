@@ -10,7 +10,7 @@ from typing import Any
 from trnflow.flows.finetune import STAGES
 from trnflow.flows.recipes.files import hardware_names, recipe_names
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.recipes.reference import NAME, NUMBER, settings_of
+from trnflow.flows.recipes.reference import ANY_NAME, ANY_NUMBER, settings_of
 
 # zsh runs bash's completion functions after this line
 ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
@@ -69,7 +69,7 @@ def completion(options: Namespace) -> int:
 def script(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
     """Return the script by which a shell completes names, options, recipes, stages and settings."""
     # the script holds all names: completing starts no process
-    names = [setting.name for setting in settings_of(Recipe) if not {NAME, NUMBER} & {*setting.name.split(".")}]
+    names = [setting.name for setting in settings_of(Recipe) if not {ANY_NAME, ANY_NUMBER} & {*setting.name.split(".")}]
     sections = {name.rpartition(".")[0] for name in names}
     words = {name: " ".join(parser._option_string_actions) for name, parser in commands.items()}
     with_recipe = [name for name, parser in commands.items() if any(a.dest == "recipe" for a in parser._actions)]

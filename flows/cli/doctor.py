@@ -15,7 +15,7 @@ from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.system.private_files import is_private
-from trnflow.tasks.system.redaction import hide, scrub
+from trnflow.tasks.system.redaction import hide_secrets, scrub
 
 NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec", "mlflow")
 
@@ -65,7 +65,7 @@ def _store(home: Path) -> Check:
         Store(root, home).prepare()
     except TrnflowError as error:
         return Check(False, "store", scrub(error.message), scrub(error.fix))
-    return Check(True, "store", f"{hide(root)}, creates exclusively")
+    return Check(True, "store", f"{hide_secrets(root)}, creates exclusively")
 
 
 def _home(home: Path) -> Check:
@@ -94,4 +94,4 @@ def _devices() -> Check:
 
 def _prefect() -> Check:
     url = configured_url()
-    return Check(True, "prefect api", hide(url) if url else "a local server, started when a run needs it")
+    return Check(True, "prefect api", hide_secrets(url) if url else "a local server, started when a run needs it")

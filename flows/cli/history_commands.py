@@ -15,13 +15,14 @@ from trnflow.flows.display import report
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, StoreError
-from trnflow.tasks.keys.lineage import Family, compare, leaves
+from trnflow.tasks.keys.explain import leaves
+from trnflow.tasks.keys.lineage import Family, compare
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD, newest_runs
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.store.model_names import find_artifact, find_run
 from trnflow.tasks.system.home import home_folder
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run_ids(store: Store) -> list[str]:
     return newest_runs(store.backend.entries("runs"))
 
 
-def brief(run: str, document: Meta) -> Meta:
+def run_summary(run: str, document: Meta) -> Meta:
     """Return a past run's main facts: run, recipe, outcome, ended, seconds, numbers of stages hit, ran and skip, and
     all metrics."""
     stages = document.get("stages", [])
@@ -157,9 +158,9 @@ def diff(options: Namespace) -> int:
     """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics."""
     store = store_of(options)
     sides = [find_run(store, model_name(text)) for text in (options.before, options.after)]
-    before, after = (hide(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
+    before, after = (hide_secrets(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
     found = compare(before, after, (_documents(store, before), _documents(store, after)))
-    heads = [brief(run, document) for run, document in zip(sides, (before, after), strict=True)]
+    heads = [run_summary(run, document) for run, document in zip(sides, (before, after), strict=True)]
     lines = [
         f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
         for sign, head in zip("-+", heads, strict=True)
@@ -200,7 +201,7 @@ def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> Previou
     for earlier in ids[ids.index(run) + 1 :]:
         before = store.run(earlier) or {}
         if before.get("recipe") == document.get("recipe"):
-            sides = hide(before), hide(document)
+            sides = hide_secrets(before), hide_secrets(document)
             return Previous(earlier, compare(*sides, (_documents(store, sides[0]), _documents(store, sides[1]))))
     return None
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.log_lines import LogLines
-from trnflow.tasks.system.redaction import hide, scrub
+from trnflow.tasks.system.redaction import hide_secrets, scrub
 
 
 def emit(options: Namespace, document: Meta, *lines: object) -> None:
@@ -24,7 +24,7 @@ def emit(options: Namespace, document: Meta, *lines: object) -> None:
 
 def emit_json(document: Json) -> None:
     """Print a document as one line of JSON, with secrets hidden."""
-    document = hide(document)
+    document = hide_secrets(document)
     sys.stdout.write(f"{json.dumps(document)}\n")
 
 

@@ -159,7 +159,7 @@ def get(options: Namespace) -> int:
     artifact = model.artifact
     aside = destination.with_name(f".{destination.name}.partial")
     try:
-        model.store.copy_out(artifact, aside)
+        model.store.copy_files(artifact, aside)
     except BlobLost:
         model.retract()
         raise

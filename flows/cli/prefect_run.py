@@ -19,7 +19,7 @@ from trnflow.flows.services.prefect_server import ensure_server
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import Reader
-from trnflow.tasks.system.redaction import hide, hide_override, scrub
+from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
 
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the progress display writes to the terminal
@@ -33,7 +33,7 @@ QUIET = {
 
 if TYPE_CHECKING:
     from trnflow.flows.deployments import Session
-    from trnflow.flows.retraining.change import Change
+    from trnflow.flows.retraining.change import RetrainReason
 
 
 def quiet() -> None:
@@ -65,7 +65,7 @@ def retrain_here(
     overrides: list[str],
     readers: tuple[Reader, ...],
     context: RunContext,
-    change: Change,
+    change: RetrainReason,
     *,
     offline: bool,
     wait: bool,
@@ -91,7 +91,7 @@ def _call_flow(
     overrides: list[str],
     readers: tuple[Reader, ...],
     context: RunContext,
-    change: Change | None = None,
+    change: RetrainReason | None = None,
 ) -> Session:
     """Call a flow with the overrides as Prefect may store them, and return the session that it filled in. Raises what
     the flow raised before it had a result."""
@@ -127,7 +127,7 @@ def _call_flow(
         SESSION.reset(token)
     if session.result is not None and session.result.prefect_lost:
         session.result.notes.append(
-            f"Prefect's server at {hide(url)} went away: its page does not show how this run ended"
+            f"Prefect's server at {hide_secrets(url)} went away: its page does not show how this run ended"
         )
     return session
 
@@ -145,6 +145,6 @@ def _check_server(url: str) -> None:
     if error is not None:
         said = scrub(" ".join(str(error).split())) or type(error).__name__
         raise ConfigError(
-            f"Prefect's server at {hide(url)} can't be reached: {said}",
+            f"Prefect's server at {hide_secrets(url)} can't be reached: {said}",
             "start it, correct PREFECT_API_URL, or run with --direct (no Prefect)",
         ) from error

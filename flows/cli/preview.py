@@ -37,7 +37,7 @@ def show_rows(options: Namespace) -> int:
     assert artifact is not None
     with tempfile.TemporaryDirectory(dir=store.home) as folder:
         tokens: Input = Input(
-            store.checkout(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest
+            store.link_files(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest
         )
         rows = preview(tokens, options.split, options.rows)
     if options.json:

@@ -11,7 +11,7 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.system.home import home_folder
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def up(options: Namespace) -> int:
     from trnflow.flows.services.prefect_server import ensure_server
 
     url = ensure_server(open_home(), stays=True)
-    emit(options, {"url": url}, f"Prefect: {hide(url.removesuffix('/api'))}")
+    emit(options, {"url": url}, f"Prefect: {hide_secrets(url.removesuffix('/api'))}")
     return 0
 
 

@@ -20,9 +20,9 @@ from trnflow.tasks.store.garbage.roots import Policy
 from trnflow.tasks.store.layout import SHARD
 from trnflow.tasks.store.model_names import find_artifact, find_stored
 from trnflow.tasks.system.clock import now
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+PIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def verify(options: Namespace) -> int:
     cache = None if store.is_local else store.cache
     result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
     counts = ", ".join(f"{count} {kind}" for kind, count in result.checked.items())
-    lines = [f"{hide(store.root)}: {counts}; {result.bytes / 1e6:.1f} MB hashed"]
+    lines = [f"{hide_secrets(store.root)}: {counts}; {result.bytes / 1e6:.1f} MB hashed"]
     for problem in result.problems:
         ending = " (repaired)" if problem.repaired else ""
         lines.append(f"{problem.what} {problem.name}: {problem.detail}{ending}")
@@ -114,7 +114,7 @@ def pin(options: Namespace) -> int:
     kind = "run" if "run" in target else "artifact"
     value = str(target[kind])
     name = options.name or (value if kind == "run" else value.removeprefix("sha256:")[:12])
-    if not NAME.fullmatch(name):
+    if not PIN_NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a pin", "use letters, digits, dots, dashes and underscores")
     present = add_pin(store.backend, name, {"schema": 1, "name": name, "created": now(), **target})
     if any(present.get(part) != target.get(part) for part in ("run", "artifact")):

@@ -174,7 +174,7 @@ class Lines:
         self._logged = self._clock()
 
 
-class Log(Lines):
+class LineLog(Lines):
     """Writes the progress of stages as lines of a log, as `Lines` does: for training at most one in ten seconds, and
     always one after sixty seconds without any. Its own thread, which runs from `begin` to `end`, calls `tick` each
     second. say: a function that writes one line."""
@@ -199,8 +199,8 @@ class Log(Lines):
                 self.tick()
 
 
-class JsonLog(Log):
-    """Writes the progress of stages as `Log` does (for training at most one line in ten seconds, and always one after
+class JsonLog(LineLog):
+    """Writes the progress of stages as `LineLog` does (for training at most one line in ten seconds, and always one after
     sixty seconds without any), each line as a JSON object with the text and its values by name. lines: the stream that
     the lines are written to."""
 
@@ -266,7 +266,7 @@ class Progress(Reader):
         if isinstance(stream, LogLines):
             self._view = JsonLog(stream)
         else:
-            self._view = Screen(stream) if self._terminal else Log(partial(print, file=stream, flush=True))
+            self._view = Screen(stream) if self._terminal else LineLog(partial(print, file=stream, flush=True))
 
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] == "stage_begun":

@@ -10,7 +10,7 @@ from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.scores import NAMES
 
-FIRST = (*NAMES, "train_rows", "rows_truncated", "rows_unsupervised")
+FIRST_METRICS = (*NAMES, "train_rows", "rows_truncated", "rows_unsupervised")
 """The names of the metrics that a table shows before all others, in this order."""
 
 MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
@@ -70,7 +70,7 @@ def highlights(step: Step) -> str:
 def figures(values: Meta, most: int = 4) -> str:
     """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. Those of FIRST come
     first, in that order. values: {name of a metric: value}."""
-    names = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    names = sorted(values, key=lambda name: FIRST_METRICS.index(name) if name in FIRST_METRICS else len(FIRST_METRICS))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 
 

@@ -28,7 +28,7 @@ from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import document_name
-from trnflow.tasks.system.redaction import hide, scrub_all
+from trnflow.tasks.system.redaction import hide_secrets, scrub_all
 
 CURVES = (
     *dict.fromkeys(("loss", *TRAINING, *(f"eval_{name}" for name in MAIN))),
@@ -44,7 +44,7 @@ POINTS = 400
 LEFT, TOP, WIDTH, HEIGHT = 64, 8, 346, 150
 """The area of a curve in the template's drawing, in its units."""
 
-PARTS = ("settings", "data", "code", "env", "artifacts", "metrics")
+DIFFERENCES = ("settings", "data", "code", "env", "artifacts", "metrics")
 
 
 class Previous(NamedTuple):
@@ -72,7 +72,7 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
         lineage: What the run's last artifact was made from, as `trnflow.tasks.keys.lineage.Family.up` returns it; None if the
             run has no artifact.
     """
-    document = hide(document)
+    document = hide_secrets(document)
     notes, report, evaluation = _evaluation(store, document)
     head = f"{document['outcome']} {document['ended']}, {seconds(document['seconds'])} s"
     price = _price(document)
@@ -101,7 +101,7 @@ def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, M
         return [], None, None
     with tempfile.TemporaryDirectory() as folder:
         try:
-            store.copy_out(store.artifact(digest), Path(folder))
+            store.copy_files(store.artifact(digest), Path(folder))
         except BlobLost as error:
             return [f"the evaluation is no longer in the store: {error.message}"], None, None
         report = read_json(Path(folder) / "report.json")
@@ -260,7 +260,7 @@ def _figures(document: Meta) -> Meta | None:
 def _difference(previous: Previous | None) -> Meta:
     if previous is None:
         return {"before": "the run before", "changes": None, "unchanged": "This is the recipe's first run on record."}
-    rows = [(part, *change_cells(change)) for part in PARTS for change in previous.changes[part]]
+    rows = [(part, *change_cells(change)) for part in DIFFERENCES for change in previous.changes[part]]
     changes = table(("part", "name", "before", "after"), rows, ()) if rows else None
     return {"before": previous.run, "changes": changes, "unchanged": "Nothing differs."}
 

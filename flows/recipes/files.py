@@ -22,7 +22,7 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import hide_override
 
 
-class Origin(str):
+class SettingOrigin(str):
     """Where a setting was written: `file:line`, or `override section.setting`.
 
     folder: what relative paths in its value are joined to; None for the working directory.
@@ -30,13 +30,13 @@ class Origin(str):
 
     folder: Path | None = None
 
-    def __new__(cls, text: str, folder: Path | None = None) -> Origin:
+    def __new__(cls, text: str, folder: Path | None = None) -> SettingOrigin:
         origin = super().__new__(cls, text)
         origin.folder = folder
         return origin
 
 
-Origins = dict[tuple[str, ...], Origin]
+Origins = dict[tuple[str, ...], SettingOrigin]
 HARDWARE = "base/hardware"
 # `--on NAME` is passed on as this override
 ON = ("on",)
@@ -84,7 +84,7 @@ class RecipeTree:
         for setting, value in parsed:
             if setting == ON:
                 continue
-            place = Origin(f"{OVERRIDE}{'.'.join(setting)}")
+            place = SettingOrigin(f"{OVERRIDE}{'.'.join(setting)}")
             nested = _nested(setting, value)
             _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
             merge(tree, nested, root)
@@ -213,7 +213,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections", "see `trnflow config demo`")
     folder = None if path.is_relative_to(conf_folder().resolve()) else path.parent
-    return tree, {setting: Origin(f"{path}:{line}", folder) for setting, line in lines.items()}
+    return tree, {setting: SettingOrigin(f"{path}:{line}", folder) for setting, line in lines.items()}
 
 
 def _bases(value: Any, where: str) -> list[str]:

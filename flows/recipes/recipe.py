@@ -33,7 +33,7 @@ from trnflow.tasks.sources.paths import Folders, located
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.system.compiler_flags import FLAGS
 from trnflow.tasks.system.home import home_folder
-from trnflow.tasks.system.redaction import fill, hide, learn
+from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets
 from trnflow.tasks.tokenize_text import TokenizeConfig
 from trnflow.tasks.training.config import TrainConfig
 
@@ -205,7 +205,7 @@ class Recipe(StageConfig):
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings with defaults, secrets hidden."""
-        document: dict[str, Any] = hide(self.model_dump(mode="json"))
+        document: dict[str, Any] = hide_secrets(self.model_dump(mode="json"))
         return document
 
 
@@ -213,7 +213,7 @@ def store_root(recipe: Recipe) -> str:
     """Return the store's root: `store.root` with its variables filled in, else TRNFLOW_STORE, else `<home>/store`.
     Raises ConfigError if a variable is not set."""
     if recipe.store.root:
-        return located(fill(recipe.store.root, "store.root"), recipe.folder("store.root"))
+        return located(fill_variables(recipe.store.root, "store.root"), recipe.folder("store.root"))
     return default_root(home_folder())
 
 
@@ -228,7 +228,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
 def validated(read: RecipeTree, name: str) -> Recipe:
     """Validate a recipe that was read. Raises ConfigError. name: of the recipe, for messages."""
     tree = read.settings()
-    learn(tree)
+    add_secrets_of(tree)
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:

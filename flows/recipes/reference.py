@@ -22,9 +22,9 @@ from trnflow.tasks.config import NOT_KEYED
 UNKEYED = ("name", "description", "checks", "hardware", "store", "launch", "task_runner", "tracking", "sweep")
 """Sections and settings that are in no stage's key."""
 _SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
-NAME = "NAME"
+ANY_NAME = "NAME"
 """Stands for a name that the user chooses, as in `data.mix.NAME.weight`."""
-NUMBER = "N"
+ANY_NUMBER = "N"
 """Stands for the place in a list of sections, as in `checks.N.limit`."""
 
 
@@ -80,9 +80,9 @@ def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] 
         if inner is not None:
             yield from settings_of(inner, f"{above}{name}.")
         elif table is not None and (entries := config_in(get_args(table)[1])) is not None:
-            yield from settings_of(entries, f"{above}{name}.{NAME}.", frozenset(kind.model_fields))
+            yield from settings_of(entries, f"{above}{name}.{ANY_NAME}.", frozenset(kind.model_fields))
         elif (listed := config_listed(field.annotation)) is not None:
-            yield from settings_of(listed, f"{above}{name}.{NUMBER}.")
+            yield from settings_of(listed, f"{above}{name}.{ANY_NUMBER}.")
 
 
 def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:

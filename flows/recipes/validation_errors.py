@@ -43,7 +43,7 @@ class Recipes(NamedTuple):
     origins: Origins
 
 
-class Problem(NamedTuple):
+class SettingError(NamedTuple):
     """One problem that pydantic found.
 
     Attributes:
@@ -65,10 +65,10 @@ def refused(error: ValidationError, read: Recipes) -> ConfigError:
     return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])
 
 
-def _problem(entry: Any, root: type[BaseModel]) -> Problem:
+def _problem(entry: Any, root: type[BaseModel]) -> SettingError:
     setting, at_name = _setting(entry["loc"], root)
     text = entry["msg"].partition(", ")[2].rstrip(".") if entry["type"] in OURS else ""
-    return Problem(setting, entry["type"], at_name, text)
+    return SettingError(setting, entry["type"], at_name, text)
 
 
 def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool]:
@@ -87,7 +87,7 @@ def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool
     return tuple(path), False
 
 
-def _is_covered(problem: Problem, problems: dict[Problem, None]) -> bool:
+def _is_covered(problem: SettingError, problems: dict[SettingError, None]) -> bool:
     """Return whether another problem describes the mistake better: of a setting below, or of a wrong name."""
     path, others = problem.setting, [other for other in problems if other is not problem]
     return not problem.text and any(
@@ -97,7 +97,7 @@ def _is_covered(problem: Problem, problems: dict[Problem, None]) -> bool:
     )
 
 
-def _described(problem: Problem, read: Recipes) -> tuple[str, str]:
+def _described(problem: SettingError, read: Recipes) -> tuple[str, str]:
     """Return (what is wrong, the fix)."""
     path, setting = problem.setting, ".".join(problem.setting) or "the recipe"
     where = origin_of(path, read.origins)

@@ -27,14 +27,14 @@ FOLLOWING = ("shards", "weights")
 
 
 TRAIN, CONSOLIDATE = ROLES["training"], ROLES["model"]
-PARTS = {
+REASONS = {
     "code": "the code", "params": "settings", "inputs": "inputs", "env": "libraries", "accel": "the device",
     "schema": "the form of keys",
 }  # fmt: skip
 """{table of a key document: its name in a sentence}"""
 
 
-class Change(NamedTuple):
+class RetrainReason(NamedTuple):
     """Whether a recipe must be trained again.
 
     Attributes:
@@ -68,7 +68,7 @@ class Change(NamedTuple):
         return {"schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, **fields, "frozen": frozen}
 
 
-def find_change(context: RunContext) -> Change:
+def find_change(context: RunContext) -> RetrainReason:
     """Find out whether a recipe must be trained again. Changed files are hashed; URLs and hubs are asked.
 
     Raises:
@@ -90,8 +90,10 @@ def find_change(context: RunContext) -> Change:
     data = data_digest(plan.sources["data"])
     number = ledger.number
     if not why:
-        return Change(False, _unchanged(judged, challenger), training, champion, challenger, frozen, data, number)
-    return Change(True, why, training, champion, challenger, frozen, data, number)
+        return RetrainReason(
+            False, _unchanged(judged, challenger), training, champion, challenger, frozen, data, number
+        )
+    return RetrainReason(True, why, training, champion, challenger, frozen, data, number)
 
 
 def _start(recipe: Recipe, store: Store) -> str | None:
@@ -148,7 +150,7 @@ def _first_difference(plan: Plan, store: Store, keys: dict[str, str]) -> str:
 def _said(stage: str, was: Meta, now_is: Meta) -> str:
     """Say in one sentence how two key documents of a stage differ, or ""."""
     changes = difference(was, now_is)
-    names = PARTS | ({"inputs": "the data"} if stage == ROLES["rows"] else {})
+    names = REASONS | ({"inputs": "the data"} if stage == ROLES["rows"] else {})
     parts = dict.fromkeys(names.get(change.part, change.part) for change in changes)
     shown = [change for change in changes if change.part != "inputs"][:2] or changes[:1]
     return f"{' and '.join(parts)} changed ({stage}: {'; '.join(str(change) for change in shown)})" if changes else ""

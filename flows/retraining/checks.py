@@ -8,14 +8,14 @@ from trnflow.flows.champions.contenders import run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.retraining.change import Change
+from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.runner.context import make_plan
 from trnflow.flows.runner.run import artifact_in, settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, Measured, Rows, measure
+from trnflow.tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, LoadedRows, Measured, measure
 from trnflow.tasks.store import Store
 
 # a dry run loads data for its checks if that is expected to take no longer
@@ -57,7 +57,7 @@ class Checked(NamedTuple):
         return self.measured.value, self.check.most
 
 
-def check_data(change: Change, log: EventLog) -> tuple[Checked, ...]:
+def check_data(change: RetrainReason, log: EventLog) -> tuple[Checked, ...]:
     """Load a recipe's present data as a retrain does, and make the checks of the section `checks`.
 
     change: its plan loads the rows that are checked and trained on; log: gets the events of `load_data`.
@@ -77,7 +77,7 @@ def check_data(change: Change, log: EventLog) -> tuple[Checked, ...]:
     earlier = data_of(store, champion) if champion else None
     with workplace(store.home, "checks") as work:
         laid_out = {
-            artifact.digest: Rows(store.checkout(artifact, work / artifact.digest[7:19]), artifact.meta)
+            artifact.digest: LoadedRows(store.link_files(artifact, work / artifact.digest[7:19]), artifact.meta)
             for artifact in {each.digest: each for each in (rows, raw, earlier) if each}.values()
         }
         before = laid_out[earlier.digest] if earlier else None
@@ -89,7 +89,7 @@ def check_data(change: Change, log: EventLog) -> tuple[Checked, ...]:
     return tuple(Checked(check, measured, _result(check, measured)) for check, measured in measured_checks)
 
 
-def check_cheaply(change: Change) -> tuple[tuple[Checked, ...], str]:
+def check_cheaply(change: RetrainReason) -> tuple[tuple[Checked, ...], str]:
     """Check the data as `check_data` does, if it is loaded or loads within a minute.
 
     Returns:
@@ -122,7 +122,7 @@ def data_of(store: Store, model: str) -> Artifact | None:
         return None
 
 
-def _loaded(change: Change, log: EventLog, *, raw: bool = False) -> Artifact:
+def _loaded(change: RetrainReason, log: EventLog, *, raw: bool = False) -> Artifact:
     """Load the rows that the change's plan loads. raw: with the frozen rows among them."""
     context = change.context.for_run(log, kind="check")
     plan = make_plan(finetune_without(change.recipe, None), context) if raw else context.plan

@@ -17,7 +17,7 @@ from trnflow.flows.services.crashed_runs import CrashedRun, send_report, unrepor
 from trnflow.flows.services.recovery import TIMES
 from trnflow.tasks.errors import ProcessFailed, TrnflowError
 from trnflow.tasks.store import Store
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 
 
 def report_crashed(times: int = TIMES) -> int:
@@ -63,4 +63,4 @@ def _has_ended_since(recipe: Recipe, store: Store, run: CrashedRun) -> bool:
 
 
 def _send(run: CrashedRun, ended: Retrained) -> None:
-    send_report(run, ended.recipe, hide(ended.to_json()))
+    send_report(run, ended.recipe, hide_secrets(ended.to_json()))

@@ -22,7 +22,7 @@ def hold_lease(
     """
     run = new_run_id()
     waiter: Waiter = store.waiter(_key(recipe), run=run, attempt=run, ttl=recipe.store.lease_ttl_seconds)
-    lease = waiter.take_watching(wait=wait, tell=tell)
+    lease = waiter.acquire_watching(wait=wait, tell=tell)
     if lease is None:
         yield str(waiter.holder or "another process")
         return

@@ -15,7 +15,7 @@ from trnflow.flows.champions.frozen_rows import finetune_without, newest_frozen
 from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import Decision, Round, promote
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.retraining.change import Change, find_change
+from trnflow.flows.retraining.change import RetrainReason, find_change
 from trnflow.flows.retraining.checks import Checked, check_data
 from trnflow.flows.retraining.ended import present_data, write_ended
 from trnflow.flows.retraining.lease import hold_lease
@@ -38,7 +38,7 @@ Train = Callable[[RunContext, Graph], Result]
 
 
 def retrain(
-    context: RunContext, log: EventLog, train: Train, *, wait: bool = False, change: Change | None = None
+    context: RunContext, log: EventLog, train: Train, *, wait: bool = False, change: RetrainReason | None = None
 ) -> Retrained:
     """Retrain a recipe if its data, code or settings changed since its newest judged model.
 
@@ -93,7 +93,7 @@ def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
     return _with_present(recipe, store, Retrained(recipe.name, None, False, known.message, error=known))
 
 
-def unchanged(change: Change, store: Store) -> Retrained:
+def unchanged(change: RetrainReason, store: Store) -> Retrained:
     """Return the outcome of a retrain that found nothing changed, and add it to the ledger unless the data is
     settled."""
     frozen = change.frozen.artifact.digest if change.frozen else None
@@ -136,7 +136,7 @@ class _Work:
         return self.context.resolver.offline
 
 
-def _retrain(work: _Work, change: Change | None) -> Retrained:
+def _retrain(work: _Work, change: RetrainReason | None) -> Retrained:
     """Make a round if anything changed, and one more if the data changed meanwhile."""
     if change is None or change.ledger != read_ledger(work.store, work.recipe.name).number:
         change = find_change(work.context)
@@ -177,7 +177,7 @@ def _noted(ended: Retrained, note: str) -> Retrained:
     return replace(ended, notes=(*ended.notes, scrub(note)))
 
 
-def retrain_once(work: _Work, change: Change) -> Retrained:
+def retrain_once(work: _Work, change: RetrainReason) -> Retrained:
     """Check the data, train, judge, and put on record how this round ended."""
     context = work.context.for_run(work.log, kind="retrain")
     with begin_log(context, Options(offline=work.offline), why=change.why):
@@ -189,7 +189,7 @@ def retrain_once(work: _Work, change: Change) -> Retrained:
     return ended
 
 
-def train_and_judge(work: _Work, change: Change) -> Retrained:
+def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:
     """Return how a round ended. A judgement is in the ledger then, any other outcome is not."""
     recipe, store, lease = work.recipe, work.store, work.lease
     begun = Retrained(recipe.name, None, True, change.why, champion=change.champion, margin=recipe.promote.margin)

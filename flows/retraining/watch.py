@@ -52,7 +52,7 @@ class Look(NamedTuple):
         return {"schema": 1, **self._asdict()}
 
 
-class Seen(NamedTuple):
+class WatchState(NamedTuple):
     """What earlier looks saw. Times are seconds since 1970.
 
     Attributes:
@@ -90,7 +90,7 @@ def look(
     data = present_data(recipe, store, offline=offline)
     time_now, seen = clock(), _read(_file(store, recipe.name))
     if seen.data != data:
-        seen = Seen(data, time_now)
+        seen = WatchState(data, time_now)
         _write(_file(store, recipe.name), recipe.name, seen)
     outcome, why = _judge(recipe, store, seen, every, time_now)
     return Look(recipe.name, outcome, data, why)
@@ -103,7 +103,7 @@ def note_announced(finding: Look, store: Store, *, clock: Callable[[], float] = 
         _write(_file(store, finding.recipe), finding.recipe, seen._replace(told=seen.told + 1, last=clock()))
 
 
-def _judge(recipe: Recipe, store: Store, seen: Seen, every: float, time_now: float) -> tuple[Outcome, str]:
+def _judge(recipe: Recipe, store: Store, seen: WatchState, every: float, time_now: float) -> tuple[Outcome, str]:
     """Return a look's outcome, and why."""
     name, ended = recipe.name, newest_ended(store, recipe.name)
     if ended is not None and ended.settled == seen.data:
@@ -125,7 +125,7 @@ def _judge(recipe: Recipe, store: Store, seen: Seen, every: float, time_now: flo
     return "changed", f"the data of {name} changed" if ended else f"no retrain of {name} has ended in this store yet"
 
 
-def _due(failed: Ended | None, seen: Seen, every: float) -> float:
+def _due(failed: Ended | None, seen: WatchState, every: float) -> float:
     """Return when a change is announced. failed: the newest retrain, if it failed on this data."""
     announced = seen.last + _wait(every, seen.told) if seen.told else 0.0
     if failed is None:
@@ -144,15 +144,17 @@ def _file(store: Store, recipe: str) -> Path:
     return store.home / "watch" / f"{quoted_name(recipe)}.json"
 
 
-def _read(file: Path) -> Seen:
+def _read(file: Path) -> WatchState:
     """Return what earlier looks saw; nothing if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return Seen(str(document["data"]), float(document["since"]), int(document["told"]), float(document["last"]))
-    return Seen()
+        return WatchState(
+            str(document["data"]), float(document["since"]), int(document["told"]), float(document["last"])
+        )
+    return WatchState()
 
 
-def _write(file: Path, recipe: str, seen: Seen) -> None:
+def _write(file: Path, recipe: str, seen: WatchState) -> None:
     """Write down what was seen. Raises StoreError."""
     document = {"schema": 1, "recipe": recipe, "created": now(), **seen._asdict()}
     try:

@@ -47,7 +47,7 @@ def claim(
             if stored is not None:
                 yield stored
                 return
-            lease = waiter().take()
+            lease = waiter().acquire()
             if lease is not None:
                 held.enter_context(lease)
                 # another may have published between this run's last look and its turn
@@ -78,7 +78,7 @@ def await_turn(
     pause = FIRST_WAIT
     known = None
     while True:
-        lease = waiter.take()
+        lease = waiter.acquire()
         if lease is not None:
             return lease
         stored = made()

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from trnflow.flows.recipes.recipe import LaunchConfig, Recipe
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.system.process import this_process
-from trnflow.tasks.system.redaction import fill, know
+from trnflow.tasks.system.redaction import add_secret, fill_variables
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -101,7 +101,7 @@ def filled_environment(launch: LaunchConfig) -> dict[str, str]:
     Raises:
         ConfigError: An environment variable is not set.
     """
-    filled = {name: fill(value, f"launch.environment.{name}") for name, value in launch.environment.items()}
+    filled = {name: fill_variables(value, f"launch.environment.{name}") for name, value in launch.environment.items()}
     for value in filled.values():
-        know(value)
+        add_secret(value)
     return filled

@@ -12,7 +12,7 @@ from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import Stage, of
+from trnflow.tasks.stage import Stage, stage_of
 from trnflow.tasks.store import Store
 
 Choose = Callable[[Store, Any, Meta], tuple[Artifact | None, str]]
@@ -71,7 +71,7 @@ class Node:
         if given != names:
             raise TypeError(f"{function.__name__} takes the inputs {sorted(names)}, and was given {sorted(given)}")
         set_field = object.__setattr__
-        set_field(self, "stage", of(function))
+        set_field(self, "stage", stage_of(function))
         set_field(self, "config", config)
         set_field(self, "inputs", {name: item for name, item in inputs.items() if item is not None})
         set_field(self, "after", dict(after or {}))

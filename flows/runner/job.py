@@ -17,7 +17,7 @@ from trnflow.tasks.keys.allowed_files import permit_for
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.launch.job import JobSpec, Step
 from trnflow.tasks.launch.launcher import Launcher
-from trnflow.tasks.launch.warm_start import PARTIAL_ROOT, modules_for
+from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT, modules_for
 from trnflow.tasks.stage import Stage
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.process import ATTEMPT
@@ -130,7 +130,7 @@ def publish(
     Raises:
         BlobLost: A record or file that the artifact depends on is gone.
     """
-    store.secure([*holds], artifact)
+    store.restore([*holds], artifact)
     published = store.publish(record)
     if published["artifact"] != artifact.digest and unusable(published):
         published = store.publish(record, replace=True)

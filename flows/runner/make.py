@@ -16,7 +16,7 @@ from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlo
 from trnflow.flows.runner.claim import claim, describe_maker, take_devices
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.job import Job, publish, record_of
-from trnflow.flows.runner.parts.shards import Shards, listed
+from trnflow.flows.runner.parts.shards import Shards, shard_entries
 from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.stored import Stored, check_record, rehash_changed
@@ -152,7 +152,7 @@ class _Attempt:
         begun = time.monotonic()
         self.store.write_attempt(self.key, journal["attempt"], journal)
         try:
-            self.store.secure(journal["holds"])
+            self.store.restore(journal["holds"])
             yield
             journal["outcome"] = "completed"
         except BaseException as error:
@@ -183,12 +183,12 @@ class _Attempt:
         """Return the function that takes the stage's reports: for the log, the journal's figures and the heartbeat."""
 
         def emit(event: Meta) -> None:
-            lease.heed()  # ends the stage if another run makes it
+            lease.raise_if_superseded()  # ends the stage if another run makes it
             report(event)
             state = self.context.log.state.stages[self.name]
             journal["figures"].update(state.figures)
             if "progress" in event:
-                lease.tell(**state.counted(present()))
+                lease.set_progress(**state.counted(present()))
 
         return emit
 
@@ -201,7 +201,7 @@ class _Attempt:
             if total >= 10**6:
                 emit({"progress": {"done": done // 10**6, "total": total // 10**6, "unit": unit}})
 
-        return Input(self.store.checkout(item, folder, progress), item.kind, item.meta, item.digest)
+        return Input(self.store.link_files(item, folder, progress), item.kind, item.meta, item.digest)
 
     def _refuse_changed_inputs(self) -> None:
         for name, item in self.inputs.items():
@@ -214,7 +214,7 @@ class _Attempt:
 
     def _publish(self, artifact: Artifact, journal: Meta) -> Meta:
         """Put the artifact on record, and return the record that counts."""
-        shards = listed(self.store, journal)
+        shards = shard_entries(self.store, journal)
         record = record_of(self.document, artifact, journal["attempt"], journal["ended"], **shards)
         published = publish(self.store, record, artifact, holds=journal["holds"], unusable=self._replaces)
         self._note_difference(artifact.digest, published["artifact"])

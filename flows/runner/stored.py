@@ -64,7 +64,7 @@ def check_record(store: Store, record: Meta, kind: str, lost: set[str]) -> Recor
         return Recorded(None, error.message)
     if artifact.kind != kind:
         return Recorded(None, f"its artifact {artifact.digest[:19]} is of kind {artifact.kind}, and it makes {kind}")
-    seen = store.seen(artifact)
+    seen = store.blob_stats(artifact)
     missing = seen.missing or next((file for file in artifact.files if file.digest in lost), None)
     if missing is not None:
         return Recorded(None, f"the blob of {missing.path} ({missing.digest}) is missing or damaged")

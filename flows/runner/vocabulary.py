@@ -13,7 +13,7 @@ from trnflow.tasks.artifact import Artifact, File
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
 
-FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 FIX = (
     "take that model's own tokenizer: copy it with `trnflow get RECIPE tokenize_text DEST`, and set "
     "model.tokenizer=DEST/tokenizer tokenize.train=null"
@@ -64,15 +64,15 @@ def refuse_unknown_vocabulary(recipe: Recipe, planned: dict[str, Step]) -> None:
 
 def _tokenizer(artifact: Artifact) -> File:
     """Return the file tokenizer.json of an artifact: tokens, a checkpoint or a model."""
-    return next(file for file in artifact.files if Path(file.path).name == FILE)
+    return next(file for file in artifact.files if Path(file.path).name == TOKENIZER_FILE)
 
 
 def _words(store: Store, file: File) -> dict[int, str]:
     """Read a tokenizer.json from the store and return {id: token}, added tokens included."""
     from tokenizers import Tokenizer
 
-    alone = Artifact(file.digest, "tokenizer", {}, (file._replace(path=FILE),))
+    alone = Artifact(file.digest, "tokenizer", {}, (file._replace(path=TOKENIZER_FILE),))
     with tempfile.TemporaryDirectory() as folder:
-        store.copy_out(alone, Path(folder))
-        vocabulary = Tokenizer.from_file(f"{folder}/{FILE}").get_vocab(with_added_tokens=True)
+        store.copy_files(alone, Path(folder))
+        vocabulary = Tokenizer.from_file(f"{folder}/{TOKENIZER_FILE}").get_vocab(with_added_tokens=True)
     return {number: token for token, number in vocabulary.items()}

@@ -10,7 +10,7 @@ from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.keys.code_closure import closure
-from trnflow.tasks.launch.warm_start import modules_for, preload
+from trnflow.tasks.launch.warm_parents import modules_for, preload
 
 Parent = tuple[dict[str, str], tuple[str, ...]]
 """(environment variables, modules to import) of a warm parent."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
     from prefect.events.schemas.automations import Automation, AutomationCore
 
-TOLD = ("promoted", "kept", "stopped", "failed")
+NOTIFIED = ("promoted", "kept", "stopped", "failed")
 """The outcomes of a retrain that are notified."""
 DATES = 1000
 """How many dates of a schedule are looked at to find its longest pause."""
@@ -124,8 +124,8 @@ def _retrained(block: Block) -> AutomationCore:
 
     return AutomationCore(
         name="trnflow: retrained",
-        description=f"Send a notification when a retraining was {', '.join(TOLD[:-1])} or {TOLD[-1]}.",
-        trigger=EventTrigger(expect={RETRAINED + outcome for outcome in TOLD}, match=_match("*")),
+        description=f"Send a notification when a retraining was {', '.join(NOTIFIED[:-1])} or {NOTIFIED[-1]}.",
+        trigger=EventTrigger(expect={RETRAINED + outcome for outcome in NOTIFIED}, match=_match("*")),
         actions=[retrain_message(block)],
     )
 

@@ -16,7 +16,7 @@ import yaml
 from trnflow.flows.services.recovery import TAG
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -36,7 +36,7 @@ def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list
     others = _of_others(client, folder.resolve())
     if others and not replace:
         names = ", ".join(sorted({deployment.name for deployment, _ in others}))
-        server = hide(str(client.api_url))
+        server = hide_secrets(str(client.api_url))
         raise ConfigError(
             f"Prefect's server at {server} has deployments of another checkout, {others[0][1]}: {names}",
             "unset PREFECT_API_URL and set TRNFLOW_HOME to a home of this checkout, for a server of its own; "

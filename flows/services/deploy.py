@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 POOL = "local"
-FILE = "prefect.yaml"
+PREFECT_FILE = "prefect.yaml"
 RETRAIN = "retrain"
 """The deployment that an event about changed data runs."""
 # Flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once; with four, the
@@ -62,13 +62,13 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
         checkout, or it can't be reached.
         ProcessFailed: Prefect refused a deployment, its server failed, or a schedule has no run after `seconds`.
     """
-    document = _declared(folder / FILE)
+    document = _declared(folder / PREFECT_FILE)
     names = [str(deployment["name"]) for deployment in document["deployments"]]
-    recipes = check_recipes(document, folder / FILE)
+    recipes = check_recipes(document, folder / PREFECT_FILE)
     notify = take_setting()
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
     _prepare_server(home, folder, document, notify, replace=replace)
-    _register(home, folder, folder / FILE)
+    _register(home, folder, folder / PREFECT_FILE)
     renewed = _complete(names, recipes, notify)
     _wait_scheduled(home, names, seconds)
     return Deployed(sorted(names), renewed.names, str(renewed.notified) if renewed.notified else None)
@@ -94,7 +94,7 @@ def _declared(file: Path) -> Meta:
     try:
         document: Meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{file.parent} has no {FILE}", "run it in the project's folder") from error
+        raise ConfigError(f"{file.parent} has no {PREFECT_FILE}", "run it in the project's folder") from error
     return document
 
 
@@ -149,7 +149,7 @@ def _register(home: Path, folder: Path, file: Path) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if process.returncode:
-        declared, message = folder / FILE, _last_line(process)
+        declared, message = folder / PREFECT_FILE, _last_line(process)
         if SERVER_FAILED in message:
             cause, fix = cause_of_failure(home)
             raise ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or message}", fix)

@@ -10,7 +10,7 @@ from trnflow.flows.services.prefect_server import cause_of_failure
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.home import home_folder
-from trnflow.tasks.system.redaction import hide, hide_override, scrub
+from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -35,7 +35,7 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
     from prefect.events import Event
 
     # the deployment knows the recipe by the name that the user gave
-    payload = {**hide(finding), "recipe": recipe, "overrides": overrides}
+    payload = {**hide_secrets(finding), "recipe": recipe, "overrides": overrides}
     resource = recipe_resource(finding["recipe"])
     return Event.model_validate({"event": CHANGED, "resource": resource, "payload": payload})
 
@@ -73,7 +73,7 @@ def unreachable(error: Exception) -> ConfigError:
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 
-    server = f"Prefect's server at {hide(str(PREFECT_API_URL.value()))}"
+    server = f"Prefect's server at {hide_secrets(str(PREFECT_API_URL.value()))}"
     if isinstance(error, HTTPStatusError):
         message = scrub(str(error).splitlines()[0])
         if not error.response.is_server_error:

@@ -21,7 +21,7 @@ from trnflow.tasks.errors import Interrupted, StoreError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.events.event_types import StageEnded
 from trnflow.tasks.store.ledger import Ledger, read_ledger
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.tracking import Tracker
 
 PLOTS = (".png", ".json", ".jsonl", ".html")
@@ -72,7 +72,7 @@ class Tracking(Reader):
         with tempfile.TemporaryDirectory() as folder:
             plots: tuple[Path, ...] = ()
             if event["stage"] in PLOTTED:
-                self._store.copy_out(artifact, Path(folder))
+                self._store.copy_files(artifact, Path(folder))
                 plots = tuple(path for path in sorted(Path(folder).iterdir()) if path.suffix in PLOTS)
             tracker.stage_ended(
                 event["stage"],
@@ -173,7 +173,7 @@ def new_tracker(recipe: Recipe, home: Path, run: str, tags: dict[str, str] | Non
 def sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yield (name of the setting, its value with secrets hidden) of each data source of a recipe."""
     for name, one in recipe.data.sources().items():
-        yield f"data.mix.{name}.source" if name else "data.source", str(hide(one.source))
+        yield f"data.mix.{name}.source" if name else "data.source", str(hide_secrets(one.source))
 
 
 def _tags() -> dict[str, str]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.system.redaction import know
+from trnflow.tasks.system.redaction import add_secret
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -70,8 +70,8 @@ def take_setting() -> str | None:
     if value != OFF and not _is_address(value) and not re.fullmatch(r"[a-z0-9-]+/[\w.-]+", value):
         raise ConfigError(f"{VARIABLE} is neither an http(s) address nor TYPE/NAME of a block", FIX)
     if _is_address(value):
-        know(value)
-        know(urlsplit(value).path)
+        add_secret(value)
+        add_secret(urlsplit(value).path)
     return value
 
 

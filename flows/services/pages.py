@@ -9,7 +9,7 @@ from trnflow.flows.recipes.recipe import TrackingConfig
 from trnflow.flows.services.prefect_address import api_url
 from trnflow.tasks.sources.paths import located_database
 from trnflow.tasks.system.databases import fill_address
-from trnflow.tasks.system.redaction import hide, scrub
+from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.tracking import tracking_page
 
 
@@ -27,7 +27,11 @@ def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
 
 def _prefect(home: Path) -> str:
     url = api_url(home)
-    return str(hide(url)).removesuffix("/api") if url else "`trnflow up` starts a local server and prints its address"
+    return (
+        str(hide_secrets(url)).removesuffix("/api")
+        if url
+        else "`trnflow up` starts a local server and prints its address"
+    )
 
 
 def _mlflow(home: Path, tracking: TrackingConfig, folder: Path) -> str:

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-NAME = "PREFECT_API_URL"
+URL_VARIABLE = "PREFECT_API_URL"
 
 
 def api_url(home: Path) -> str | None:
@@ -19,11 +19,11 @@ def api_url(home: Path) -> str | None:
 def configured_url() -> str | None:
     """Return the URL of Prefect's API from the places where Prefect looks, in its order, or None."""
     tables = (
-        os.environ.get(NAME),
-        _dotenv().get(NAME),
+        os.environ.get(URL_VARIABLE),
+        _dotenv().get(URL_VARIABLE),
         _toml(Path("prefect.toml")).get("api", {}).get("url"),
         _pyproject().get("api", {}).get("url"),
-        _active_profile().get(NAME),
+        _active_profile().get(URL_VARIABLE),
     )
     return next((str(url) for url in tables if url), None)
 

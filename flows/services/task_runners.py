@@ -26,7 +26,7 @@ from trnflow.flows.recipes.recipe import TaskRunnerConfig
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption
-from trnflow.tasks.system.redaction import fill, hide, learn, raisable, scrub, scrub_logs
+from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets, raisable, scrub, scrub_logs
 
 CONNECT_SECONDS = 8
 PARENT_SECONDS = 1.0
@@ -110,7 +110,7 @@ def _result(future: Any) -> Meta:
 
 
 def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
-    where, message = hide(config.address) or "this machine", scrub(" ".join(str(error).split()))[:200]
+    where, message = hide_secrets(config.address) or "this machine", scrub(" ".join(str(error).split()))[:200]
     return ConfigError(
         f"task_runner: {config.kind} can't be used on {where}: {message}",
         "check task_runner.address, or set task_runner.kind=threads",
@@ -121,7 +121,7 @@ def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
 def _task(job: Meta) -> Meta:
     """Make a part."""
     # Prefect writes errors to its database: secrets are hidden in them
-    learn({"root": job["store"]})
+    add_secrets_of({"root": job["store"]})
     scrub_logs()
     try:
         return make_part_apart(job)
@@ -155,7 +155,7 @@ def _ray(config: TaskRunnerConfig, stack: contextlib.ExitStack) -> Any:
 
 def _address(config: TaskRunnerConfig) -> str:
     """Return the cluster's address, with its `${NAME}` filled in."""
-    return fill(config.address or "", "task_runner.address")
+    return fill_variables(config.address or "", "task_runner.address")
 
 
 @contextlib.contextmanager

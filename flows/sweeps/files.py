@@ -14,7 +14,7 @@ from trnflow.flows.sweeps.plan import Plan
 from trnflow.flows.sweeps.study import Tried
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
 PATHS = ("source", "root", "uri")
@@ -42,7 +42,7 @@ def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta |
 
 def write_json(folder: Path, content: Meta) -> None:
     """Write sweep.json into `folder`, secrets hidden."""
-    write_whole(folder / "sweep.json", f"{json.dumps(hide(content), indent=1)}\n")
+    write_whole(folder / "sweep.json", f"{json.dumps(hide_secrets(content), indent=1)}\n")
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
@@ -59,7 +59,7 @@ def write_best(folder: Path, plan: Plan, best: Tried) -> None:
     about = (
         f"# Trial {best.number} of the sweep {plan.name}: {plan.recipe.sweep.metric} {best.value:.6g} on validation.\n"
     )
-    shown = hide(tree)
+    shown = hide_secrets(tree)
     if shown != tree:
         about += "# *** hides a secret of the command line: write ${NAME}, which the environment fills in, before you run this.\n"
     content = {"extends": extends, "name": plan.recipe.name, **shown}

@@ -18,11 +18,11 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.databases import fill_address
 from trnflow.tasks.system.private_files import lookup_name
-from trnflow.tasks.system.redaction import hide, hide_override
+from trnflow.tasks.system.redaction import hide_override, hide_secrets
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # These sections have no influence on training's metrics: a resumed sweep may change them.
-AROUND = (
+FREE_SECTIONS = (
     "description",
     "checks",
     "hardware",
@@ -71,7 +71,7 @@ class Plan:
         """Return an id that tells the stores apart whose sweeps share a database; "" for the home's own database."""
         if not self.recipe.sweep.database:
             return ""
-        root = str(hide(store.root))
+        root = str(hide_secrets(store.root))
         # another machine may have another local store at the same path
         return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
 
@@ -96,7 +96,7 @@ class Plan:
     def definition(self) -> Meta:
         """Return what must be unchanged when a sweep is resumed: the recipe without varied settings and AROUND, the
         space, metric and direction."""
-        common = {name: value for name, value in self.recipe.to_json().items() if name not in AROUND}
+        common = {name: value for name, value in self.recipe.to_json().items() if name not in FREE_SECTIONS}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))
         sweep = self.recipe.sweep
@@ -135,7 +135,7 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
             "give a range or choices, such as train.learning_rate=1e-5..1e-4:log, or write a section sweep",
         )
     plan = Plan(named, read, tuple(fixed), recipe, parse(written, refuse))
-    if not NAME.fullmatch(plan.name):
+    if not SWEEP_NAME.fullmatch(plan.name):
         raise ConfigError(f"a sweep can't be named {plan.name}", "letters, digits, points and hyphens: --name NAME")
     if recipe.sweep.sampler == "grid":
         combinations(plan.space)

@@ -18,7 +18,7 @@ from trnflow.flows.recipes.schema import annotation_at, cut, kinds_of
 from trnflow.flows.recipes.yaml_tree import OVERRIDE, read_value
 from trnflow.tasks.artifact import Json
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -143,7 +143,7 @@ def _of_choices(name: str, values: list[Any]) -> Dimension:
         raise ConfigError(
             f"sweep: a choice of {name} is a list or mapping", "choices are numbers, texts, true or false"
         )
-    if any(hide(value) != value for value in values):
+    if any(hide_secrets(value) != value for value in values):
         raise ConfigError(
             f"sweep: a choice of {name} holds credentials, which would stand in the sweep's results",
             "give the credentials in the environment",

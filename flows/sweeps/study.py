@@ -12,9 +12,9 @@ from trnflow.flows.runner.context import new_run_id
 from trnflow.flows.sweeps.space import Dimension, combinations
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, StoreError
-from trnflow.tasks.keys.lineage import leaves
+from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.system.databases import missing_driver, reason
-from trnflow.tasks.system.redaction import hide, scrub
+from trnflow.tasks.system.redaction import hide_secrets, scrub
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -277,11 +277,13 @@ def _storage(database: str, options: dict[str, Any]) -> RDBStorage:
         ValueError,
     ) as error:  # no driver; tables of another Optuna; a port that is no number
         if install := missing_driver(error):
-            raise MissingDependency(f"the driver of the database {hide(database)} is not installed", install) from error
+            raise MissingDependency(
+                f"the driver of the database {hide_secrets(database)} is not installed", install
+            ) from error
         is_malformed = isinstance(error, ValueError)  # whose message may quote a part of the password
         problem = "its URL is malformed" if is_malformed else " ".join(str(error.__cause__ or error).split())
         raise StoreError(
-            f"the database of the sweep, {hide(database)}, can't be used: {scrub(problem)}",
+            f"the database of the sweep, {hide_secrets(database)}, can't be used: {scrub(problem)}",
             "install its driver, or name another one: sweep.database=URL",
         ) from error
 
@@ -341,6 +343,6 @@ def database_errors(database: str) -> Iterator[None]:
     except (StorageInternalError, SQLAlchemyError, KeyError, ModuleNotFoundError) as error:
         problem = reason(error)
         raise StoreError(
-            f"the database of the sweep, {hide(database)}, can't be used: {scrub(problem)}",
+            f"the database of the sweep, {hide_secrets(database)}, can't be used: {scrub(problem)}",
             "finished trials stay in the store: mend the database or remove it, and run the same command again",
         ) from error

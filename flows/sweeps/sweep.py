@@ -27,7 +27,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import Reader
 from trnflow.tasks.store import Store
-from trnflow.tasks.system.redaction import hide, scrub
+from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.system.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Sweep:
     def write_page(self, content: Meta) -> None:
         """Write sweep.html."""
         with database_errors(self.plan.database(self.store.home)):
-            page = sweep_page(hide(content), self.study.figure_source())
+            page = sweep_page(hide_secrets(content), self.study.figure_source())
         write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
 
     def _work(self, slot: int) -> None:

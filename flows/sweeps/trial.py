@@ -184,7 +184,7 @@ def _record_value(study: SweepStudy, trial: Trial, metric: str, result: Result) 
 def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
     """Remove a pruned trial's partial state."""
     # unless another run trains with the same key
-    lease = store.waiter(key, run=run, attempt=run, ttl=ttl).take()
+    lease = store.waiter(key, run=run, attempt=run, ttl=ttl).acquire()
     if lease is not None:
         with lease:
             store.partial(key).prune(0)

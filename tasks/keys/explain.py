@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.keys.key_document import PARTS
+from trnflow.tasks.keys.key_document import TABLES
 
 
-class Change(NamedTuple):
+class ValueChange(NamedTuple):
     """A value that differs between two key documents.
 
     Attributes:
@@ -33,19 +33,19 @@ class Change(NamedTuple):
         return f"{self.part}.{self.name}: {_short(self.before)} -> {_short(self.after)}"
 
 
-def difference(before: Meta, after: Meta) -> list[Change]:
+def difference(before: Meta, after: Meta) -> list[ValueChange]:
     """Return the values that differ between two key documents, sorted by table, then by name."""
     changes = []
-    for part in PARTS:
-        old, new = (dict(_leaves(document.get(part, {}))) for document in (before, after))
+    for part in TABLES:
+        old, new = (dict(leaves(document.get(part, {}), with_empty=True)) for document in (before, after))
         for name in sorted(old.keys() | new.keys()):
             if _is_filled(name, old, new) or _is_filled(name, new, old):
                 continue
             if name not in old or name not in new or not _same(old[name], new[name]):
-                changes.append(Change(part, name, old.get(name), new.get(name)))
+                changes.append(ValueChange(part, name, old.get(name), new.get(name)))
     forms = before.get("schema"), after.get("schema")
     if not _same(*forms):
-        changes.append(Change("schema", "", *forms))
+        changes.append(ValueChange("schema", "", *forms))
     return changes
 
 
@@ -54,23 +54,26 @@ def moved_settings(before: Meta, after: Meta) -> dict[str, str]:
 
     before, after: tables `params`.
     """
-    old, new = (dict(_leaves(params)).keys() for params in (before, after))
+    old, new = (dict(leaves(params, with_empty=True)).keys() for params in (before, after))
     gone, appeared = _by_last_part(old - new), _by_last_part(new - old)
     # only a last word that is gone once and new once tells for sure where a setting went
     return {gone[last][0]: appeared[last][0] for last in gone if len(gone[last]) == len(appeared.get(last, ())) == 1}
 
 
-def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[Change]] | None:
+def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[ValueChange]] | None:
     """Return (record, differences) of the record nearest to `document`, the newest of several; None without records."""
     scored = [(record, difference(record["document"], document)) for record in records]
     return min(scored, key=lambda pair: len(pair[1]), default=None)
 
 
-def _leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
-    if isinstance(value, dict) and value:
+def leaves(value: Json, name: str = "", *, with_empty: bool = False) -> Iterator[tuple[str, Json]]:
+    """Yield (dotted name, value) of all values in nested objects: ("a.b", 1) for {"a": {"b": 1}}.
+
+    with_empty: an empty object is a value, too.
+    """
+    if isinstance(value, dict) and (value or not with_empty):
         for key, entry in value.items():
-            # the code part is not nested; the dots in its names belong to module names
-            yield from _leaves(entry, f"{name}.{key}" if name else key)
+            yield from leaves(entry, f"{name}.{key}" if name else str(key), with_empty=with_empty)
     else:
         yield name, value
 

@@ -12,7 +12,7 @@ from trnflow.tasks.stage import Keyed, Stage
 
 SCHEMA = 2
 
-PARTS = ("code", "params", "inputs", "env", "accel")
+TABLES = ("code", "params", "inputs", "env", "accel")
 """The tables of a key document."""
 
 

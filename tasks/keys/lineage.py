@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.keys.explain import Change, difference
+from trnflow.tasks.keys.explain import ValueChange, difference, leaves
 
 
 class Family:
@@ -113,15 +113,6 @@ def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[st
     }
 
 
-def leaves(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield (dotted name, value) of all values in nested objects: ("a.b", 1) for {"a": {"b": 1}}."""
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from leaves(below, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
-
-
 def _digests(value: Json) -> Iterator[str]:
     """Yield each artifact digest among the inputs of a key document."""
     if isinstance(value, str) and value.startswith("sha256:"):
@@ -139,7 +130,7 @@ def _settings(before: Meta, after: Meta) -> list[Meta]:
     return [_entry(change) for change in difference({"params": before}, {"params": after})]
 
 
-def _shared(changes: dict[str, list[Change]], part: str, only: str | None = None) -> list[Meta]:
+def _shared(changes: dict[str, list[ValueChange]], part: str, only: str | None = None) -> list[Meta]:
     """Return the changes of one table, each once, with the stages that have it."""
     shared: dict[str, Meta] = {}
     for stage, stage_changes in changes.items():
@@ -177,5 +168,5 @@ def _differing(label: str, names: list[str], before: Meta, after: Meta) -> list[
     ]
 
 
-def _entry(change: Change) -> Meta:
+def _entry(change: ValueChange) -> Meta:
     return {"name": change.name, "before": change.before, "after": change.after}

@@ -22,7 +22,7 @@ from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.launch import guard as guard_module
 from trnflow.tasks.launch.job import JobSpec
 from trnflow.tasks.launch.python import python
-from trnflow.tasks.launch.warm_start import ForkedGuard, process_environ, start_guard
+from trnflow.tasks.launch.warm_parents import ForkedGuard, process_environ, start_guard
 from trnflow.tasks.system.json_lines import parsed
 from trnflow.tasks.system.redaction import substitutions
 

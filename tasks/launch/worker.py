@@ -29,9 +29,9 @@ from trnflow.tasks.launch.guard import WORKER_EVENTS
 from trnflow.tasks.launch.job import JobSpec, resolve
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
-from trnflow.tasks.launch.warm_start import PARTIAL_ROOT
-from trnflow.tasks.stage import Partial, Workdir, of
-from trnflow.tasks.system.redaction import know, learn, scrub, scrub_all
+from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT
+from trnflow.tasks.stage import Partial, Workdir, stage_of
+from trnflow.tasks.system.redaction import add_secret, add_secrets_of, scrub, scrub_all
 
 
 def run(file: str) -> None:
@@ -71,8 +71,8 @@ def _spec(file: str) -> JobSpec:
     """Read the job, and register its secrets."""
     spec = JobSpec.load(Path(file))
     for name in spec.secret:
-        know(os.environ.get(name, ""))
-    learn(os.environ.get(PARTIAL_ROOT, ""))
+        add_secret(os.environ.get(name, ""))
+    add_secrets_of(os.environ.get(PARTIAL_ROOT, ""))
     return spec
 
 
@@ -109,15 +109,15 @@ def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
     out = Workdir(spec.out, spec.scratch, emit, _partial(spec))
     shared: Input = Input(Path(step.shared), "shared", {}, "")
     if step.name == "part":
-        return steps.make_part(of(function), config, inputs, shared, step.arguments, out)
+        return steps.make_part(stage_of(function), config, inputs, shared, step.arguments, out)
     spec.out.mkdir(parents=True, exist_ok=True)
     spec.scratch.mkdir(parents=True, exist_ok=True)
     if step.name == "split":
-        return {"parts": [asdict(part) for part in steps.split(of(function), config, inputs, out)]}
+        return {"parts": [asdict(part) for part in steps.split(stage_of(function), config, inputs, out)]}
     if step.name == "gather":
         on_part = partial(_keep, emit) if step.keep else lambda *result: None
         return steps.gather(
-            of(function), config, inputs, shared, step.todo, Path(step.folder), out, step.threads, on_part
+            stage_of(function), config, inputs, shared, step.todo, Path(step.folder), out, step.threads, on_part
         )
     return steps.whole(function, config, inputs, out, step.threads)
 

@@ -68,7 +68,7 @@ class CheckConfig(StageConfig):
         return LIMITS[self.what] if self.limit is None else self.limit
 
 
-class Rows(NamedTuple):
+class LoadedRows(NamedTuple):
     """Data as `load_data` wrote it. folder: of the artifact's `<split>.parquet`."""
 
     folder: Path
@@ -86,7 +86,7 @@ class Measured(NamedTuple):
     by_chance: bool = False
 
 
-def measure(check: CheckConfig, now: Rows, raw: Rows, before: Rows | None) -> Measured:
+def measure(check: CheckConfig, now: LoadedRows, raw: LoadedRows, before: LoadedRows | None) -> Measured:
     """Measure the value that a check compares with its limit. Raises ConfigError for a column that is missing or no
     text.
 
@@ -106,7 +106,7 @@ def measure(check: CheckConfig, now: Rows, raw: Rows, before: Rows | None) -> Me
     return {"rows": _lost_rows, "label_share": _label_share, "lengths": _lengths}[check.what](check, now, before)
 
 
-def _check_column(check: CheckConfig, rows: Rows) -> None:
+def _check_column(check: CheckConfig, rows: LoadedRows) -> None:
     import pyarrow.parquet as pq
 
     columns = rows.meta["columns"]
@@ -122,12 +122,12 @@ def _check_column(check: CheckConfig, rows: Rows) -> None:
         )
 
 
-def _lost_rows(check: CheckConfig, now: Rows, before: Rows) -> Measured:
+def _lost_rows(check: CheckConfig, now: LoadedRows, before: LoadedRows) -> Measured:
     rows, had = now.meta["splits"]["train"], before.meta["splits"]["train"]
     return Measured(max(0.0, 1 - rows / had), f"{rows:,} training rows, where the champion had {had:,}")
 
 
-def _label_share(check: CheckConfig, now: Rows, before: Rows) -> Measured:
+def _label_share(check: CheckConfig, now: LoadedRows, before: LoadedRows) -> Measured:
     if check.column is None and (now.meta["labels"] is None or before.meta["labels"] is None):
         return Measured(None, "the data has no labels")
     if check.column is not None and check.column not in before.meta["columns"]:
@@ -138,7 +138,7 @@ def _label_share(check: CheckConfig, now: Rows, before: Rows) -> Measured:
     return Measured(abs(ours[name] - theirs[name]), why)
 
 
-def _shares(check: CheckConfig, rows: Rows) -> defaultdict[str, float]:
+def _shares(check: CheckConfig, rows: LoadedRows) -> defaultdict[str, float]:
     """Return {class: its share of the training rows}."""
     counts: Counter[str] = Counter()
     if check.column is None or (check.column == "label" and rows.meta["labels"] is not None):
@@ -149,7 +149,7 @@ def _shares(check: CheckConfig, rows: Rows) -> defaultdict[str, float]:
     return defaultdict(float, {name: count / counts.total() for name, count in counts.items()})
 
 
-def _longest(check: CheckConfig, now: Rows) -> Measured:
+def _longest(check: CheckConfig, now: LoadedRows) -> Measured:
     found = {split: _text_lengths(check, now, split) for split in sorted(now.meta["splits"])}
     split = max(found, key=lambda one: int(found[one].max(initial=0)))
     if not len(found[split]):
@@ -159,7 +159,7 @@ def _longest(check: CheckConfig, now: Rows) -> Measured:
     return Measured(float(length), f"row {row + 1} of {split} has {length:,} characters")
 
 
-def _leakage(raw: Rows) -> Measured:
+def _leakage(raw: LoadedRows) -> Measured:
     import numpy as np
 
     if "test" not in raw.meta["splits"]:
@@ -173,7 +173,7 @@ def _leakage(raw: Rows) -> Measured:
     return Measured(float(shared.mean()), f"{int(shared.sum()):,} of {len(shared):,} test rows are also in train")
 
 
-def _lengths(check: CheckConfig, now: Rows, before: Rows) -> Measured:
+def _lengths(check: CheckConfig, now: LoadedRows, before: LoadedRows) -> Measured:
     import numpy as np
     from scipy.stats import ks_2samp
 
@@ -187,7 +187,7 @@ def _lengths(check: CheckConfig, now: Rows, before: Rows) -> Measured:
     return Measured(float(found.statistic), why, by_chance=bool(found.pvalue >= CHANCE))
 
 
-def _text_lengths(check: CheckConfig, rows: Rows, split: str) -> NDArray[np.int64]:
+def _text_lengths(check: CheckConfig, rows: LoadedRows, split: str) -> NDArray[np.int64]:
     """Return the number of characters of each row of a split: int64 [rows]; empty without text."""
     import numpy as np
     import pyarrow.parquet as pq
@@ -205,7 +205,7 @@ def _sizes(column: pa.Array) -> Any:
     return pc.fill_null(pc.utf8_length(column), 0).to_numpy(zero_copy_only=False)
 
 
-def _batches(rows: Rows, split: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(rows: LoadedRows, split: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(_file(rows, split), pre_buffer=False) as file:
@@ -213,7 +213,7 @@ def _batches(rows: Rows, split: str, columns: list[str]) -> Iterator[pa.RecordBa
             yield batch.select(columns)
 
 
-def _file(rows: Rows, split: str) -> Path:
+def _file(rows: LoadedRows, split: str) -> Path:
     return rows.folder / f"{split}.parquet"
 
 

@@ -16,7 +16,7 @@ from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.hub_errors import hub_errors
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.system.redaction import fill
+from trnflow.tasks.system.redaction import fill_variables
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -85,13 +85,13 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
         ConfigError: A folder or revision is missing.
         ModelError: A repository is gated, unknown or unreachable; weights are pickled or quantised.
     """
-    source = fill(config.source, "model.source") if config.source else None
+    source = fill_variables(config.source, "model.source") if config.source else None
     model = _resolve("model.source", source, config.revision, resolver) if source else {}
     for fields in (model.get("config") or {}, config.config, config.overrides):
         _check_not_quantised(fields, config.source)
     tokenizer = model
     if config.tokenizer:
-        tokenizer = _resolve("model.tokenizer", fill(config.tokenizer, "model.tokenizer"), None, resolver)
+        tokenizer = _resolve("model.tokenizer", fill_variables(config.tokenizer, "model.tokenizer"), None, resolver)
     identity = {
         "config": {
             "pretrained": model.get("config"),
@@ -172,7 +172,7 @@ def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
 
 
 def _resolve_hub(repo: str, revision: str, resolver: Resolver) -> Meta:
-    answer, note = resolver.remembered(f"hub/models/{repo}@{revision}", lambda: _ask_hub(repo, revision))
+    answer, note = resolver.ask_or_recall(f"hub/models/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     at = {"repo": repo, "commit": answer["commit"]}
     return {"config": answer["config"], "tokenizer": at, "weights": at, "generation": at, "location": at, "note": note}
 

@@ -30,7 +30,7 @@ def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Sour
     """
     asked = f" {settings.format} {sorted(settings.splits.items())}" if settings.format or settings.splits else ""
     # downloaded at once, since the key needs digests
-    answer, note = resolver.remembered(f"url/{source}{asked}", lambda: _ask_url(source, settings, resolver))
+    answer, note = resolver.ask_or_recall(f"url/{source}{asked}", lambda: _ask_url(source, settings, resolver))
     cache = resolver.downloads()
     return files_source(answer["files"], [{"path": str(cache.path(file["digest"]))} for file in answer["files"]], note)
 
@@ -112,7 +112,7 @@ def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettin
 
     Raises DataError if it is missing, gated or unreachable, ConfigError without this revision, or offline.
     """
-    answer, note = resolver.remembered(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
+    answer, note = resolver.ask_or_recall(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}
     return Source("data", identity, dict(identity), note)
 

@@ -16,7 +16,7 @@ from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.sources.download_cache import DownloadCache
 from trnflow.tasks.sources.paths import Folders
 from trnflow.tasks.system.private_files import is_lookup_name, lookup_name, make_home
-from trnflow.tasks.system.redaction import hide
+from trnflow.tasks.system.redaction import hide_secrets
 
 
 class Answers:
@@ -71,7 +71,7 @@ class Resolver:
         """Return the HMAC of a text under the home's secret."""
         return lookup_name(self.home, text)
 
-    def remembered(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:
+    def ask_or_recall(self, name: str, ask: Callable[[], Json]) -> tuple[Json, str]:
         """Return (answer, note): `ask()`; offline the last answer, with a note. Raises ConfigError offline without one.
 
         name: such as `hub/datasets/dair-ai/emotion@main`.
@@ -83,7 +83,7 @@ class Resolver:
             asked = name if name in known or not known else self.lookup_name(name)  # earlier versions stored the name
             if asked not in known:
                 raise ConfigError(
-                    f"{hide(name.removeprefix('url/'))} was never resolved on this machine, and this command does not "
+                    f"{hide_secrets(name.removeprefix('url/'))} was never resolved on this machine, and this command does not "
                     "ask the network",
                     "run it once while online (`trnflow preview` is enough), or point the recipe at local files "
                     "(data.source=..., model.source=...)",

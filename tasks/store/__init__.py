@@ -13,7 +13,7 @@
 <root>/trash/...                         replaced or collected files
 """
 
-from trnflow.tasks.store.content import Store
 from trnflow.tasks.store.partial import partial_state
+from trnflow.tasks.store.store import Store
 
 __all__ = ["Store", "partial_state"]

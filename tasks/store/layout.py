@@ -10,7 +10,7 @@ from trnflow.tasks.artifact import File, Json, Meta, checked_path
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import sha256_bytes
-from trnflow.tasks.keys.key_document import PARTS
+from trnflow.tasks.keys.key_document import TABLES
 from trnflow.tasks.store.backend import Entry
 
 SCHEMA = 1
@@ -133,7 +133,7 @@ def _misshapen(record: Meta) -> Iterator[str]:
         yield f"its schema is {record['schema']!r}"
     if document.get("stage") != record["stage"]:
         yield "its key document is of another stage"
-    yield from (f"its key document has no table {part}" for part in PARTS if not isinstance(document.get(part), dict))
+    yield from (f"its key document has no table {part}" for part in TABLES if not isinstance(document.get(part), dict))
     attempt = record.get("attempt")
     if not isinstance(attempt, str) or "/" in attempt:
         yield "it names no attempt"

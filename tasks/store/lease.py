@@ -34,7 +34,7 @@ FALLBACK_TTL = 60.0
 # early, so that `trnflow status` soon has a stage's progress
 FIRST_BEAT_SECONDS = 3.0
 WATCH_SECONDS = 2.0
-"""Seconds between two looks of `take_watching`."""
+"""Seconds between two looks of `acquire_watching`."""
 SWEEP_SECONDS = 10.0
 LAST_BEAT_SECONDS = 10.0
 NOBODY = Process("?", "?", "?", 0, 0)
@@ -109,7 +109,7 @@ class Waiter:
         self._patient = patient
         self._unchanged_since = 0.0
 
-    def take(self) -> Lease | None:
+    def acquire(self) -> Lease | None:
         """Try once to take the lease; return it, or None while another run has it."""
         newest = newest_holder(self._backend, self._key)
         if newest is not None and not self._is_over(newest):
@@ -126,7 +126,7 @@ class Waiter:
             return None
         return lease
 
-    def take_watching(
+    def acquire_watching(
         self, *, wait: bool = False, tell: Callable[[Holder], None] = lambda holder: None
     ) -> Lease | None:
         """Take the lease; None if a living run has it and `wait` is false.
@@ -136,7 +136,7 @@ class Waiter:
             tell: Called once with each holder that is waited for.
         """
         begun, announced = time.monotonic(), None
-        while (lease := self.take()) is None:
+        while (lease := self.acquire()) is None:
             watched = time.monotonic() - begun
             holder = self.holder
             # a process killed on another machine leaves its lease behind: watched for its ttl, then taken over
@@ -185,11 +185,11 @@ class Lease:
         """The id of the attempt for which this lease was taken."""
         return self._mine.attempt
 
-    def tell(self, **progress: Json) -> None:
+    def set_progress(self, **progress: Json) -> None:
         """Set the progress that the next heartbeats carry. Makes no request."""
         self._said = progress
 
-    def heed(self) -> None:
+    def raise_if_superseded(self) -> None:
         """Raise LeaseLost if an earlier `check` found a takeover. Makes no request."""
         if self._lost:
             raise LeaseLost(self._lost)
@@ -200,7 +200,7 @@ class Lease:
         if newest is None or newest.token != self._mine.token:
             who = newest or "another run"
             self._lost = f"{who} took over while this run was paused or cut off from the store"
-        self.heed()
+        self.raise_if_superseded()
 
     def release(self) -> None:
         """Stop the heartbeats, and remove this lease's files and older leases'; after a takeover only its heartbeat."""
@@ -267,7 +267,7 @@ def sweep_leases(backend: Backend) -> int:
         newest = newest_holder(backend, key)
         if newest is None or newest.is_over:
             # taken over first, so that none in use is removed
-            lease = Waiter(backend, key, run="sweep", attempt="sweep", ttl=SWEEP_SECONDS).take()
+            lease = Waiter(backend, key, run="sweep", attempt="sweep", ttl=SWEEP_SECONDS).acquire()
             if lease is not None:
                 lease.release()
                 backend.remove_empty(_folder(key), unfinished=True)

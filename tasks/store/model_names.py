@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.store.content import Store
 from trnflow.tasks.store.layout import SHARD, blob_name, newest_runs, read_manifest
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.ledger.entries import Entry
+from trnflow.tasks.store.store import Store
 
 CHAMPION, NEWEST = "champion", "newest"
 MODEL_STAGES = ("consolidate", "train")

@@ -28,7 +28,7 @@ DOCUMENTS = ("records", "attempts", "runs", "roots")
 
 
 @dataclass
-class Problem:
+class Damage:
     """A damaged file of a store.
 
     Attributes:
@@ -58,7 +58,7 @@ class Verified:
 
     checked: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Damage] = field(default_factory=list)
     unreferenced: int = 0
     unreferenced_bytes: int = 0
 
@@ -116,7 +116,7 @@ class _Verifier:
             ):
                 self._root(name, named)
         except StoreError as error:  # an entry of a ledger names one that is missing or damaged
-            self._found.problems.append(Problem("unusable", "roots", error.message))
+            self._found.problems.append(Damage("unusable", "roots", error.message))
         spare = {name: size for name, size in self._blobs.items() if name not in self._reached}
         self._found.unreferenced, self._found.unreferenced_bytes = len(spare), sum(spare.values())
         return self._found
@@ -166,17 +166,17 @@ class _Verifier:
         why = self._lacks(document["artifact"]) or self._is_another_kind(document)
         if why and self._backend.size(name) is not None:  # unless it was collected in the meantime
             repaired = self._repair and self._quarantine(name)
-            self._found.problems.append(Problem("unusable", name, why, repaired))
+            self._found.problems.append(Damage("unusable", name, why, repaired))
 
     def _root(self, name: str, document: Meta) -> None:
         """Check a root."""
         # never repaired: only its maker knows what a root should keep
         for kind, value in references(document):
             if kind == "run" and self._backend.size(f"runs/{value}.json") is None:
-                self._found.problems.append(Problem("unusable", name, f"there is no run {value}"))
+                self._found.problems.append(Damage("unusable", name, f"there is no run {value}"))
             why = self._lacks(value) if kind == "artifact" else ""
             if why:
-                self._found.problems.append(Problem("unusable", name, why))
+                self._found.problems.append(Damage("unusable", name, why))
 
     def _lacks(self, artifact: str) -> str:
         """Return what is wrong with an artifact, or ""; note its manifest and blobs as referenced."""
@@ -218,12 +218,12 @@ class _Verifier:
         with tempfile.TemporaryDirectory() as folder:
             if self._digest(name, Path(folder)) == _digest_in(name):
                 self._blobs[name] = self._backend.size(name) or 0
-                self._found.problems.append(Problem("missing", name, "it was in the trash", True))
+                self._found.problems.append(Damage("missing", name, "it was in the trash", True))
 
     def _corrupt(self, name: str, detail: str) -> None:
         # what a root keeps, and which model is champion, is for its owner to say
         repaired = self._repair and not name.startswith("roots/") and self._quarantine(name)
-        self._found.problems.append(Problem("corrupt", name, detail, repaired))
+        self._found.problems.append(Damage("corrupt", name, detail, repaired))
 
     def _quarantine(self, name: str) -> bool:
         with contextlib.suppress(FileNotFoundError):  # a run has moved it back
@@ -263,5 +263,5 @@ def _verify_cache(cache: Path, result: Verified, *, repair: bool) -> None:
             if digest != _digest_in(str(path)):
                 if repair:
                     path.unlink(missing_ok=True)
-                result.problems.append(Problem("corrupt", str(path), "in the cache on this machine", repair))
+                result.problems.append(Damage("corrupt", str(path), "in the cache on this machine", repair))
     result.checked["cached"] = len(paths)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.system.redaction import fill
+from trnflow.tasks.system.redaction import fill_variables
 
 DIALECTS = ("sqlite", "postgresql", "mysql", "mssql")
 """Databases that MLflow takes as a tracking URI."""
@@ -24,9 +24,9 @@ def fill_address(text: str, setting: str) -> str:
     Raises:
         ConfigError: A variable is not set, or a password holds a character of _RESERVED.
     """
-    filled = fill(text, setting)
+    filled = fill_variables(text, setting)
     written = _PASSWORD.match(text)
-    if written and _RESERVED.search(fill(written[1], setting)):
+    if written and _RESERVED.search(fill_variables(written[1], setting)):
         raise ConfigError(
             f"{setting}: the database's password has a character of @ / : ? # that is not percent-encoded",
             "percent-encode it, also in the environment variable: p%40ss for p@ss",

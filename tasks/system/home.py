@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trnflow.tasks.errors import ConfigError
 
-NAME = ".trnflow"
+HOME_NAME = ".trnflow"
 
 
 def home_folder() -> Path:
@@ -18,13 +18,13 @@ def home_folder() -> Path:
     if named:
         return Path(named).expanduser().absolute()
     here = Path.cwd()
-    if (here / NAME).exists():
-        if not _is_own(here / NAME):
-            raise _not_own(here / NAME)
-        return here / NAME
+    if (here / HOME_NAME).exists():
+        if not _is_own(here / HOME_NAME):
+            raise _not_own(here / HOME_NAME)
+        return here / HOME_NAME
     # commands trust the files of a home: none of another user's, or where everybody writes, is taken
-    homes = (folder / NAME for folder in _above(here) if not _anybody_writes(folder))
-    return next((home for home in homes if home.is_dir() and _is_own(home)), here / NAME)
+    homes = (folder / HOME_NAME for folder in _above(here) if not _anybody_writes(folder))
+    return next((home for home in homes if home.is_dir() and _is_own(home)), here / HOME_NAME)
 
 
 def _above(here: Path) -> list[Path]:

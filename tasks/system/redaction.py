@@ -1,6 +1,6 @@
 """Keep secrets in settings, URLs, environment variables and errors out of all that is written or shown.
 
-`hide` finds secrets in settings by form: a URL's user part, query values such as `token`, values of `environment`.
+`hide_secrets` finds secrets in settings by form: a URL's user part, query values such as `token`, values of `environment`.
 `scrub` also replaces known secrets in any text, raw or URL-encoded.
 """
 
@@ -21,7 +21,7 @@ SCHEMA = 1
 
 MASK = "***"
 # the shortest secret that `scrub` replaces: a shorter one may be part of other words
-LEAST = 6
+SHORTEST_SECRET = 6
 
 # a URL's user name of this length counts as a token, even before a password
 LONG_USER = 12
@@ -63,23 +63,23 @@ _known: dict[str, tuple[re.Pattern[str], str]] = {}
 # Secrets found by the form of a setting
 
 
-def hide(value: Any) -> Any:
+def hide_secrets(value: Any) -> Any:
     """Return a copy of settings with `***` in place of secrets; `${NAME}` is kept."""
     if isinstance(value, dict):
-        return {name: _masked(inner) if name == ENVIRONMENT else hide(inner) for name, inner in value.items()}
+        return {name: _masked(inner) if name == ENVIRONMENT else hide_secrets(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [hide(inner) for inner in value]
+        return [hide_secrets(inner) for inner in value]
     return _hidden(value) if isinstance(value, str) else value
 
 
-def redact(value: Any) -> Any:
+def without_secrets(value: Any) -> Any:
     """Return a copy of settings for a tracking server: hidden, and without entries named like secrets, such as
     `hf_token`."""
     if isinstance(value, dict):
-        return {name: redact(inner) for name, inner in value.items() if not _SECRET_NAME.search(str(name))}
+        return {name: without_secrets(inner) for name, inner in value.items() if not _SECRET_NAME.search(str(name))}
     if isinstance(value, list | tuple):
-        return [redact(inner) for inner in value]
-    return hide(value)
+        return [without_secrets(inner) for inner in value]
+    return hide_secrets(value)
 
 
 def hide_override(text: str) -> str:
@@ -110,7 +110,7 @@ def _hidden(text: str) -> str:
 # Secrets found by their value
 
 
-def fill(text: str, setting: str) -> str:
+def fill_variables(text: str, setting: str) -> str:
     """Return a setting's text with each `${NAME}` filled in; these values are secrets from now on. Raises ConfigError
     when a variable is not set."""
 
@@ -121,34 +121,34 @@ def fill(text: str, setting: str) -> str:
                 f"{setting}: the environment variable {name} is not set",
                 f"export {name}=..., or change {setting}",
             )
-        know(os.environ[name], reference[0])
+        add_secret(os.environ[name], reference[0])
         return os.environ[name]
 
     filled = _VARIABLE.sub(value, text)
-    learn(filled)
+    add_secrets_of(filled)
     return filled
 
 
-def learn(settings: Any) -> None:
+def add_secrets_of(settings: Any) -> None:
     """Add the secrets in `settings`: credentials in URLs, and all values below `environment`."""
     if isinstance(settings, dict):
         for name, inner in settings.items():
             for secret in _texts(inner) if name == ENVIRONMENT else ():
-                know(secret)
-            learn(inner)
+                add_secret(secret)
+            add_secrets_of(inner)
     elif isinstance(settings, list | tuple):
         for inner in settings:
-            learn(inner)
+            add_secrets_of(inner)
     elif isinstance(settings, str):
         for secret in _in_urls(settings):
-            know(secret)
+            add_secret(secret)
 
 
-def know(secret: str, shown: str = MASK) -> None:
+def add_secret(secret: str, shown: str = MASK) -> None:
     """Let `scrub` replace a secret, each of its lines, and their URL-decoded forms, from LEAST characters on."""
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
-            if len(form) >= LEAST and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
+            if len(form) >= SHORTEST_SECRET and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
                 _known[form] = (re.compile(_pattern(form)), shown)
 
 

@@ -15,7 +15,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import is_interruption
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.system.databases import is_database
-from trnflow.tasks.system.redaction import hide, redact
+from trnflow.tasks.system.redaction import hide_secrets, without_secrets
 from trnflow.tasks.tracking.experiment_pages import runs_page
 from trnflow.tasks.tracking.spool import Spool
 from trnflow.tasks.tracking.uploader import ADDRESS, RECORDED_ADDRESS, upload_left
@@ -56,8 +56,8 @@ class Tracker(Spool):
         recorded = recorded_uri(address, written)
         self.run_started(
             recipe,
-            settings=redact(settings),
-            tags={name: redact(value) for name, value in tags.items()},
+            settings=without_secrets(settings),
+            tags={name: without_secrets(value) for name, value in tags.items()},
             experiment=experiment,
             uri=recorded,
             artifacts=(home / "mlartifacts").resolve().as_uri() if is_direct else None,
@@ -120,16 +120,16 @@ def absolute_uri(uri: str) -> str:
 
 def recorded_uri(address: str, written: str | None) -> str:
     """Return the text that spools have as the server's address, without secrets."""
-    return str(redact(written if written and "${" in written else address))
+    return str(without_secrets(written if written and "${" in written else address))
 
 
 def tracking_page(home: Path, uri: str, experiment: str, written: str | None = None) -> str:
     """Return the page with an experiment's runs; of a local database with the command that serves it."""
     address = absolute_uri(uri)
-    base = str(hide(address)) if address.startswith("http") else LOCAL_PAGE
+    base = str(hide_secrets(address)) if address.startswith("http") else LOCAL_PAGE
     page = runs_page(base, home, recorded_uri(address, written), experiment)
     if address.startswith("http"):
         return page
     # two processes: by default MLflow starts fifteen (2 GB)
     command = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --host 127.0.0.1 --workers 1"
-    return f"{page} after `{command} --backend-store-uri {hide(address)}`"
+    return f"{page} after `{command} --backend-store-uri {hide_secrets(address)}`"

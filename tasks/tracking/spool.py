@@ -24,7 +24,7 @@ from typing import BinaryIO
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.system.json_lines import parsed
 from trnflow.tasks.system.private_files import make_home
-from trnflow.tasks.system.redaction import redact
+from trnflow.tasks.system.redaction import without_secrets
 
 PLOT_BYTES = 20_000_000
 READ_BYTES = 1 << 20
@@ -67,7 +67,7 @@ class Spool:
 
     def stage_started(self, stage: str, key: str, settings: Meta | None = None) -> None:
         """Write that a stage begins."""
-        self.append("stage_started", stage=stage, key=key, settings=redact(settings or {}))
+        self.append("stage_started", stage=stage, key=key, settings=without_secrets(settings or {}))
 
     def metrics(self, stage: str, step: int, values: dict[str, float], at: float | None = None) -> None:
         """Write a stage's metrics at a step. at: seconds since 1970, None for now."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.system.databases import is_database, missing_driver
-from trnflow.tasks.system.redaction import Scrubbed, learn, redact, scrub, scrub_logs
+from trnflow.tasks.system.redaction import Scrubbed, add_secrets_of, scrub, scrub_logs, without_secrets
 from trnflow.tasks.tracking.spool import SpoolFiles
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ RECORDED_ADDRESS = "TRNFLOW_TRACKING_RECORDED"
 def follow_run(home: str, run: str) -> None:
     """Run the uploader: send the spool of `run` until that run ends, then all others left in `home`."""
     os.nice(5)
-    learn(os.environ.get(ADDRESS, ""))
+    add_secrets_of(os.environ.get(ADDRESS, ""))
     scrub_logs()
     sys.stdout, sys.stderr = Scrubbed(sys.stdout), Scrubbed(sys.stderr)  # MLflow prints URLs
     files = SpoolFiles(Path(home), run)
@@ -138,4 +138,4 @@ def _address(files: SpoolFiles) -> str:
     events, _ = files.read(0)
     spooled = next((str(event["uri"]) for event in events if event["event"] == "run_started"), "")
     given = os.environ.get(ADDRESS, "")
-    return given if given and spooled in (os.environ.get(RECORDED_ADDRESS), redact(given)) else spooled
+    return given if given and spooled in (os.environ.get(RECORDED_ADDRESS), without_secrets(given)) else spooled

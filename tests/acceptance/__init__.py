@@ -13,5 +13,5 @@ says. Nightly ones (`make test-nightly`) are the same with more cases.
 | 8 | libraries, compiler, flags, data | test_08 | nightly | tests/flows/runner/test_environment.py |
 | 9 | two projects and a collector | test_09 | nightly | tests/store/test_collect.py |
 | 10 | keys and explanations | test_10 (needs no store) | | tests/keys/test_fingerprint.py, tests/keys/test_explain.py |
-| | bad input | test_bad_input | test_bad_input_s3 | tests/store/test_content.py |
+| | bad input | test_bad_input | test_bad_input_s3 | tests/store/test_store.py |
 """

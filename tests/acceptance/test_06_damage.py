@@ -130,12 +130,12 @@ def test_what_nobody_reads_but_its_owner_is_made_anew_after_that(root: str, tmp_
     damage(machine.store(), blob_name(step.artifact.files[0].digest), "flip")
     store = Machine(root, tmp_path / "other").store()
     with pytest.raises(BlobLost, match=r"total\.txt .* corrupt: quarantined") as caught:
-        store.copy_out(step.artifact, tmp_path / "copy")
+        store.copy_files(step.artifact, tmp_path / "copy")
     assert "trnflow run" in caught.value.fix
     store.retract("count", str(step.key))  # as `get` does
     assert not (tmp_path / "copy").exists()
     assert machine.actions()["count"] == "ran"
-    machine.store().copy_out(step.artifact, tmp_path / "copy")
+    machine.store().copy_files(step.artifact, tmp_path / "copy")
     assert (tmp_path / "copy/total.txt").read_text() == "6"
     check_ending(machine.store(), machine.actions)
 

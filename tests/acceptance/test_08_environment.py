@@ -20,7 +20,7 @@ from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.keys.key_document import key_document, key_of
-from trnflow.tasks.stage import of
+from trnflow.tasks.stage import stage_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.compiler_flags import FLAGS
 
@@ -83,7 +83,7 @@ class Project:
         out.mkdir()
         (out / "file").write_text(stage)
         document = self.look().steps[stage].document
-        artifact = store.ingest(out, of(getattr(finetune, stage)).kind, PROMISED[stage])
+        artifact = store.ingest(out, stage_of(getattr(finetune, stage)).kind, PROMISED[stage])
         store.publish(
             {"schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": artifact.digest,
              "attempt": "a", "created": "2026-01-01T00:00:00Z"}
@@ -139,7 +139,7 @@ def check_end(project: Project) -> None:
 
 def export_key(project: Project, weights: Artifact) -> str:
     """Of the export of these weights, whatever train's key is."""
-    stage, config = of(finetune.export_neuron), project.recipe().export
+    stage, config = stage_of(finetune.export_neuron), project.recipe().export
     return key_of(key_document(stage, config, {"weights": weights}, project.store().memo))
 
 

@@ -99,13 +99,13 @@ def recipe_keys() -> list[str]:
     from trnflow.flows.recipes import recipe as settings
     from trnflow.tasks.keys.code_closure import closure
     from trnflow.tasks.keys.hash_cache import Memo
-    from trnflow.tasks.stage import of
+    from trnflow.tasks.stage import stage_of
 
     recipe, memo = settings.load("demo"), Memo(Path(tempfile.mkdtemp()) / "memo.db")
     sections = (
         "data", "format", "tokenize", "pack", "train", "train", "consolidate", "export", "evaluate",
     )  # fmt: skip
-    stages = [of(getattr(finetune, name)) for name in finetune.STAGES]
+    stages = [stage_of(getattr(finetune, name)) for name in finetune.STAGES]
     return [
         digest_of(
             {

@@ -15,7 +15,7 @@ from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import of
+from trnflow.tasks.stage import stage_of
 
 SECTIONS = {
     "load_data": "data", "format_prompts": "format", "tokenize_text": "tokenize", "pack_chunks": "pack", "precompile": "train",
@@ -87,7 +87,7 @@ def documents(memo: Memo, *overrides: str) -> dict[str, Meta]:
         code = function.__code__
         names = [name for name in code.co_varnames[1 : code.co_argcount] if name in inputs]
         found[stage] = key_document(
-            of(function), getattr(recipe, section), {name: inputs[name] for name in names}, memo
+            stage_of(function), getattr(recipe, section), {name: inputs[name] for name in names}, memo
         )
     return found
 

@@ -178,7 +178,7 @@ def test_a_link_to_a_file_is_kept_as_its_bytes(machine: Machine) -> None:
     (out / "link").symlink_to(machine.folder / "words.txt")
     machine.store().prepare()
     artifact = machine.store().ingest(out, "texts", {})
-    machine.store().copy_out(artifact, machine.folder / "copy")
+    machine.store().copy_files(artifact, machine.folder / "copy")
     assert (machine.folder / "copy/link").read_text() == "a bb ccc"
     assert not (machine.folder / "copy/link").is_symlink()
     assert (machine.folder / "words.txt").read_text() == "a bb ccc"

@@ -20,7 +20,7 @@ from tests.helpers.command_line import Shell
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from trnflow.tasks.errors import BlobLost, ReadOnlyStore, StoreError
 from trnflow.tasks.events import Event, Reader, RunState
-from trnflow.tasks.store import content
+from trnflow.tasks.store import store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
 from trnflow.tasks.store.verify import verify
@@ -104,11 +104,11 @@ def test_a_store_whose_first_answers_fail_is_opened_and_a_refusal_is_an_error_at
     proxy: Proxy, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(content.time, "sleep", pauses.append)
+    monkeypatch.setattr(store.time, "sleep", pauses.append)
     for trouble in ("500", "503", "hangs up half way"):  # more often than the library tries
         proxy.set({"methods": "GET", "part": "FORMAT.json", "times": 6} | TROUBLES[trouble])
         machine.store().check()
-        assert pauses and pauses == [*content.FORMAT_PAUSES][: len(pauses)]
+        assert pauses and pauses == [*store.FORMAT_PAUSES][: len(pauses)]
         pauses.clear()
     proxy.set({"methods": "GET", "part": "FORMAT.json"} | TROUBLES["403"])
     with pytest.raises(StoreError, match="no permission for reading FORMAT"):

@@ -15,7 +15,7 @@ from trnflow.tasks.keys.allowed_files import permit_for
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.file_audit import Permit, watch_process
 from trnflow.tasks.keys.hash_cache import Memo
-from trnflow.tasks.stage import of
+from trnflow.tasks.stage import stage_of
 
 COUNT = 20_000
 
@@ -34,7 +34,7 @@ def measure(folder: Path) -> None:
     memo = Memo(folder / "memo.db")
     (folder / "outside").write_text("x")
     known = Path(finetune.__file__).parents[1] / "tasks/tokenize_text.py"
-    stage = of(finetune.tokenize_text)
+    stage = stage_of(finetune.tokenize_text)
     code = closure(stage.function.__module__, memo)[0]
     loaded = [str(module.__file__) for module in sys.modules.values() if getattr(module, "__file__", None)]
 

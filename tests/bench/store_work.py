@@ -88,7 +88,7 @@ def hit(folder: str) -> dict[str, Any]:
     seen = _measured(ask)
     assert found[0].artifact and not found[0].changed
     view = Path(folder, f"view-{time.monotonic_ns()}")
-    laid_out = _measured(lambda: store.checkout(found[0].artifact, view))
+    laid_out = _measured(lambda: store.link_files(found[0].artifact, view))
     return seen | {"laid_out": laid_out["seconds"], "bytes": found[0].artifact.size, "peak": _peak()}
 
 
@@ -113,7 +113,7 @@ def _store(folder: str) -> Store:
 
 def _publish(store: Store, source: Path) -> None:
     artifact = store.ingest(source, "rows", {})
-    store.secure([], artifact)
+    store.restore([], artifact)
     store.publish(
         {
             "stage": "load_data",

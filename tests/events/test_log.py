@@ -27,7 +27,7 @@ from trnflow.tasks.events import (
     run_folder,
 )
 from trnflow.tasks.events import log as writer
-from trnflow.tasks.system.redaction import know
+from trnflow.tasks.system.redaction import add_secret
 
 BEGUN: Meta = {
     "recipe": "demo", "kind": "run", "settings": {}, "options": {}, "store": "s", "host": {"name": "here"}, "checkout": None,
@@ -112,7 +112,7 @@ def test_the_last_line_says_how_a_run_ended(error: BaseException, outcome: str, 
 
 
 def test_secrets_are_hidden_and_long_texts_cut_but_settings_are_whole(tmp_path: Path) -> None:
-    know("hunter2-is-a-secret")
+    add_secret("hunter2-is-a-secret")
     log, long = EventLog(), "x" * 5000
     with log.writing(tmp_path, "r", **BEGUN | {"settings": {"format": {"template": long}}}):
         log.note(f"could not log in with hunter2-is-a-secret {long}")

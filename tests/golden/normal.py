@@ -12,7 +12,7 @@ MEASURED = re.compile(
 )
 """Names of values that are measured: they keep their type alone. `runtime` and `total` are of the memory estimate, which
 counts what the process itself holds."""
-DROPPED = {"host", "checkout", "git.commit", "git.dirty", "pid", "mlflow.parentRunId", "trnflow.champion_series"}
+DROPPED = {"host", "link_files", "git.commit", "git.dirty", "pid", "mlflow.parentRunId", "trnflow.champion_series"}
 KEY = r"(?<!sha256:)\b[0-9a-f]{64}\b"
 PATTERNS = (
     (r"\d{8}T\d{6}Z-[0-9a-f]{6}", "<run>"),

@@ -21,7 +21,7 @@ from trnflow.tasks.load_data import DataConfig, data_source, load_data
 from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
 from trnflow.tasks.sources.model_source import ModelConfig, model_source
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import Workdir, of
+from trnflow.tasks.stage import Workdir, stage_of
 from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 
@@ -46,7 +46,7 @@ class Bench:
 
     def made(self, stage: Callable[..., Meta], config: StageConfig, **inputs: Input | Source) -> Input:
         """What a stage makes of the inputs, in this process."""
-        out, kind = self.workdir(), of(stage).kind
+        out, kind = self.workdir(), stage_of(stage).kind
         return Input(out.path, kind, whole(stage, config, inputs, out), f"sha256:{kind}")
 
     def model(self, settings: dict[str, Any]) -> Source:

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trnflow.tasks.keys.explain import Change, difference, nearest_record
+from trnflow.tasks.keys.explain import ValueChange, difference, nearest_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 params = st.dictionaries(st.text("abc", min_size=1, max_size=3), leaves, max_size=5)
@@ -27,7 +27,7 @@ def test_the_difference_names_each_changed_value_and_no_other(one: dict[str, Any
 
 
 def test_types_count() -> None:
-    assert difference(document(params={"x": 1}), document(params={"x": True})) == [Change("params", "x", 1, True)]
+    assert difference(document(params={"x": 1}), document(params={"x": True})) == [ValueChange("params", "x", 1, True)]
 
 
 def test_code_is_named_by_module() -> None:

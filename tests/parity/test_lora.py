@@ -159,12 +159,12 @@ def test_a_classifier_s_new_head_is_published_with_it(bert, tmp_path) -> None:
 def test_the_merged_model_is_keyed_by_the_weights_that_training_began_with() -> None:
     """LoRA's are read; of a whole checkpoint the card says which they were."""
     from trnflow.tasks.artifact import Artifact
-    from trnflow.tasks.stage import of
+    from trnflow.tasks.stage import stage_of
 
     def key(meta: Meta, weights: str) -> Meta:
         model = Source("model", {"config": {}, "tokenizer": None, "weights": {"files": {"a": weights}}}, {})
         inputs = {"shards": Artifact("sha256:1", "checkpoint", meta, ()), "model": model}
-        return of(consolidate).inputs(ConsolidateConfig(), inputs)
+        return stage_of(consolidate).inputs(ConsolidateConfig(), inputs)
 
     for meta in ({}, {"method": "full"}, {"method": "lora"}):
         assert key(meta, "x") == key(meta, "x") != key(meta, "y")

@@ -11,12 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.promotion.data_checks import CheckConfig, Measured, Rows, measure
+from trnflow.tasks.promotion.data_checks import CheckConfig, LoadedRows, Measured, measure
 
 LABELS = ["neg", "pos"]
 
 
-def rows(folder: Path, train: list[Any], test: list[Any] | None = None, *, labels: list[str] | None = LABELS) -> Rows:
+def rows(
+    folder: Path, train: list[Any], test: list[Any] | None = None, *, labels: list[str] | None = LABELS
+) -> LoadedRows:
     """Rows as load_data writes them. train, test: (text, label id) of each row."""
     folder.mkdir()
     splits = {"train": train, "test": test or train[:1]}
@@ -27,10 +29,10 @@ def rows(folder: Path, train: list[Any], test: list[Any] | None = None, *, label
     counted = {name: [label for _, label in some] for name, some in splits.items()}
     counts = {name: {one: ids.count(n) for n, one in enumerate(labels or ())} for name, ids in counted.items()}
     meta = {"splits": {name: len(some) for name, some in splits.items()}, "labels": labels, "text": ["text"]}
-    return Rows(folder, {**meta, "columns": ["text", "origin", "label"], "label_counts": counts})
+    return LoadedRows(folder, {**meta, "columns": ["text", "origin", "label"], "label_counts": counts})
 
 
-def found(now: Rows, before: Rows | None = None, raw: Rows | None = None, **check: Any) -> Measured:
+def found(now: LoadedRows, before: LoadedRows | None = None, raw: LoadedRows | None = None, **check: Any) -> Measured:
     return measure(CheckConfig(**check), now, raw or now, before)
 
 

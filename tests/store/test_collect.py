@@ -203,7 +203,7 @@ def test_what_a_run_writes_again_while_it_lies_in_the_trash_comes_back(store: St
     record = record_of("one", artifact.digest)
     wait_a_tick(store)
     assert collected(store, Policy(keep_last=0, grace=0.0)).swept.files == {"records": 1, "blobs": 3}
-    store.secure([record], artifact)
+    store.restore([record], artifact)
     assert store.missing(artifact) is None
     assert store.record("s", record["key"]) == record
     assert verify(store.backend).ok
@@ -213,7 +213,7 @@ def test_a_run_whose_results_are_gone_for_good_is_told_so(store: Store, tmp_path
     artifact = made(store, tmp_path, "one", {"x": b"x"})
     store.backend.remove(blob_name(artifact.files[0].digest))
     with pytest.raises(BlobLost) as caught:
-        store.secure([], artifact)
+        store.restore([], artifact)
     assert caught.value.digest == artifact.files[0].digest
 
 
@@ -237,7 +237,7 @@ def test_a_record_published_anew_is_not_overwritten_from_the_trash(store: Store,
     store.backend.move(name, into_trash(name, time.time()))
     newer = record | {"created": "later"}
     assert store.publish(newer) == newer
-    store.secure([record])
+    store.restore([record])
     assert store.record("s", record["key"]) == newer
 
 

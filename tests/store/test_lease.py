@@ -28,7 +28,7 @@ def waiter(backend: Backend, ttl: float = LONG, key: str = KEY) -> Waiter:
 
 
 def taken(backend: Backend, ttl: float = LONG) -> Lease:
-    lease = waiter(backend, ttl).take()
+    lease = waiter(backend, ttl).acquire()
     assert lease is not None
     return lease
 
@@ -37,7 +37,7 @@ def awaited(turn: Waiter) -> Lease:
     """The lease, as soon as the turn gives it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        lease = turn.take()
+        lease = turn.acquire()
         if lease is not None:
             return lease
         time.sleep(0.01)
@@ -68,12 +68,12 @@ def test_one_holds_and_the_next_gets_it_when_it_is_released(store: Store) -> Non
     backend = store.backend
     second = waiter(backend)
     with taken(backend):
-        assert second.take() is None
+        assert second.acquire() is None
         assert second.holder is not None
         assert (second.holder.process, second.holder.run, second.holder.fence) == (this_process(), "r", 1)
         assert f"pid {os.getpid()}" in str(second.holder)
     with awaited(second):
-        assert waiter(backend).take() is None
+        assert waiter(backend).acquire() is None
     assert backend.names("leases") == []
     assert backend.folders("leases") == []
 
@@ -87,7 +87,7 @@ def test_of_many_at_once_one_gets_it_also_at_a_takeover(store: Store) -> None:
 
         def race(won: list[Lease] = won, barrier: threading.Barrier = barrier, ttl: float = ttl) -> None:
             barrier.wait()
-            lease = waiter(store.backend, ttl).take()
+            lease = waiter(store.backend, ttl).acquire()
             if lease is not None:
                 won.append(lease)
 
@@ -105,7 +105,7 @@ def test_of_many_at_once_one_gets_it_also_at_a_takeover(store: Store) -> None:
 def test_a_silent_holder_of_another_machine_is_over_after_its_ttl_and_the_fence_grows(store: Store) -> None:
     left_by(store.backend, elsewhere(), SHORT)
     turn = waiter(store.backend)
-    assert turn.take() is None  # it may live: it was seen only once
+    assert turn.acquire() is None  # it may live: it was seen only once
     lease = awaited(turn)
     assert store.backend.names(f"leases/{KEY}") == [f"leases/{KEY}/1.json", f"leases/{KEY}/2.json"]
     lease.release()
@@ -114,9 +114,9 @@ def test_a_silent_holder_of_another_machine_is_over_after_its_ttl_and_the_fence_
 
 def test_a_patient_waiter_leaves_the_lease_to_a_process_of_this_machine_that_lives(store: Store) -> None:
     def looks_twice(turn: Waiter) -> Lease | None:
-        assert turn.take() is None
+        assert turn.acquire() is None
         time.sleep(2 * SHORT)
-        return turn.take()
+        return turn.acquire()
 
     patient = partial(Waiter, store.backend, KEY, run="r", attempt="a", ttl=LONG, patient=True)
     left_by(store.backend, this_process(), SHORT)
@@ -136,7 +136,7 @@ def test_a_holder_that_beats_is_never_over_however_slow_the_waiter_looks(store: 
     token = json.loads(store.backend.read(f"leases/{KEY}/1.json"))["token"]
     for count in range(5):
         store.backend.replace(f"leases/{KEY}/1.{token}", json.dumps({"beat": count}).encode())
-        assert turn.take() is None
+        assert turn.acquire() is None
         time.sleep(SHORT)
     awaited(turn).release()
 
@@ -152,15 +152,15 @@ class Patient(Waiter):
         self.looks += 1
         if self.looks == 3:
             self.held.release()
-        return super().take()
+        return super().acquire()
 
 
 def test_who_waits_is_told_the_holder_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "WATCH_SECONDS", 0.01)
     held, told = taken(store.backend), []
-    assert waiter(store.backend).take_watching(tell=told.append) is None and told == []
+    assert waiter(store.backend).acquire_watching(tell=told.append) is None and told == []
     turn = Patient(store.backend, held)
-    mine = turn.take_watching(wait=True, tell=told.append)
+    mine = turn.acquire_watching(wait=True, tell=told.append)
     assert mine is not None and turn.looks == 3
     assert [one.process for one in told] == [this_process()]
     mine.release()
@@ -196,7 +196,7 @@ def test_a_dead_run_whose_stage_still_saves_holds_until_that_has_ended(tmp_path:
     left_by(store.backend, ended(), attempt=attempt)
     child = subprocess.Popen(["sleep", "600"], env=os.environ | {ATTEMPT: attempt})
     try:
-        assert waiter(store.backend).take() is None
+        assert waiter(store.backend).acquire() is None
     finally:
         child.kill()
         child.wait()
@@ -210,7 +210,7 @@ def test_a_superseded_holder_finds_out_and_leaves_the_new_one_alone(store: Store
     with pytest.raises(LeaseLost, match=f"pid {os.getpid()} .*took over"):
         old.check()
     with pytest.raises(LeaseLost):
-        old.heed()
+        old.raise_if_superseded()
     old.release()
     new.check()
     new.release()
@@ -236,7 +236,7 @@ def test_a_holder_that_wakes_hears_of_it_by_its_heartbeat(store: Store) -> None:
     with old, pytest.raises(LeaseLost):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            old.heed()
+            old.raise_if_superseded()
             time.sleep(0.01)
     new.check()
     new.release()
@@ -245,7 +245,7 @@ def test_a_holder_that_wakes_hears_of_it_by_its_heartbeat(store: Store) -> None:
 def test_sweeping_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
     left_by(store.backend, ended())
     store.backend.replace(f"leases/{'o' * 64}/1.orphan", b"{}")
-    living = waiter(store.backend, key="l" * 64).take()
+    living = waiter(store.backend, key="l" * 64).acquire()
     assert living is not None
     store.sweep_leases()
     assert store.backend.folders("leases") == ["l" * 64]
@@ -266,7 +266,7 @@ def test_an_empty_folder_and_what_was_written_aside_are_swept(tmp_path: Path) ->
 def test_a_lease_that_can_not_be_read_is_waited_for(store: Store, text: str) -> None:
     store.backend.replace(f"leases/{KEY}/3.json", text.encode())
     turn = waiter(store.backend)
-    assert turn.take() is None
+    assert turn.acquire() is None
     assert turn.holder is not None and turn.holder.fence == 3
 
 

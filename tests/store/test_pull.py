@@ -34,11 +34,11 @@ def test_what_is_pulled_is_told_once(store: Store, tmp_path: Path) -> None:
     artifact = large(store, tmp_path / "made")
     fresh = Store(store.root, tmp_path / "another machine")
     heard: list[tuple[int, int]] = []
-    view = fresh.checkout(artifact, tmp_path / "view", lambda done, total: heard.append((done, total)))
+    view = fresh.link_files(artifact, tmp_path / "view", lambda done, total: heard.append((done, total)))
     assert [(view / f"{number}.bin").stat().st_size for number in range(len(SIZES))] == list(SIZES)
     assert heard == sorted(heard)
     assert heard[-1] == (TOTAL, TOTAL)
-    fresh.checkout(artifact, tmp_path / "again", lambda done, total: pytest.fail("all of it was known"))
+    fresh.link_files(artifact, tmp_path / "again", lambda done, total: pytest.fail("all of it was known"))
 
 
 def test_bytes_are_counted_as_they_come(store: Store, tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_who_asked_can_end_it_and_nothing_half_is_left(root: str, tmp_path: Path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fresh.checkout(artifact, tmp_path / "view", give_up)
+        fresh.link_files(artifact, tmp_path / "view", give_up)
     assert not [path for path in fresh.cache.rglob("*") if path.name.startswith(".")]
-    assert (fresh.checkout(artifact, tmp_path / "view") / "0.bin").stat().st_size == SIZES[0]
+    assert (fresh.link_files(artifact, tmp_path / "view") / "0.bin").stat().st_size == SIZES[0]
 
 
 @pytest.mark.parametrize("root", ["memory"], indirect=True)

@@ -78,7 +78,7 @@ def test_what_this_machine_has_just_written_is_not_downloaded(store: Store, tmp_
 
     calls = counted(store)
     artifact = store.ingest(made("one"), "texts", {})
-    view = store.checkout(artifact, tmp_path / "view")
+    view = store.link_files(artifact, tmp_path / "view")
     assert ((view / "a.txt").read_bytes(), (view / "deep/b.bin").read_bytes()) == (b"alpha", b"beta" * 100)
     assert store.changed(artifact) is None
     assert (calls["move_in"], calls["fetch"]) == (2, 0)
@@ -86,16 +86,16 @@ def test_what_this_machine_has_just_written_is_not_downloaded(store: Store, tmp_
     other = Store(store.root, tmp_path / "another machine")
     calls = counted(other)
     assert other.ingest(made("two"), "texts", {}) == artifact
-    other.checkout(artifact, tmp_path / "view of another")
+    other.link_files(artifact, tmp_path / "view of another")
     assert (calls["move_in"], calls["fetch"]) == (0, 0)
 
     third = Store(store.root, tmp_path / "a third machine")
     calls = counted(third)
-    third.checkout(artifact, tmp_path / "view of a third")
+    third.link_files(artifact, tmp_path / "view of a third")
     assert calls["fetch"] == 2
 
     (tmp_path / "three").mkdir()
     (tmp_path / "three/a.txt").write_bytes(b"read by no later stage")
     part = store.ingest(tmp_path / "three", "texts", {}, cache=False)
     assert not (store.cache / blob_name(part.files[0].digest)).exists()
-    assert (store.checkout(part, tmp_path / "view of a part") / "a.txt").read_bytes() == b"read by no later stage"
+    assert (store.link_files(part, tmp_path / "view of a part") / "a.txt").read_bytes() == b"read by no later stage"

@@ -17,7 +17,7 @@ from trnflow.flows.runner.run_log import write_failure
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
-from trnflow.tasks.system.redaction import learn
+from trnflow.tasks.system.redaction import add_secrets_of
 
 SECRET = "pl4nted-s3cret"
 
@@ -68,7 +68,7 @@ def test_progress_has_figures_and_what_is_not_finite_is_null(written: io.StringI
 
 
 def test_no_object_holds_a_secret(written: io.StringIO) -> None:
-    learn(f"http://me:{SECRET}@host.example/")
+    add_secrets_of(f"http://me:{SECRET}@host.example/")
     error = DataError(f"the answer has {SECRET}", f"ask https://me:{SECRET}@elsewhere.example")
     error.stage = "load_data"
     with redirect_stderr(written), log_as_asked():

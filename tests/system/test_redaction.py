@@ -17,9 +17,19 @@ from trnflow.flows.recipes.files import recipe_names
 from trnflow.flows.recipes.recipe import load
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.system import redaction as redact
-from trnflow.tasks.system.redaction import fill, hide, hide_override, know, learn, scrub, scrubbed
+from trnflow.tasks.system.redaction import (
+    add_secret,
+    add_secrets_of,
+    fill_variables,
+    hide_override,
+    hide_secrets,
+    scrub,
+    scrubbed,
+)
 
-SECRET = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=redact.LEAST, max_size=24)
+SECRET = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=redact.SHORTEST_SECRET, max_size=24
+)
 CREDENTIAL = st.sampled_from(
     ["token", "X-Amz-Signature", "sig", "api_key", "Access-Token", "client_secret", "password"]
 )
@@ -42,9 +52,9 @@ def forms(secret: str) -> Iterator[str]:
 def test_no_credential_of_a_url_is_left(password: str, token: str, name: str) -> None:
     redact._known.clear()
     url = f"https://me:{quote(password, safe='')}@host.example:8080/a@b/x.csv?version=2&{name}={quote(token, safe='')}&last=1"
-    shown = hide({"data": {"source": url}})["data"]["source"]
+    shown = hide_secrets({"data": {"source": url}})["data"]["source"]
     assert shown == f"https://***@host.example:8080/a@b/x.csv?version=2&{name}=***&last=1"
-    learn({"data": {"source": url}})
+    add_secrets_of({"data": {"source": url}})
     header = base64.b64encode(f"me:{password}".encode()).decode()
     for said in (f"401 for {url}", f"Authorization: Basic {header}", *forms(password), *forms(token)):
         left = scrub(f"<{said}>")
@@ -55,9 +65,9 @@ def test_no_credential_of_a_url_is_left(password: str, token: str, name: str) ->
 def test_no_value_of_an_environment_is_left(environment: dict[str, str], other: str) -> None:
     redact._known.clear()
     tree = {"launch": {"environment": environment}, "name": other}
-    shown = hide(tree)
-    assert shown == {"launch": {"environment": dict.fromkeys(environment, "***")}, "name": hide(other)}
-    learn(tree)
+    shown = hide_secrets(tree)
+    assert shown == {"launch": {"environment": dict.fromkeys(environment, "***")}, "name": hide_secrets(other)}
+    add_secrets_of(tree)
     for value in environment.values():
         assert value not in scrub(f"died with {value!r} ({quote(value)})")
 
@@ -71,7 +81,7 @@ def test_no_value_of_an_environment_is_left(environment: dict[str, str], other: 
     ],
 )  # fmt: skip
 def test_what_is_no_credential_stays(text: str) -> None:
-    assert hide(text) == text
+    assert hide_secrets(text) == text
 
 
 @pytest.mark.parametrize(
@@ -87,8 +97,8 @@ def test_what_is_no_credential_stays(text: str) -> None:
     ],
 )
 def test_parts_that_are_references_stay(text: str, shown: str) -> None:
-    assert hide(text) == shown
-    assert hide(shown) == shown
+    assert hide_secrets(text) == shown
+    assert hide_secrets(shown) == shown
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -110,14 +120,14 @@ def test_overrides_are_shown_without_their_secrets() -> None:
 
 def test_variables_are_filled_in_and_hidden_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACE", "pl&ce/of mine")
-    assert fill("http://h/${PLACE}/$PLACE", "data.source") == "http://h/pl&ce/of mine/$PLACE"
+    assert fill_variables("http://h/${PLACE}/$PLACE", "data.source") == "http://h/pl&ce/of mine/$PLACE"
     assert scrub("no http://h/pl%26ce/of%20mine/x") == "no http://h/${PLACE}/x"
     with pytest.raises(ConfigError, match=r"data\.source: the environment variable NOWHERE is not set"):
-        fill("${NOWHERE}", "data.source")
+        fill_variables("${NOWHERE}", "data.source")
 
 
 def test_an_error_keeps_what_caused_it_without_secrets() -> None:
-    know("hunter2hunter2")
+    add_secret("hunter2hunter2")
     try:
         try:
             raise OSError("refused hunter2hunter2")
@@ -135,7 +145,7 @@ def test_an_error_keeps_what_caused_it_without_secrets() -> None:
 
 
 def test_what_libraries_log_is_scrubbed(caplog: pytest.LogCaptureFixture) -> None:
-    know("hunter2hunter2")
+    add_secret("hunter2hunter2")
     before = logging.getLogRecordFactory()
     redact.scrub_logs()
     redact.scrub_logs()
@@ -160,9 +170,9 @@ def test_what_libraries_log_is_scrubbed(caplog: pytest.LogCaptureFixture) -> Non
     ],
 )  # fmt: skip
 def test_names_that_speak_of_secrets_are_dropped(name: str, kept: bool) -> None:
-    assert (name in redact.redact({name: "x"})) is kept
+    assert (name in redact.without_secrets({name: "x"})) is kept
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.tuples(inner)))
 def test_redaction_keeps_what_is_no_secret(value: object) -> None:
-    assert json.dumps(redact.redact({"a": value})) == json.dumps({"a": value})
+    assert json.dumps(redact.without_secrets({"a": value})) == json.dumps({"a": value})

@@ -24,9 +24,9 @@ from trnflow.tasks.errors import ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch.job import JobSpec, resolve
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
-from trnflow.tasks.launch.warm_start import modules_for
+from trnflow.tasks.launch.warm_parents import modules_for
 from trnflow.tasks.precompile import precompile
-from trnflow.tasks.stage import Workdir, of, stage, write_json
+from trnflow.tasks.stage import Workdir, stage, stage_of, write_json
 from trnflow.tasks.train import TrainConfig, ranks, train
 from trnflow.tasks.train import environ as train_environ
 
@@ -94,7 +94,7 @@ class Stage:
         partial: Path | None = None,
         **inputs: Any,
     ) -> None:
-        self.folder, self.kind = folder, of(function).kind
+        self.folder, self.kind = folder, stage_of(function).kind
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         spec = {
@@ -103,14 +103,14 @@ class Stage:
             "config": config.model_dump(mode="json"),
             "inputs": {name: [type(item).__name__, _plain(item)] for name, item in inputs.items()},
             "partial": str(partial) if partial else None,
-            "ranks": of(function).ranks(config),
+            "ranks": stage_of(function).ranks(config),
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         self._log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.training.run_stage", str(folder / "spec.json")],
             cwd=PROJECT,
-            env={**os.environ, **of(function).environ(config)},
+            env={**os.environ, **stage_of(function).environ(config)},
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
@@ -139,7 +139,7 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
     A warm parent serves all stages with the same environment variables, so torch is not imported anew for each. `folder/log`
     takes what the process prints."""
     shutil.rmtree(folder, ignore_errors=True)
-    definition, events = of(function), list[dict[str, Any]]()
+    definition, events = stage_of(function), list[dict[str, Any]]()
     environ = definition.environ(config)
     spec = JobSpec.of(
         function,

@@ -18,7 +18,7 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.stage import of, read_json, write_json
+from trnflow.tasks.stage import read_json, stage_of, write_json
 from trnflow.tasks.training.shared_types import PARAMETER
 
 
@@ -159,6 +159,6 @@ def test_other_format_settings_make_another_model(tmp_path) -> None:
         tokens = Artifact(digest, "tokens", {"max_length": 48}, ())
         shards = Artifact("sha256:s", "checkpoint", {"method": "full"}, ())
         given = {"shards": shards, "model": NOTHING, "texts": texts, "tokens": tokens}
-        return of(consolidate).inputs(ConsolidateConfig(), given)
+        return stage_of(consolidate).inputs(ConsolidateConfig(), given)
 
     assert keyed("dolly", "sha256:1") == keyed("dolly", "sha256:2") != keyed("alpaca", "sha256:1")

@@ -11,7 +11,7 @@ from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import CompileError, MissingDependency, ModelError
 from trnflow.tasks.precompile import precompile
-from trnflow.tasks.stage import Workdir, of, read_json, write_json
+from trnflow.tasks.stage import Workdir, read_json, stage_of, write_json
 from trnflow.tasks.train import TrainConfig, train
 from trnflow.tasks.training.graphs.inventory import inventory
 
@@ -39,7 +39,7 @@ def key(config: TrainConfig, model: Any = None, **meta: Any) -> Any:
     packed = Artifact(
         "sha256:0", "packed", {"task": "classification", "lengths": [8], "labels": ["a", "b"], **meta}, ()
     )
-    described = of(precompile)
+    described = stage_of(precompile)
     inputs = described.inputs(config, {"model": model or scratch(**BERT), "packed": packed})
     return described.params(config), inputs, described.accel(config)
 

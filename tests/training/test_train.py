@@ -14,7 +14,7 @@ from trnflow.tasks.config import graph_params, keyed_params
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import DataError, ModelError, NonFiniteLoss, ProcessFailed
 from trnflow.tasks.precompile import precompile
-from trnflow.tasks.stage import of, read_json
+from trnflow.tasks.stage import read_json, stage_of
 from trnflow.tasks.train import TrainConfig, environ, train
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.shards import Reader
@@ -66,7 +66,7 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], text: str) -
 
 
 def test_the_ranks_of_engine_native_share_the_threads() -> None:
-    described = of(train)
+    described = stage_of(train)
     assert described.ranks(TrainConfig(engine="native", devices=64, global_batch=64)) == 64
     assert described.ranks(TrainConfig(devices=4)) == 1
     assert described.ranks(TrainConfig(**EACH)) == 2
@@ -116,7 +116,7 @@ def test_batches_follow_from_the_layout() -> None:
 
 
 def test_the_key_leaves_out_what_cannot_change_the_result() -> None:
-    described = of(train)
+    described = stage_of(train)
     unkeyed = {"log_every": 1, "checkpoint_every": 7, "keep_checkpoints": 9, "allow_recompile": True}
     unkeyed["collective_timeout_seconds"] = 9
     assert described.params(TrainConfig(**unkeyed)) == described.params(TrainConfig())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from trnflow.flows.cli.history_commands import ACTED, brief, run_ids, store_of
+from trnflow.flows.cli.history_commands import ACTED, run_ids, run_summary, store_of
 from trnflow.flows.cli.live.status_command import counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
@@ -34,12 +34,12 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 def runs(options: Namespace) -> int:
     """Print a line for each run: those in progress, then the past ones, each newest first."""
     store = store_of(options)
-    found = listed(store)
+    found = list_runs(store)
     emit(options, {"runs": found}, report.aligned([HEAD, *map(_row, found)]))
     return 0
 
 
-def listed(store: Store) -> list[Meta]:
+def list_runs(store: Store) -> list[Meta]:
     """Return a dict for each run, in the order of `runs`: run, recipe, outcome, seconds (of a run in progress since the
     time in its id).
 
@@ -50,7 +50,7 @@ def listed(store: Store) -> list[Meta]:
     past = run_ids(store)
     newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
     live = [_live(one) for run, one in newest.items() if run not in past]
-    ended = [brief(run, store.run(run) or {}) | dict.fromkeys(LIVE) for run in past]
+    ended = [run_summary(run, store.run(run) or {}) | dict.fromkeys(LIVE) for run in past]
     ended += [_killed(state) for state in _killed_runs(store, {*past, *newest})]
     return _newest_first(live) + _newest_first(ended)
 
@@ -77,7 +77,7 @@ def _killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
 
 
 def _killed(state: RunState) -> Meta:
-    """Return a killed run's facts, as `listed` has them. `ended` is the time of its last event."""
+    """Return a killed run's facts, as `list_runs` has them. `ended` is the time of its last event."""
     counts = {action: sum(stage.action == action for stage in state.stages.values()) for action in ACTED}
     metrics = {name: value for stage in state.stages.values() for name, value in stage.metrics.items()}
     ended = datetime.fromtimestamp(state.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -18,7 +18,7 @@ from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
-    from trnflow.flows.retraining.change import Change
+    from trnflow.flows.retraining.change import RetrainReason
     from trnflow.flows.retraining.checks import Checked
     from trnflow.flows.retraining.outcome import Retrained
     from trnflow.flows.runner.graph import Graph
@@ -61,7 +61,7 @@ def retrain(options: Namespace) -> int:
     return done.exit_code
 
 
-def _dry_run(options: Namespace, change: Change) -> int:
+def _dry_run(options: Namespace, change: RetrainReason) -> int:
     """Print what a retrain would do, with the checks of the data if they cost little."""
     from trnflow.flows.retraining.checks import check_cheaply
 
@@ -78,7 +78,7 @@ def _dry_run(options: Namespace, change: Change) -> int:
     return 0
 
 
-def _retrained(options: Namespace, context: RunContext, change: Change) -> tuple[Retrained, bool]:
+def _retrained(options: Namespace, context: RunContext, change: RetrainReason) -> tuple[Retrained, bool]:
     """Retrain, and return how it ended and whether Prefect's server went away meanwhile."""
     with Progress() as progress:
         if options.direct:
@@ -92,7 +92,7 @@ def _retrained(options: Namespace, context: RunContext, change: Change) -> tuple
         return session.retrained, session.result is not None and session.result.prefect_lost
 
 
-def _directly(options: Namespace, context: RunContext, change: Change, progress: Progress) -> Retrained:
+def _directly(options: Namespace, context: RunContext, change: RetrainReason, progress: Progress) -> Retrained:
     from trnflow.flows.retraining.retrain import retrain as retrain_recipe
     from trnflow.flows.services.mlflow_listener import Tracking
 

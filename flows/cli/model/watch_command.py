@@ -17,7 +17,7 @@ from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import open_recipe
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.errors import TrnflowError
-from trnflow.tasks.system.redaction import hide, scrub, scrubbed
+from trnflow.tasks.system.redaction import hide_secrets, scrub, scrubbed
 
 if TYPE_CHECKING:
     from trnflow.flows.retraining.watch import Look
@@ -98,7 +98,7 @@ def _act(options: Namespace, found: Look) -> str:
     from trnflow.flows.services.events import data_changed, send_events
 
     send_events([data_changed(found.to_json(), options.recipe, options.overrides)])
-    return f"sent an event to Prefect at {hide(url.removesuffix('/api'))}"
+    return f"sent an event to Prefect at {hide_secrets(url.removesuffix('/api'))}"
 
 
 def _retrain(options: Namespace) -> None:

@@ -114,7 +114,7 @@ class Shards:
                 handed.rename(folder)
             else:
                 folder.mkdir()
-                self.store.copy_out(artifact, folder, cache=False)
+                self.store.copy_files(artifact, folder, cache=False)
         except (BlobLost, FileNotFoundError):
             shutil.rmtree(folder, ignore_errors=True)
             return None
@@ -208,7 +208,7 @@ class Shards:
         self.store.write_attempt(key_of(self.job.document), self.journal["attempt"], self.journal)
 
 
-def listed(store: Store, journal: Meta) -> Meta:
+def shard_entries(store: Store, journal: Meta) -> Meta:
     """Return the field of a stage's record that names the parts (results of pieces of the stage's work, kept in the
     store) from which the artifact was made: {"shards": [{"stage", "key"}, ...]}, or {} if the journal lists no parts.
     Parts that garbage collection has moved to the trash in the meantime are moved back.
@@ -217,5 +217,5 @@ def listed(store: Store, journal: Meta) -> Meta:
     """
     shards = [{"stage": shard["stage"], "key": shard["key"]} for shard in journal.get("shards", [])]
     with contextlib.suppress(BlobLost):  # a part that can't be moved back is made again by the next run that needs it
-        store.secure(shards)
+        store.restore(shards)
     return {"shards": shards} if shards else {}

@@ -30,7 +30,7 @@ from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.launch.job import Step, name_of, portable, resolve
 from trnflow.tasks.launch.local import STOP_SECONDS
-from trnflow.tasks.stage import Stage, of
+from trnflow.tasks.stage import Stage, stage_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD
 
@@ -93,7 +93,7 @@ def make_part_apart(job: Meta) -> Meta:
         CodeError: This worker's code, or the version of a library, differs from that in the part's key document.
     """
     store = _store(job["store"], job["home"])
-    stage, document = of(resolve(job["stage"])), job["document"]
+    stage, document = stage_of(resolve(job["stage"])), job["document"]
     _check_libraries(stage, document, store)
     said: list[Meta] = []
     name = f"{job['attempt']}-{key_of(document)[:12]}"
@@ -169,9 +169,9 @@ def _checked_out(store: Store, digest: str, cache: bool) -> Input:
     folder = workfolder(store.home, f"input-{digest.removeprefix('sha256:')[:12]}-{uuid4().hex[:8]}")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if cache:
-        store.checkout(artifact, folder)
+        store.link_files(artifact, folder)
     else:
-        store.copy_out(artifact, folder, cache=False)
+        store.copy_files(artifact, folder, cache=False)
     return Input(folder, artifact.kind, artifact.meta, digest)
 
 

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from trnflow.flows.display import report
-from trnflow.flows.display.progress import Log
+from trnflow.flows.display.progress import LineLog
 from trnflow.flows.runner.graph import Node
 from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.stored import Stored
@@ -63,7 +63,7 @@ class StageTasks:
         """Show the stage's artifact on Prefect's page."""
         shown = replace(step)
         shown.take(stored)
-        table = describe(shown, stored.artifact, self._store.link(stored.artifact.digest))
+        table = describe(shown, stored.artifact, self._store.url(stored.artifact.digest))
         description = f"{step.name}: {stored.action}"
         self.page.show(
             create_markdown_artifact, markdown=table, key=step.name.replace("_", "-"), description=description
@@ -74,13 +74,13 @@ class PrefectLog(Reader):
     """Writes each stage's messages, progress, duration and metrics to the log of its task run."""
 
     def __init__(self) -> None:
-        self._log: Log | None = None
+        self._log: LineLog | None = None
 
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] == "stage_begun":
             self._end()
             logger = get_run_logger()  # the thread that writes the lines has no run of its own
-            self._log = Log(lambda text: logger.info(text.strip()))
+            self._log = LineLog(lambda text: logger.info(text.strip()))
             self._log.begin(state.stages[event["stage"]])
         elif event["event"] == "note":
             get_run_logger().log(logging.WARNING if event["level"] == "warning" else logging.INFO, event["text"])

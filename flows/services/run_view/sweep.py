@@ -14,7 +14,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from trnflow.flows.display import report
 from trnflow.flows.services.run_view.artifacts import Page
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.system.redaction import hide, scrub, scrub_all
+from trnflow.tasks.system.redaction import hide_secrets, scrub, scrub_all
 
 COUNTED = ("completed", "pruned", "failed")
 """The states of trials that have ended and are not repeated."""
@@ -38,7 +38,7 @@ class SweepPage:
 
     def show(self, content: Meta) -> None:
         """Create the table of the trials, or replace its rows. content: of sweep.json; secrets are hidden."""
-        self._context.copy().run(self._show, scrub_all(hide(content)))
+        self._context.copy().run(self._show, scrub_all(hide_secrets(content)))
 
     def _show(self, content: Meta) -> None:
         shown = {"table": trial_rows(content), "description": sweep_summary(content)}

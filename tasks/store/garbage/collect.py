@@ -27,7 +27,7 @@ CLOCK = f"{TRASH}/clock"
 
 
 @dataclass
-class Tally:
+class FileCounts:
     """Files and bytes, by kind of file (`blobs`) or reason to stay (`runs`)."""
 
     files: Counter[str] = field(default_factory=Counter)
@@ -55,9 +55,9 @@ class Collected:
     """
 
     dry_run: bool
-    kept: Tally = field(default_factory=Tally)
-    swept: Tally = field(default_factory=Tally)
-    purged: Tally = field(default_factory=Tally)
+    kept: FileCounts = field(default_factory=FileCounts)
+    swept: FileCounts = field(default_factory=FileCounts)
+    purged: FileCounts = field(default_factory=FileCounts)
     restored: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Json]:

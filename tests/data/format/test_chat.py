@@ -21,7 +21,7 @@ from trnflow.tasks.data.format.conversation import Conversation, messages_of
 from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.format_prompts import format_prompts
-from trnflow.tasks.stage import of
+from trnflow.tasks.stage import stage_of
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
@@ -150,7 +150,7 @@ def test_only_chat_is_keyed_by_the_tokenizer() -> None:
     rows = Artifact("sha256:1", "rows", {}, ())
     model = scratch(model_type="llama")
     model.identity["tokenizer"] = {"files": {"tokenizer.json": "sha256:2"}}
-    inputs = of(format_prompts).inputs
+    inputs = stage_of(format_prompts).inputs
     given = {"rows": rows, "model": model}
     assert inputs(FormatConfig(task="instruction"), given) == {"rows": "sha256:1"}
     assert inputs(FormatConfig(task="chat"), given)["tokenizer"] == {"files": {"tokenizer.json": "sha256:2"}}

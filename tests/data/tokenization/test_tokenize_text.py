@@ -19,7 +19,7 @@ from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoders import trained_tokens
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
-from trnflow.tasks.stage import of, write_json
+from trnflow.tasks.stage import stage_of, write_json
 from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
 LLAMA = "assets/stories260K-hf"
@@ -213,11 +213,11 @@ def test_key_takes_the_tokenizer_alone():
     )
     inputs = {"texts": texts, "model": model}
     expected = {"texts": "sha256:texts", "model": {"tokenizer": {"files": {"tokenizer.json": "sha256:t"}}}}
-    assert of(tokenize_text).inputs(TokenizeConfig(), inputs) == expected
-    trained = of(tokenize_text).inputs(TokenizeConfig(train={"kind": "bpe"}), inputs)
+    assert stage_of(tokenize_text).inputs(TokenizeConfig(), inputs) == expected
+    trained = stage_of(tokenize_text).inputs(TokenizeConfig(train={"kind": "bpe"}), inputs)
     assert trained["model"] == {"tokenizer": None}
     inputs["model"] = Source("model", {**model.identity, "config": {"pretrained": {"vocab_size": 9}, "overrides": {}}})
-    assert of(tokenize_text).inputs(TokenizeConfig(), inputs)["model"] == {**expected["model"], "vocab_size": 9}
+    assert stage_of(tokenize_text).inputs(TokenizeConfig(), inputs)["model"] == {**expected["model"], "vocab_size": 9}
 
 
 def test_more_ids_than_the_model_takes(bench, tmp_path):

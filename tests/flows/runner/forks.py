@@ -28,7 +28,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.keys.key_document import key_document
-from trnflow.tasks.stage import of
+from trnflow.tasks.stage import stage_of
 from trnflow.tasks.store import Store
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -177,7 +177,7 @@ def forks(folder: Path, root: str) -> Iterator[Forks]:
     """Whatever was started is gone afterwards."""
     store = Store(root, folder / "home")
     store.prepare()
-    key_document(of(once), OnceConfig(journal=""), {}, store.memo)  # what all of them would compute at once
+    key_document(stage_of(once), OnceConfig(journal=""), {}, store.memo)  # what all of them would compute at once
     store.memo.save()
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.flows.runner.forks"],

@@ -89,7 +89,7 @@ def test_a_run_that_waits_for_a_key_leaves_its_devices_to_others(tmp_path: Path)
     config = WordsConfig(path=str(tmp_path / "words.txt"))
     key = plan_graph(graph(config), store).steps["words"].key
     assert key is not None
-    other = store.waiter(key, run="other", attempt="other", ttl=1000.0).take()
+    other = store.waiter(key, run="other", attempt="other", ttl=1000.0).acquire()
     assert other is not None
     seen: list[tuple[str, bool]] = []
 

@@ -8,7 +8,7 @@ from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.runner.context import context_of, make_plan
 from trnflow.flows.runner.warm_parents import parent_of
-from trnflow.tasks.launch.warm_start import LATE
+from trnflow.tasks.launch.warm_parents import LATE
 from trnflow.tasks.store import Store
 
 

@@ -169,7 +169,7 @@ def test_a_trial_that_waits_for_another_run_says_so_and_ends_when_the_sweep_stop
     store.prepare()
     config = WordsConfig(path=str(folder / "words.txt"))
     key = plan_graph(graph(config), store).steps["words"].key if of == "the stage" else device_key("pool")
-    other = store.waiter(key, run="other", attempt="other", ttl=1000.0).take()
+    other = store.waiter(key, run="other", attempt="other", ttl=1000.0).acquire()
     assert other is not None
     said: list[str] = []
     stopping = threading.Event()

@@ -14,7 +14,7 @@ from trnflow.tasks.artifact import Artifact, Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.precompile import precompile
-from trnflow.tasks.stage import Workdir, of, read_json
+from trnflow.tasks.stage import Workdir, read_json, stage_of
 from trnflow.tasks.train import TrainConfig, train
 from trnflow.tasks.training.memory.device_fit import fit_to_device
 from trnflow.tasks.training.memory.estimate import GIB, Memory, check_memory
@@ -178,9 +178,11 @@ def test_the_memory_of_a_device_reaches_neither_key_nor_artifact(tmp_path: Path)
         meta = precompile(config, **inputs, out=quiet(tmp_path / str(memory)))
         document = read_json(tmp_path / str(memory) / "out" / "graphs.json")
         assert {name: meta[name] for name in ("memory", "micro_batch")}.items() <= document.items()
-        found.append((meta, document, of(precompile).params(config), of(precompile).accel(config)))
+        found.append((meta, document, stage_of(precompile).params(config), stage_of(precompile).accel(config)))
     assert found[0] == found[1]
-    accels = [of(precompile).accel(TrainConfig(micro_batch="auto", device_memory_gib=memory)) for memory in (1.0, 2.0)]
+    accels = [
+        stage_of(precompile).accel(TrainConfig(micro_batch="auto", device_memory_gib=memory)) for memory in (1.0, 2.0)
+    ]
     assert accels[0] != accels[1]
 
 
@@ -203,9 +205,9 @@ def test_train_is_keyed_by_what_auto_is() -> None:
     model, packed = scratch(**BERT), Artifact("sha256:1", "packed", {}, ())
     graphs = [Artifact(f"sha256:{n}", "graphs", {"micro_batch": n}, ()) for n in (2, 3)]
     config = TrainConfig(micro_batch="auto")
-    keyed = [of(train).inputs(config, {"model": model, "packed": packed, "graphs": one}) for one in graphs]
+    keyed = [stage_of(train).inputs(config, {"model": model, "packed": packed, "graphs": one}) for one in graphs]
     assert [one["micro_batch"] for one in keyed] == [2, 3]
-    assert "micro_batch" not in of(train).inputs(config, {"model": model, "packed": packed})
+    assert "micro_batch" not in stage_of(train).inputs(config, {"model": model, "packed": packed})
 
 
 def test_auto_trains_as_what_it_is(tmp_path: Path) -> None:

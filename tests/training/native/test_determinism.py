@@ -12,7 +12,7 @@ from tests.training.toys import BERT, first_rows, packed_classes, scratch
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.keys.canonical_json import canonical
-from trnflow.tasks.stage import Workdir, of, stage
+from trnflow.tasks.stage import Workdir, stage, stage_of
 from trnflow.tasks.train import TrainConfig, environ, train
 from trnflow.tasks.training.choose_engine import make_engine
 from trnflow.tasks.training.graph_registry import GraphRegistry
@@ -51,7 +51,9 @@ def test_an_operator_without_a_deterministic_kernel_is_named_with_the_fix(tmp_pa
 
 
 def test_it_is_keyed_and_of_engine_native_alone() -> None:
-    keyed = [canonical(of(train).params(TrainConfig(engine="native", deterministic=one))) for one in (True, False)]
+    keyed = [
+        canonical(stage_of(train).params(TrainConfig(engine="native", deterministic=one))) for one in (True, False)
+    ]
     assert keyed[0] != keyed[1]
     with pytest.raises(ValueError, match="deterministic=false is for engine native"):
         TrainConfig(deterministic=False)

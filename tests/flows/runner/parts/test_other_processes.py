@@ -64,6 +64,6 @@ def test_shards_of_other_processes_are_handed_over_and_those_of_earlier_runs_are
     assert shelf.run(sentences(100)).action == "hit"
 
     elsewhere = Store(s3_root, tmp_path / "another machine")
-    elsewhere.copy_out(elsewhere.artifact(digest(first)), tmp_path / "copy", cache=False)
+    elsewhere.copy_files(elsewhere.artifact(digest(first)), tmp_path / "copy", cache=False)
     assert not elsewhere.cache.exists()
     assert {sha256_file(path).removeprefix("sha256:") for path in (tmp_path / "copy").rglob("*.npy")} <= output

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.launch import stages
-from trnflow.tasks.launch import warm_start
+from trnflow.tasks.launch import warm_parents
 from trnflow.tasks.launch.job import JobSpec
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.system.process import ATTEMPT, lives_on
@@ -63,7 +63,7 @@ def test_a_parent_serves_one_environment_and_variables_that_are_read_late(tmp_pa
 
 
 def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path: Path) -> None:
-    modules = warm_start.modules_for(["numpy", "pyarrow", "tokenizers", "jinja2", "torch"], {})
+    modules = warm_parents.modules_for(["numpy", "pyarrow", "tokenizers", "jinja2", "torch"], {})
     found = seen(tmp_path, modules)
     assert found["torch"]
     assert found["threads"] == 1
@@ -80,8 +80,8 @@ def test_a_parent_that_has_threads_or_lacks_a_module_leaves_the_start_to_the_flo
 def test_a_parent_that_answers_too_late_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its late answer would be read as that to the next request."""
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(warm_start, "PATIENCE", 0)
-    parent = warm_start.WarmParent({**os.environ, "PYTHONPATH": str(tmp_path)})
+    monkeypatch.setattr(warm_parents, "PATIENCE", 0)
+    parent = warm_parents.WarmParent({**os.environ, "PYTHONPATH": str(tmp_path)})
     assert parent.start({"modules": ["slow_to_import"]}, [0, 1, 2]) is None
     assert parent.ended
 
@@ -90,8 +90,8 @@ def test_a_stage_does_not_wait_for_modules_that_only_others_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
-    environ = warm_start.process_environ({"PYTHONPATH": str(tmp_path)})
-    parent = warm_start.warm_parent(environ)
+    environ = warm_parents.process_environ({"PYTHONPATH": str(tmp_path)})
+    parent = warm_parents.warm_parent(environ)
     pid, send = parent._process.pid, socket.send_fds
     os.kill(pid, signal.SIGSTOP)  # until the request is there: without one, it would begin to import what others need
     parent.preload(("json", "slow_to_import"))

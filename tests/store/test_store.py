@@ -51,7 +51,7 @@ def test_an_artifact_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> N
     again = store.artifact(artifact.digest)
     assert again == artifact
     assert [file.path for file in again.files] == ["a.txt", "empty", "sub/b.bin"]
-    folder = store.checkout(again, tmp_path / "view")
+    folder = store.link_files(again, tmp_path / "view")
     assert (folder / "a.txt").read_bytes() == b"alpha"
     assert (folder / "sub/b.bin").read_bytes() == b"beta" * 100
     assert (folder / "empty").read_bytes() == b""
@@ -107,11 +107,11 @@ def test_a_damaged_blob_is_found_at_first_use_and_healed_by_the_next_ingest(
         store.backend.replace(name, damaged)
     fresh = Store(store.root, tmp_path / "another machine")
     with pytest.raises(BlobLost) as caught:
-        fresh.checkout(artifact, tmp_path / "view")
+        fresh.link_files(artifact, tmp_path / "view")
     assert caught.value.digest == victim.digest
     assert "sub/b.bin" in str(caught.value)
     assert ingested(fresh, tmp_path) == artifact
-    folder = fresh.checkout(artifact, tmp_path / "healed")
+    folder = fresh.link_files(artifact, tmp_path / "healed")
     assert (folder / "sub/b.bin").read_bytes() == data
 
 
@@ -170,7 +170,7 @@ def test_a_changed_blob_behind_a_checkout_is_noticed(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     store.prepare()
     artifact = ingested(store, tmp_path)
-    folder = store.checkout(artifact, tmp_path / "view")
+    folder = store.link_files(artifact, tmp_path / "view")
     assert store.changed(artifact) is None
     blob = Path(os.path.realpath(folder / "a.txt"))
     blob.chmod(0o644)

@@ -13,7 +13,7 @@ from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.sources.remote_errors import credentials_fix
-from trnflow.tasks.store.artifacts import Artifacts
+from trnflow.tasks.store.blob_store import BlobStore
 from trnflow.tasks.store.garbage.trash import secure
 from trnflow.tasks.store.layout import (
     FORMAT,
@@ -35,7 +35,7 @@ READERS = 16
 FORMAT_PAUSES = (0.5, 1.0, 2.0)
 
 
-class Store(Artifacts):
+class Store(BlobStore):
     """A store at `root`, a folder or an fsspec URL, which `prepare` creates."""
 
     def prepare(self) -> None:
@@ -151,9 +151,9 @@ class Store(Artifacts):
         """Write a run record, in place of its earlier one."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
-            self.secure([stage for stage in document.get("stages", []) if stage.get("artifact")])
+            self.restore([stage for stage in document.get("stages", []) if stage.get("artifact")])
 
-    def secure(self, held: list[Meta], artifact: Artifact | None = None) -> None:
+    def restore(self, held: list[Meta], artifact: Artifact | None = None) -> None:
         """Bring back from the trash what a document names. held: {"stage", "key"} of records. Raises BlobLost."""
         # gc may have moved it just before the document was written
         secure(self.backend, held, artifact)

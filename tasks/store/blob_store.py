@@ -30,7 +30,7 @@ from trnflow.tasks.store.location import open_backend
 from trnflow.tasks.store.pull import ReportBytes, pull_all
 
 
-class Seen(NamedTuple):
+class BlobStats(NamedTuple):
     """The state of an artifact's blobs by stat alone.
 
     missing: the first file whose blob is gone or of another size; later ones were not looked at. changed: files whose
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
     changed: list[File]
 
 
-class Artifacts:
+class BlobStore:
     """The artifacts of a store, without its records.
 
     root: a folder or an fsspec URL; home: has the hash cache and, for a remote store, copies of its blobs (`cache`).
@@ -94,7 +94,7 @@ class Artifacts:
             ) from error
         return Artifact(digest, document["kind"], document["meta"], files)
 
-    def link(self, digest: str) -> str:
+    def url(self, digest: str) -> str:
         """Return the URL of a blob, whether or not it exists."""
         root = self.backend.local.as_uri() if self.backend.local else self.root
         return f"{root}/{blob_name(digest)}"
@@ -102,12 +102,12 @@ class Artifacts:
     def missing(self, artifact: Artifact) -> File | None:
         """Return the first file whose blob is gone or has another size; None for a remote store."""
         # a remote store's blobs are verified when they are fetched
-        return self.seen(artifact).missing
+        return self.blob_stats(artifact).missing
 
-    def seen(self, artifact: Artifact) -> Seen:
+    def blob_stats(self, artifact: Artifact) -> BlobStats:
         """Compare blobs with the manifest and the hash cache, without reading them."""
         if not self.is_local:
-            return Seen(None, [])
+            return BlobStats(None, [])
         stamps: list[Stamp] = []
         with storage_errors(self.root, f"the blobs of {artifact.digest}", "looking at"):
             for file in artifact.files:
@@ -118,21 +118,21 @@ class Artifacts:
         # the stamps as one value: reading 100,000 of them from the hash cache takes longer than making them
         together = sha256_bytes("\n".join(stamps).encode())
         if self.memo.one("artifact", artifact.digest, together):
-            return Seen(None, [])
+            return BlobStats(None, [])
         seen = self._compared(artifact, stamps)
-        if seen == Seen(None, []):
+        if seen == BlobStats(None, []):
             self.memo.put("artifact", artifact.digest, together, True)
         return seen
 
-    def _compared(self, artifact: Artifact, stamps: list[Stamp]) -> Seen:
+    def _compared(self, artifact: Artifact, stamps: list[Stamp]) -> BlobStats:
         """Compare stamps with the manifest and the hash cache; the first file without stamp is missing."""
         changed: list[File] = []
         for file, now in zip(artifact.files, stamps, strict=False):
             if size_in(now) != file.size:
-                return Seen(file, changed)
+                return BlobStats(file, changed)
             if self._has_changed(self._local_blob(file.digest), now):
                 changed.append(file)
-        return Seen(artifact.files[len(stamps)] if len(stamps) < len(artifact.files) else None, changed)
+        return BlobStats(artifact.files[len(stamps)] if len(stamps) < len(artifact.files) else None, changed)
 
     def recheck(self, files: Iterable[File]) -> list[File]:
         """Hash the blobs of these files; return the files whose blobs are missing or damaged, which are quarantined."""
@@ -147,7 +147,7 @@ class Artifacts:
         self.memo.save()
         return [file for digest, file in by_digest.items() if not sound[digest]]
 
-    def checkout(self, artifact: Artifact, folder: Path, report: ReportBytes = lambda done, total: None) -> Path:
+    def link_files(self, artifact: Artifact, folder: Path, report: ReportBytes = lambda done, total: None) -> Path:
         """Lay out the artifact as links to verified, read-only blobs below `folder`, which is created and returned.
 
         report: called with (bytes done, bytes in all). Raises BlobLost.
@@ -157,7 +157,7 @@ class Artifacts:
             os.symlink(blob, target)
         return folder
 
-    def copy_out(self, artifact: Artifact, folder: Path, *, cache: bool = True) -> None:
+    def copy_files(self, artifact: Artifact, folder: Path, *, cache: bool = True) -> None:
         """Copy the artifact's files into `folder`, where they may be changed. Raises BlobLost.
 
         cache: whether downloaded blobs stay in this machine's cache.
