@@ -266,6 +266,13 @@ def test_the_first_entry_brings_the_old_ones_with_it_and_shuts_older_programs_ou
     assert crown(store, models[3])["number"] == 3
 
 
+def test_the_first_entry_makes_the_store_where_there_is_none(root: str, tmp_path: Path) -> None:
+    store = Store(root, tmp_path / "home")
+    assert add(store, outcome="failed", by="retrain", data=None)["n"] == 1
+    store.check()
+    assert json.loads(store.backend.read("FORMAT.json"))["format"] == 2
+
+
 def test_a_store_of_a_later_format_is_refused(store: Store) -> None:
     store.backend.replace("FORMAT.json", b'{"format":3,"hash":"sha256"}')
     with pytest.raises(ConfigError, match="upgrade trnflow"):

@@ -214,8 +214,11 @@ def _quoted_in(place: str) -> str:
 
 def _refuse_older_programs(backend: Backend) -> None:
     """Make the store one of format 2, so that no older program goes on writing what the ledger replaces."""
+    data = canonical(FORMAT).encode()
+    if backend.create("FORMAT.json", data):  # a retrain may fail before there is a store
+        return
     if read_object(backend.read("FORMAT.json")) != FORMAT:
-        backend.replace("FORMAT.json", canonical(FORMAT).encode())
+        backend.replace("FORMAT.json", data)
 
 
 def _create(backend: Backend, entry: Entry) -> bool:
