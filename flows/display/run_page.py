@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
 from trnflow.tasks.evaluation.scores import MAIN, TRAINING
-from trnflow.tasks.events import follow, log_file
+from trnflow.tasks.events import Event, follow, log_file, parse_events
 from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
@@ -63,7 +63,7 @@ class Previous(NamedTuple):
 
 def run_page(store: Store, run: str, document: Meta, previous: Previous | None, lineage: Meta | None) -> str:
     """Return the page of a run as HTML text, without secrets. Reads the run's artifacts in the store, and training
-    curves from event logs on this machine; a note on the page says if the evaluation is no longer in the store.
+    curves from event logs; a note on the page says if the evaluation is no longer in the store.
 
     Args:
         run: The run's id.
@@ -148,29 +148,41 @@ def _curves(store: Store, document: Meta) -> Iterator[Meta]:
 
 
 def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
-    """Return {step: {metric: value}} of the run's training, from the event logs of all attempts of its key on this
-    machine; {} if there are none. If a resumed training repeated a step, the values of the latest attempt count."""
+    """Return {step: {metric: value}} of the run's training, from the event logs of all attempts of its key; {} if there
+    are none. If a resumed training repeated a step, the values of the latest attempt count."""
     key = next((one["key"] for one in document["stages"] if one["stage"] == ROLES["training"]), None)
     found: dict[int, dict[str, float]] = {}
     attempts = sorted(document_name(name) for name in store.backend.names(f"attempts/{key}")) if key else []
     for run in dict.fromkeys(map(run_of, attempts)):
-        for event in _metrics_of(log_file(store.home, run), ROLES["training"], key):
+        for event in _metrics_of(_events(store, run), ROLES["training"], key):
             finite = {metric: value for metric, value in event["values"].items() if math.isfinite(value)}
             found.setdefault(event["step"], {}).update(finite)
     return found
 
 
-def _metrics_of(file: Path, stage: str, key: str | None) -> Iterator[Metrics]:
-    """Yield the metrics that a run's log has of a stage with this key."""
-    before, offset, is_wanted = -1, 0, False
-    while file.exists() and offset != before:
+def _events(store: Store, run: str) -> Iterator[Event]:
+    """Yield the events of a run: of its log on this machine, else of the store's copy."""
+    file = log_file(store.home, run)
+    if not file.exists():
+        names = store.backend.names(f"logs/{run}")
+        for name in sorted(names, key=lambda name: (len(name), name)):
+            yield from parse_events(store.backend.read(name), name)
+        return
+    before, offset = -1, 0
+    while offset != before:
         before = offset
         events, offset = follow(file, offset)
-        for event in events:
-            if event["event"] == "stage_begun" and event["stage"] == stage:
-                is_wanted = event["key"] == key
-            elif event["event"] == "metrics" and event["stage"] == stage and is_wanted:
-                yield event
+        yield from events
+
+
+def _metrics_of(events: Iterable[Event], stage: str, key: str | None) -> Iterator[Metrics]:
+    """Yield the metrics of a stage while it makes this key."""
+    is_wanted = False
+    for event in events:
+        if event["event"] == "stage_begun" and event["stage"] == stage:
+            is_wanted = event["key"] == key
+        elif event["event"] == "metrics" and event["stage"] == stage and is_wanted:
+            yield event
 
 
 def _drawn(points: list[tuple[int, float]]) -> Meta:

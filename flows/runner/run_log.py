@@ -6,24 +6,33 @@ import os
 import platform
 import socket
 import subprocess
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trnflow.flows.runner.claim import WAITS
 from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.log_copy import LogCopy
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import TrnflowError, is_interruption, unexpected
 from trnflow.tasks.events import EventLog
 
+ON_RECORD = ("run", "retrain", "trial")
+"""Kinds of runs that get a run record when they end."""
 
-def begin_log(context: RunContext, options: Options, **more: Json) -> AbstractContextManager[EventLog]:
-    """Return the context in which the events of a run are written to its file; see `EventLog.writing`.
+
+@contextmanager
+def begin_log(context: RunContext, options: Options, **more: Json) -> Iterator[None]:
+    """Context in which the events of a run are written to its file; see `EventLog.writing`. Of a run on record, the store
+    gets a copy.
 
     more: Further fields of `run_begun`.
     """
-    recipe = context.recipe
-    return context.log.writing(
+    recipe, log = context.recipe, context.log
+    is_copied = context.kind in ON_RECORD and not log.is_open
+    copies = [LogCopy(context.store, context.run)] if is_copied else []
+    writing = log.writing(
         context.store.home,
         context.run,
         recipe=recipe.name,
@@ -37,6 +46,8 @@ def begin_log(context: RunContext, options: Options, **more: Json) -> AbstractCo
         price_per_hour=recipe.price_per_hour,
         **more,
     )
+    with log.also(*copies), writing:
+        yield
 
 
 def write_plan(log: EventLog, steps: list[Step]) -> None:
@@ -88,7 +99,16 @@ def checkout_state() -> Meta | None:
     """Return {"commit": the git commit of the code, "dirty": whether tracked files have uncommitted changes}; None
     outside a checkout, or if git can't be run."""
     folder = Path(__file__).parent
-    command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(folder),
+        "status",
+        "--porcelain=v2",
+        "--branch",
+        "--untracked-files=no",
+    ]
     try:
         lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):

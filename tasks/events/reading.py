@@ -33,7 +33,12 @@ def follow(file: Path, offset: int = 0) -> tuple[list[Event], int]:
         if chunk and b"\n" not in chunk:
             chunk += handle.readline()
     whole = chunk[: chunk.rfind(b"\n") + 1]
-    return [_event(line, file) for line in whole.split(b"\n")[:-1] if line.strip()], offset + len(whole)
+    return parse_events(whole, str(file)), offset + len(whole)
+
+
+def parse_events(lines: bytes, where: str) -> list[Event]:
+    """Return the events of whole lines. where: the file's name, for an error. Raises as `follow`."""
+    return [_event(line, where) for line in lines.split(b"\n") if line.strip()]
 
 
 def read_log(file: Path) -> RunState:
@@ -65,7 +70,7 @@ def is_killed(file: Path) -> bool:
     return (parsed(last) or {}).get("event") != "run_ended"
 
 
-def _event(line: bytes, file: Path) -> Event:
+def _event(line: bytes, file: str) -> Event:
     document = parsed(line)
     event = None if document is None else checked_event(document)
     if event is None:

@@ -54,8 +54,8 @@ def is_written(file: Path) -> bool:
 
 
 def prune_logs(home: Path, keep: str = "") -> None:
-    """Remove the logs of the oldest runs while all logs take more than KEPT_BYTES. The newest KEPT_RUNS, runs that are
-    not yet sent to MLflow and runs that are still written stay. Looks once an hour at most.
+    """Remove the logs of the oldest runs while all logs take more than KEPT_BYTES. The newest KEPT_RUNS and runs that are
+    still written stay. Looks once an hour at most.
 
     keep: a run that stays."""
     marker = home / "runs" / PRUNED
@@ -83,7 +83,7 @@ def _removable(home: Path, runs: list[str]) -> Iterator[str]:
         is_new = len(units) < KEPT_RUNS
         if not run.endswith(PREVIEW):
             units.add(_sweep_of(log_file(home, run)) or run)
-        if not is_new and not (home / "tracking" / f"{run}.state.json").exists():
+        if not is_new:
             yield run
 
 

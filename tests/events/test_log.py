@@ -235,11 +235,9 @@ def test_the_oldest_logs_go_when_all_take_too_much(tmp_path: Path, monkeypatch: 
     for number in range(10):
         with EventLog().writing(tmp_path, f"run-{number}", **BEGUN | {"parent": "s" if number in (6, 7, 8) else None}):
             (run_folder(tmp_path, f"run-{number}") / "a.log").write_bytes(bytes(10_000))
-    (tmp_path / "tracking").mkdir()
-    (tmp_path / "tracking/run-1.state.json").write_text("{}")
     assert len(list((tmp_path / "runs").glob("run-*"))) == 10, "a look an hour"
     os.utime(tmp_path / "runs" / retention.PRUNED, (0, 0))
     with EventLog().writing(tmp_path, "run-2", **BEGUN):  # an old one that is written
         retention.prune_logs(tmp_path)
     left = {path.name for path in (tmp_path / "runs").glob("run-*")}
-    assert left == {f"run-{number}" for number in (1, 2, 5, 6, 7, 8, 9)}, "trials of a sweep count as one"
+    assert left == {f"run-{number}" for number in (2, 5, 6, 7, 8, 9)}, "trials of a sweep count as one"

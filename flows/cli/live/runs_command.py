@@ -14,6 +14,7 @@ from trnflow.flows.cli.live.status_command import counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.runner.attempts import PREVIEW
+from trnflow.flows.runner.run_log import ON_RECORD
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
@@ -22,8 +23,6 @@ from trnflow.tasks.system.redaction import scrub
 
 LIVE = ("stage", "step", "of", "unit", "eta")
 """Fields of a run that only a run in progress has."""
-ON_RECORD = ("run", "retrain", "trial")
-"""Kinds of runs that get a run record when they end."""
 HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")
 
 

@@ -34,7 +34,7 @@ from trnflow.tasks.store.layout import blob_name, document_name, is_unfinished, 
 from trnflow.tasks.store.ledger import protected
 from trnflow.tasks.system.process import is_running
 
-KINDS = ("records", "attempts", "runs", "partial", "blobs")
+KINDS = ("records", "attempts", "runs", "logs", "partial", "blobs")
 """The kinds of files that are collected, in this order: a record is removed before its blobs, and brought back after them."""
 
 LEASE_SECONDS = 600.0
@@ -83,9 +83,10 @@ class View:
     trashed: dict[str, Trashed]
     read: Callable[[str], bytes]
     by_key: dict[str, list[str]] = field(init=False)
+    logs: dict[str, list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.by_key = defaultdict(list)
+        self.by_key, self.logs = defaultdict(list), defaultdict(list)
         for name in sorted(self.present.keys() | self.trashed.keys()):
             kind, *parts = name.split("/")
             if is_unfinished(name):  # an unfinished file of a killed writer belongs to no key
@@ -94,6 +95,8 @@ class View:
                 self.by_key[document_name(name)].append(name)
             elif kind in ("attempts", "partial", "leases") and parts:
                 self.by_key[parts[0]].append(name)
+            elif kind == "logs" and parts:
+                self.logs[parts[0]].append(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self.present or name in self.trashed
@@ -210,6 +213,8 @@ class _Marker:
 
     def _run(self, name: str, why: str) -> None:
         self._runs.add(document_name(name))
+        for log in self._view.logs.get(document_name(name), ()):
+            self._keep(log, why)
         if self._keep(name, why):
             self._follow(self._document(name), why)
 

@@ -1,0 +1,75 @@
+"""The store gets a copy of a run's events, which gc collects with the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.runs import context
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import Result, run
+from trnflow.tasks.errors import DataError, StoreError
+from trnflow.tasks.events import log_file
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.roots import Policy
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    (tmp_path / "words.txt").write_text("a bb")
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
+    return store
+
+
+def toy(store: Store, name: str, **count: bool | int) -> Result:
+    words = WordsConfig(path=str(store.home.parent / "words.txt"))
+    return run(graph(words, CountConfig(**count)), context(store, run=name), Options())  # type: ignore[arg-type]
+
+
+def copies(store: Store, name: str) -> list[bytes]:
+    names = sorted(store.backend.names(f"logs/{name}"))
+    assert names == [f"logs/{name}/{number}.jsonl" for number in range(len(names))]
+    return [store.backend.read(each) for each in names]
+
+
+def test_the_copy_has_all_events_of_a_run_and_grows_when_a_stage_ends(store: Store) -> None:
+    toy(store, "one")
+    parts = copies(store, "one")
+    assert b"".join(parts) == log_file(store.home, "one").read_bytes()
+    last = [json.loads(part.splitlines()[-1]) for part in parts]
+    assert [event["event"] for event in last] == [*["stage_ended"] * 4, "run_ended"]
+    toy(store, "two")
+    assert len(copies(store, "two")) == 1, "nothing ran"
+
+
+def test_a_failed_run_has_a_copy_that_says_why(store: Store) -> None:
+    result = toy(store, "one", fail=True)
+    assert isinstance(result.error, DataError)
+    failed, ended = (json.loads(line) for line in copies(store, "one")[-1].splitlines()[-2:])
+    assert (failed["event"], failed["stage"], failed["error"]["type"]) == ("stage_failed", "count", "DataError")
+    assert (ended["outcome"], ended["error"]["stage"], ended["error"]["fix"]) == ("failed", "count", "mend row 3")
+
+
+def test_a_store_that_refuses_the_copy_costs_the_copy_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = store.backend.create
+
+    def refuse(name: str, data: bytes) -> bool:
+        if name.startswith("logs/"):
+            raise StoreError("403")
+        return create(name, data)
+
+    monkeypatch.setattr(store.backend, "create", refuse)
+    assert toy(store, "one").error is None and not copies(store, "one")
+
+
+def test_gc_keeps_the_events_of_the_runs_that_it_keeps(store: Store) -> None:
+    toy(store, "20260101T000000Z-000000")
+    toy(store, "20270101T000000Z-000000", least=2)
+    found = collect(store.backend, Policy(keep_last=1, grace=0.0), yes=True)
+    assert found.swept.files["logs"] == 5 and found.swept.files["runs"] == 1
+    assert not copies(store, "20260101T000000Z-000000") and len(copies(store, "20270101T000000Z-000000")) == 2
