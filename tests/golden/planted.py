@@ -39,7 +39,7 @@ FAULTS = [
     Fault("store: stored files stay writable", "tasks/store/local.py",
           "    os.chmod(path, 0o444)", "    os.chmod(path, 0o644)", "store/test_content.py"),
     Fault("store: files of killed writers have names", "tasks/store/local.py",
-          """if not file.startswith(".")]""", "]", "store/test_content.py store/test_collect.py store/test_partial.py"),
+          """if not file.startswith(".")]""", "]", "store/test_content.py"),
     Fault("lease: the heartbeat stops", "tasks/store/lease.py",
           "count, pause = count + 1, self._mine.ttl / 3", "return", "store/test_lease.py"),
     Fault("lease: a fence is never raised", "tasks/store/lease.py",
