@@ -103,7 +103,7 @@ FAULTS = [
     Fault("formats: ShareGPT's gpt is the user", "tasks/data/format/conversation.py",
           '"gpt": "assistant"', '"gpt": "user"', "data/format/test_chat.py data/format/test_format_prompts.py"),
     Fault("tokenising: a framed chat gets a second eos", "tasks/data/tokenization/encoders.py",
-          "if add_eos and not framed else None", "if add_eos else None", "data/tokenization"),
+          "if add_eos and not framed else None", "if add_eos else None", "data/tokenization/test_encoders.py"),
     Fault("tokenising: eos is never trained on", "tasks/data/tokenization/encoders.py",
           "= texts.train[last[closes]]", "= 0", "data/tokenization"),
     Fault("tokenising: forged special tokens are not counted", "tasks/data/tokenization/encoders.py",
