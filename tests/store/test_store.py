@@ -225,3 +225,12 @@ def test_a_disk_without_room_is_named_and_so_is_what_chooses_another(
     with pytest.raises(StoreError, match=f"free on the disk of the {disk} ") as caught:
         Store(where, tmp_path / "home").check_space(1 << 60, 0)
     assert f"choose another {fix}" in caught.value.fix
+
+
+def test_what_a_killed_writer_left_has_no_name(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
+    for name in ("whole.json", ".0123"):
+        (tmp_path / "store/records/s").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "store/records/s" / name).write_text("half")
+    assert store.backend.names("records") == ["records/s/whole.json"]

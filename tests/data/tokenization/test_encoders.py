@@ -157,3 +157,11 @@ def test_plain_parts_of_a_framed_text_are_no_frame() -> None:
     assert made.ids.tolist().count(eos) == 2
     assert tokenizer.tokenizer.decode(made.ids.tolist(), skip_special_tokens=False) == "hi </s></s>yes</s>"
     assert made.extra.tolist()[-1] == 1 and [found.what for found in made.forged] == ["</s>"]
+
+
+def test_a_framed_text_gets_no_eos_and_another_does() -> None:
+    tokenizer = loaded("gpt2")
+    _, eos = ids_of(tokenizer)
+    for framed in (False, True):
+        encoder = CausalEncoder(tokenizer, 512, "error", add_eos=True, framed=framed)
+        assert encoder.encode(table([[("yes", True)]])).ids.tolist().count(eos) == (not framed)

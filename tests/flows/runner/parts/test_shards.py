@@ -21,7 +21,7 @@ from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixture
 from trnflow.flows.runner.parts import shards
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import BlobLost, DataError
+from trnflow.tasks.errors import DataError
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
@@ -315,26 +315,16 @@ def test_shards_collected_while_they_are_used_cost_work_and_no_result(shelf: She
     collector.start()
     try:
         for count in (290, 296, 293, 290):
-            assert digest(healed(shelf, count)) == expected[count]
+            assert digest(shelf.run(sentences(count))) == expected[count]
     finally:
         done.set()
         collector.join()
     assert sum(tally.files["records"] for tally in collected) > 10
-    assert shelf.notes == []
+    assert {note.rpartition("; ")[2] for note in shelf.notes} <= {"made anew"}  # none tells of other bytes
     # without grace a record may be left that names what was purged: a miss, made anew by whoever needs it
-    assert {count: digest(healed(shelf, count)) for count in expected} == expected
+    assert {count: digest(shelf.run(sentences(count))) for count in expected} == expected
     assert {count: digest(shelf.run(sentences(count), force=True)) for count in expected} == expected
     assert verify(shelf.store().backend).problems == []
-
-
-def healed(shelf: Shelf, count: int) -> Step:
-    """As `trnflow.flows.runner.run` does: what was lost is made anew."""
-    for _ in range(20):
-        try:
-            return shelf.run(sentences(count))
-        except BlobLost:
-            continue
-    raise AssertionError("blobs kept vanishing")
 
 
 def test_the_journal_is_written_now_and_then_and_not_for_each_shard(
