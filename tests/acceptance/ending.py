@@ -9,8 +9,8 @@ from trnflow.tasks.store.verify import verify
 
 
 def check_ending(store: Store, again: Callable[[], Mapping[str, str]]) -> None:
-    """again: runs once more and returns {stage: action}. All of them hit, and `verify` is clean, the cache too."""
+    """again: runs once more and returns {stage: action}. All that is needed hits, and `verify` is clean, the cache too."""
     actions = again()
-    assert actions and set(actions.values()) == {"hit"}, actions
+    assert "hit" in actions.values() and set(actions.values()) <= {"hit", "skip"}, actions
     found = verify(store.backend, cache=None if store.is_local else store.cache)
     assert (found.problems, found.ok) == ([], True)

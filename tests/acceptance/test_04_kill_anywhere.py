@@ -61,7 +61,7 @@ def assert_a_new_run_completes(starters: Forks, text: Path) -> Ran:
         ran = run(starters, text)
         total = sum(len(word) for word in text.read_text().split())
         assert ran.steps["count"].metrics == {"total": total}
-    assert set(ran.actions.values()) == {"hit"}
+    assert set(ran.actions.values()) <= {"hit", "skip"}  # warm_up is for a count that hits
     assert nothing_left(starters)
     return ran
 
