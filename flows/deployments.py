@@ -1,10 +1,8 @@
 """The Prefect flows: a run of the pipeline is a flow run, and each of its stages a task run.
 
-`prefect.yaml` deploys the flows `finetune`, `prepare`, `retrain`, `sweep` and `watch`. Their parameters are a recipe
-(the YAML file that describes a run), overrides of its settings, and options. The task run of a stage whose artifact is
-in the store already ends as `Cached`. Each stage adds a table and a link to the page that Prefect shows of the run.
-Prefect carries no data and caches nothing: stages exchange digests (content hashes), and their results lie in the
-store.
+`prefect.yaml` deploys them. The task run of a hit ends as `Cached`; each stage adds a table and a link to the run's page.
+Prefect carries no data and caches nothing: stages exchange digests, and their results lie in the store. Prefect shows
+the docstrings of the flows as their descriptions.
 """
 
 from __future__ import annotations
@@ -90,8 +88,8 @@ def finetune(
     force: list[str] | None = None,
     offline: bool = False,
 ) -> State[Any] | None:
-    """Prefect flow: run the stages of a recipe (the YAML file that describes a run). Stages whose artifacts (results)
-    are in the store already are not run again.
+    """Prefect flow: run the stages of a recipe. Stages whose artifacts are in the store already are not run
+    again.
 
     Args:
         recipe: The name of a recipe in the folder conf/, or the path of a YAML file.
@@ -128,9 +126,9 @@ def retrain(
     """Prefect flow: train a recipe again if its data, code or settings changed, and promote the new model if it is
     better.
 
-    The change is looked for since the recipe's newest judged model: the last one that was compared with the champion
-    (the promoted model) or became the first champion. The new model is compared with the champion on frozen test rows
-    (fixed rows on which all models of the recipe are compared), and becomes the champion if it is clearly better. If
+    The change is looked for since the recipe's newest judged model: the last one that was compared with the champion or
+    became the first champion. The new model is compared with the champion on frozen rows, and becomes the champion if it
+    is clearly better. If
     nothing changed, the flow ends at once as `Unchanged`. The flow emits a Prefect event that says how it ended, such
     as `trnflow.retrain.promoted`. `prefect.yaml` gives the flow a schedule.
 
@@ -184,7 +182,7 @@ def sweep(
     trial (Prefect flow).
 
     Each parameter from `trials` on that is None is taken from the recipe's section `sweep`. If the flow was killed, the
-    next run with the same study (the set of trials with one name) keeps the trials that ended and resumes the others.
+    next run with the same study keeps the trials that ended and resumes the others.
 
     Args:
         recipe: A name in conf/ or the path of a YAML file.

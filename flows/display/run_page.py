@@ -1,8 +1,5 @@
-"""Make the HTML page of a run for `trnflow report`: the evaluation, the stages, training curves, the data, lineage
-(what the model was made from) and the differences from the run before.
-
-The part about the evaluation is that of report.html, a file that the stage evaluate_model makes. Values that vary from
-run to run, such as seconds and speed, are on this page only.
+"""Make the HTML page of a run for `trnflow report`: the evaluation (that of report.html), the stages, training
+curves, the data, lineage, and the differences from the run before.
 """
 
 from __future__ import annotations

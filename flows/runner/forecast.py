@@ -1,8 +1,4 @@
-"""Predict how long a stage will run and how large its artifact (result) will be, from past runs of the stage.
-
-The prediction is read from the journal of the attempt (the store's document about one try to run a stage) that made a
-past result with similar settings and inputs.
-"""
+"""Predict how long a stage will run and how large its artifact will be, from its past attempts."""
 
 from __future__ import annotations
 
@@ -30,31 +26,18 @@ class Expected(Protocol):
 
 
 class Forecast(NamedTuple):
-    """The expected cost of running a stage.
-
-    Attributes:
-        seconds: Wall-clock time of the stage; None when no past attempt (try to run the stage) recorded its time.
-        bytes: Size of the stage's artifact (the files that it makes); None when `seconds` is None, or when the attempt
-            that the prediction comes from recorded no size.
-    """
+    """The expected cost of a stage. seconds: wall clock; bytes: of its artifact; None if no attempt recorded them."""
 
     seconds: float | None = None
     bytes: int | None = None
 
 
 def forecast(store: Store, records: list[Meta], known: Meta) -> Forecast:
-    """Return how long a stage is expected to run, and the expected size of its artifact: the figures that the journal
-    of one earlier attempt (the store's document about one try to run the stage) contains.
-
-    The attempt is the one that made the past result whose key document (the JSON of everything that decides a result:
-    code, settings, inputs, library versions) differs from `known` in the fewest values; of several such results, the
-    newest. Results whose journal has no seconds are passed over.
+    """Return what the attempt needed that made the past result most like this one.
 
     Args:
-        store: The store, which has the journals.
-        records: The records of the stage's past results (the store's documents about results), newest first.
-        known: The entries of the planned stage's key document that are known before the run, such as
-            {"params": settings}. Other entries are not compared.
+        records: Of the stage, newest first.
+        known: The tables of the key document that are known before the run, which alone are compared.
     """
     for record in sorted(records, key=lambda record: _distance(record["document"], known)):
         attempt = store.attempt(record["key"], record["attempt"])

@@ -1,8 +1,4 @@
-"""Run a job, which is a stage or a part of a stage, in a process, and write the record of its artifact.
-
-A record is the JSON document in the store by which later runs find an artifact under a stage's key, the hash of the key
-document: the JSON of everything that decides the result.
-"""
+"""Run a stage or a part of one in a process, and write the record of its artifact."""
 
 from __future__ import annotations
 
@@ -26,18 +22,14 @@ from trnflow.tasks.system.redaction import scrub
 
 @dataclass(frozen=True)
 class Job:
-    """A stage, or one part (piece of the work) of a stage, with all that is needed to run it in a process by `run`.
+    """A stage or a part of one, with all that is needed to run it.
 
     Attributes:
-        stage: The description of the stage function.
-        config: The stage's config.
-        document: The key document of the stage or part: the JSON of everything that decides the result.
-        inputs: The inputs by parameter name; the files of artifacts are on this machine.
-        attempt: The id of the attempt, this one try to run the stage.
-        log: The file to which stdout and stderr of the stage's processes are written.
-        environment: Further environment variables for the process; their values are secret.
-        grace_seconds: Seconds between SIGTERM and SIGKILL in which a stage that is stopped may save its state.
-        launcher: Runs the process, such as `trnflow.tasks.launch.launcher.Local` on this machine.
+        document: The key document.
+        inputs: By parameter name; their files are on this machine.
+        log: Takes what the processes print.
+        environment: Further variables of the process; their values are secret.
+        grace_seconds: Between SIGTERM and SIGKILL.
     """
 
     stage: Stage
@@ -51,19 +43,9 @@ class Job:
     launcher: Launcher
 
     def run(self, store: Store, out: Path, emit: Callable[[Meta], None], step: Step | None = None) -> Meta:
-        """Run the stage in a process and return its metadata.
+        """Run the stage in a process, its files into `out`, and return its metadata. Raises the stage's error.
 
-        Args:
-            out: The folder that the stage writes its files to.
-            store: The store in which a resumable stage keeps its state. The artifact is not written there: see
-                `publish`.
-            emit: Called with each event of the stage (progress, metrics, messages), in this thread.
-            step: Which step of a stage that works in parts to run (list the parts, make a part, put them together);
-                None runs the whole stage.
-
-        Raises:
-            TrnflowError: The error of the stage.
-        """
+        step: of a stage that works in parts; None runs the whole stage."""
         variables = self.stage.environ(self.config) | self.environment
         spec = JobSpec.of(
             self.stage.function,
@@ -83,21 +65,12 @@ class Job:
         return self.launcher.run(spec, emit, self.grace_seconds)
 
     def _partial(self, store: Store) -> dict[str, str]:
-        """Return {root, home, key}: where in the store the stage keeps its resumable state. Secrets in the root are
-        replaced, because the job is written to a file."""
+        """Return where in the store the stage keeps its state. The job is a file: secrets of the root are hidden."""
         return {"root": scrub(store.root), "home": str(store.home), "key": key_of(self.document)}
 
 
 def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **more: Json) -> Meta:
-    """Return the record of an artifact, the JSON document by which later runs find the artifact under its key (the hash
-    of `document`). Writes nothing (see `publish`).
-
-    Args:
-        document: The key document: the JSON of everything that decided the result.
-        attempt: The id of the attempt (try to run the stage) that made the artifact.
-        created: When it was made, UTC, ISO 8601.
-        more: Further fields of the record.
-    """
+    """Return the record of an artifact; writes nothing. created: UTC, ISO 8601; more: further fields."""
     return {
         "schema": 1,
         "stage": document["stage"],
@@ -113,19 +86,11 @@ def record_of(document: Meta, artifact: Artifact, attempt: str, created: str, **
 def publish(
     store: Store, record: Meta, artifact: Artifact, *, holds: Sequence[Meta] = (), unusable: Callable[[Meta], bool]
 ) -> Meta:
-    """Write the record of an artifact to the store. From then on the artifact is the result of its key (the hash of
-    everything that decided it), and later runs use it, unless another run has published a different artifact first.
+    """Write a record, unless another run published another artifact first, and return the record that counts.
 
     Args:
-        record: Made by `record_of`.
-        artifact: The artifact, whose files are in the store already.
-        holds: {"stage", "key"} of records that the artifact depends on. If garbage collection has moved these records,
-            or files of `artifact`, to the trash meanwhile, they are moved back.
-        unusable: Called with the record of another run that published a different artifact first. Returns whether to
-            replace that record, for example because files of its artifact are missing.
-
-    Returns:
-        The record that the key has afterwards: `record`, or that of the other run.
+        holds: {"stage", "key"} of records that the artifact depends on; they are brought back from the trash.
+        unusable: Whether to replace the other run's record.
 
     Raises:
         BlobLost: A record or file that the artifact depends on is gone.

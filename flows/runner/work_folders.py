@@ -1,9 +1,5 @@
-"""Make and remove the folders that attempts work in: `<home>/work/<process>~<attempt>`.
-
-An attempt is one try to run a stage, and `<attempt>` its id; home is the folder of local state, TRNFLOW_HOME;
-`<process>` identifies the process and its machine. An attempt removes its folder when it ends. If the attempt was
-killed, the next run removes the folder.
-"""
+"""The folders that attempts work in: `<home>/work/<process>~<attempt>`. An attempt removes its folder; that of a killed
+one goes with the next run."""
 
 from __future__ import annotations
 
@@ -24,11 +20,7 @@ from trnflow.tasks.system.process import lives_on, read_tag, this_process
 
 
 def open_home() -> Path:
-    """Return the home, the folder of local state (TRNFLOW_HOME). If it is missing, create it, readable by its owner
-    alone, and say so on stderr.
-
-    No error is raised here if the folder can't be created; the first use of the folder raises one.
-    """
+    """Return the home. If it is missing, create it with mode 0700, and say so on stderr."""
     home = home_folder()
     with contextlib.suppress(OSError):  # the first use of the folder raises the error, with its reason
         existed = home.exists()
@@ -41,18 +33,7 @@ def open_home() -> Path:
 
 @contextlib.contextmanager
 def workplace(home: Path, attempt: str) -> Iterator[Path]:
-    """Context manager that creates a folder for the files of one attempt (a try to run a stage), yields it, and removes
-    it when the context ends.
-
-    Folders that killed processes left behind are removed first.
-
-    Args:
-        home: The folder of local state; the new folder is in its subfolder `work`.
-        attempt: The id of the attempt.
-
-    Raises:
-        StoreError: The disk became full while the context was open.
-    """
+    """Yield a new folder for the files of an attempt, and remove it afterwards. Raises StoreError if the disk becomes full."""
     clear(home / "work")
     work = workfolder(home, attempt)
     try:
@@ -70,12 +51,7 @@ def workplace(home: Path, attempt: str) -> Iterator[Path]:
 
 
 def workfolder(home: Path, name: str) -> Path:
-    """Return the path `<home>/work/<process>~<name>` of a folder for this process to work in, without creating the
-    folder.
-
-    If this process dies, the next run removes the folder, unless processes of the attempt (try to run a stage) `name`
-    still live. home: the folder of local state.
-    """
+    """Return the path of a folder for this process to work in, which need not exist."""
     return home / "work" / f"{this_process().tag}~{name}"
 
 
@@ -87,30 +63,19 @@ def attempt_log(home: Path, run: str, attempt: str) -> Path:
 
 
 def data_folders(store: Store) -> list[Path]:
-    """Return the folders in which a stage may read any file because they contain data and no code: the home (the folder
-    of local state), the store, and some folders in both.
-
-    Other files of the project may be read by a stage only if its key includes them. The home or the store may lie
-    inside the project's folder, which is why they are exempted (see `trnflow.tasks.keys.allowed_files`).
-    """
+    """Return the folders in which a stage may read any file, because they hold data and no code."""
     root, home = Path(local_path(store.root) or store.home), store.home
     return [home, home / "work", home / "cache", root, root / "blobs", root / "partial"]
 
 
 def clean(store: Store) -> None:
-    """Remove the work folders in the home and the leases in the store (files by which a run claims to make a result)
-    that killed runs left behind. Costs two listings of folders when there is nothing to remove."""
+    """Remove the work folders and leases that killed runs left behind. Costs two listings if there are none."""
     clear(store.home / "work")
     store.sweep_leases()
 
 
 def clear(base: Path) -> None:
-    """Remove the folders in `base` that killed processes left behind. A folder is removed if the process in its name
-    has certainly ended and the attempt (try to run a stage) in its name has no process left. A folder whose name has no
-    process is removed, too.
-
-    Folders of other machines that share the home are kept: this machine can't find out whether their processes live.
-    """
+    """Remove the folders in `base` whose process, and attempt, have certainly ended. Those of other machines stay."""
     for left in base.iterdir() if base.is_dir() else ():
         tag, _, attempt = left.name.partition("~")
         process = read_tag(tag)

@@ -131,15 +131,11 @@ class Tracking(Reader):
 
 
 def record_champion(tracker: Tracker, ledger: Ledger, challenger: str | None, comparison: dict[str, float]) -> None:
-    """Record a recipe's present champion (the model that its users should get) for MLflow's model registry.
+    """Record the champion of a ledger for MLflow's model registry.
 
     Args:
-        tracker: the recording of an MLflow run; the event is written to its spool, the file in which events wait until
-            another process has uploaded them to MLflow.
-        ledger: the recipe's, with a champion.
-        challenger: digest of the model that was compared with the champion and lost; None if there is none.
-        comparison: {name: value} of the comparison of the two models: champion and challenger (the metric of each),
-            difference, low and high (the ends of its interval); {} if no models were compared.
+        challenger: Digest of the model that was compared with the champion and lost, or None.
+        comparison: Of the two: the metric of each, difference, low, high; {} if none were compared.
     """
     champion = ledger.champion
     assert champion is not None and champion["number"] is not None and champion["champion"] is not None

@@ -1,17 +1,7 @@
-"""Run a stage that works in parts: pieces of its work that can be made one by one, such as 2 MiB of text for
-tokenize_text. A part that is kept in the store is called a shard. After a change of the data only the changed parts are
-made again.
+"""Run a stage that works in parts. After a change of the data only the changed parts are made again.
 
-A part has a key of its own, the hash of the part's key document. This is the stage's key document (the JSON of
-everything that decides the stage's result) with the part's params and inputs in place of the stage's. The record of a
-part, by which later runs find its artifact, is `records/<stage>.shard/<key>.json` in the store. Each part is published
-(put on record) as soon as it is made, so a stage that was killed has to make only the rest. The stage reads copies of
-the parts: if garbage collection removes a part in the meantime, this run goes on, and a later run makes the part again.
-
-Parts are not kept in the local cache of a remote store: nothing empties the cache, and the stage's output has the same
-data. Workers on this machine move their parts to the work folder of the attempt (this try to run the stage), so these
-parts are not downloaded.
-"""
+A part has a key and a record of its own, below `records/<stage>.shard/`, and is published as soon as it is made: a stage
+that was killed makes only the rest."""
 
 from __future__ import annotations
 
@@ -40,19 +30,17 @@ JOURNAL_SECONDS = 5.0
 
 @dataclass
 class Shards:
-    """Runs one stage that works in parts (pieces of its work with results of their own): `run` takes each part from the
-    store or makes it, and puts the parts together.
+    """One stage that works in parts.
 
     Attributes:
-        job: The job of the whole stage.
-        journal: The journal of the attempt (this try to run the stage), a JSON document in the store. It lists the
-            parts, which protects them from garbage collection.
-        work: The folder of the attempt, for parts and output.
-        maker: Makes and publishes parts in other processes. None: the stage's own process makes the parts, and they are
-            published (put on record in the store for later runs) only if the stage has `keep_parts`.
-        threads: The number of threads of the stage's own process that make parts.
-        force: Whether to make all parts again, even if they are in the store.
-        note: A function that is called with messages for the user.
+        job: Of the whole stage.
+        journal: Lists the parts, which protects them from garbage collection.
+        work: The attempt's folder.
+        maker: Makes parts in other processes; None: the stage's own process makes them, and publishes them if the stage has
+            `keep_parts`.
+        threads: Of that process.
+        force: Make all parts again.
+        note: Called with messages for the user.
     """
 
     store: Store
@@ -66,8 +54,7 @@ class Shards:
     _journal_written: float = float("-inf")
 
     def run(self, emit: Emit) -> Meta:
-        """Run the stage, its parts included, and return the stage's metadata. The stage's files are then in `work/out`;
-        the caller puts them into the store. emit: called with each event (progress, metrics, message) of the stage."""
+        """Run the stage into `work/out`, parts included, and return its metadata. emit: called with each event."""
         if self.maker is None and not self.job.stage.keep_parts:
             return self.job.run(self.store, self.work / "out", emit, Step(threads=self.threads))
         shared = self.work / SHARED
@@ -96,12 +83,7 @@ class Shards:
         return self.store.record(document["stage"], key_of(document))
 
     def _lay_out(self, number: int, record: Meta | None, handed: Path | None = None) -> Meta | None:
-        """Put the files of a part that has a record into the folder `work/parts/NUMBER`, and return the part's
-        metadata. None when `record` is None, or the part's artifact is corrupt, of another kind, or removed by garbage
-        collection.
-
-        handed: a folder that has the part's files, which is moved to that place; if it is None or missing, the files
-        are copied out of the store."""
+        """Put a part's files into `work/parts/NUMBER` and return its metadata; None if it has to be made."""
         folder = self._folder / str(number)
         if record is None:
             return None
@@ -114,6 +96,7 @@ class Shards:
                 handed.rename(folder)
             else:
                 folder.mkdir()
+                # not kept in the cache: nothing empties it, and the output has the same data
                 self.store.copy_files(artifact, folder, cache=False)
         except (BlobLost, FileNotFoundError):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,13 +1,5 @@
-"""Make one part of a stage in a worker process, on this machine or on another one that reaches the same store.
-
-A part is a piece of the stage's work, such as some of the rows. The flow is the process that runs the pipeline and
-sends out the jobs. A job is the JSON description of a part: names of functions, the config, digests of inputs. The
-worker opens the store, fetches the inputs (each input once in the life of the worker's process), checks that its code
-and library versions are those in the part's key document (the JSON of everything that decides the part's result), runs
-the part in a process of its own, and publishes the result: writes it to the store, with the record by which it is
-found. The flow then reads the result from the store, so no large data passes through Prefect. If the store is remote, a
-worker on the flow's machine moves its files to the flow's work folder, so they are not downloaded.
-"""
+"""Make one part of a stage in a worker, here or on another machine that reaches the same store. What it makes goes through
+the store, or, on the flow's machine, through its work folder; none of it goes through Prefect."""
 
 from __future__ import annotations
 
@@ -43,20 +35,16 @@ _laying_out = threading.Lock()
 def part_job(
     store: Store, job: Job, document: Meta, arguments: Meta, shared: str, work: Path, *, replace: bool, created: str
 ) -> Meta:
-    """Return the description of one part (piece of the work) of a stage as JSON, which `make_part_apart` takes in a
-    worker.
+    """Return the description of a part as JSON, which `make_part_apart` takes.
 
     Args:
-        store: The store that passes inputs and results.
-        job: The job of the whole stage.
-        document: The key document of the part: the JSON of all that decides its result.
-        arguments: The arguments that identify the part (see `trnflow.tasks.stage.Part`).
-        shared: The digest of the artifact of the folder that the stage's `split` wrote for all parts.
-        work: The work folder of the flow, the process that sends out the parts; its folder `SHARED` has the same files.
-            Its name contains the process and the boot of the machine, so a worker that finds a folder with this name
-            sees the flow's own folder.
-        replace: Whether to replace a record that the part's key already has.
-        created: The time to put in the part's record, UTC.
+        job: Of the whole stage.
+        document: The part's key document.
+        arguments: Which part (see `trnflow.tasks.stage.Part`).
+        shared: Digest of what the stage's `split` wrote.
+        work: The flow's work folder; a worker that finds it is on the flow's machine.
+        replace: Replace a record that the part's key has.
+        created: UTC.
     """
     root = str(Path(store.root).absolute()) if store.is_local and "://" not in store.root else store.root
     return {
@@ -78,19 +66,14 @@ def part_job(
 
 
 def make_part_apart(job: Meta) -> Meta:
-    """Make one part (piece of the work) of a stage and publish the result, so that the store has its files and its
-    record. This runs in a worker.
-
-    job: made by `part_job`.
+    """Make a part and publish it.
 
     Returns:
-        {"artifact": the digest in the part's record, "made": the digest of the artifact that this worker made, "said":
-        the list of the events (progress, metrics, messages) that the part reported}. The digests differ if another
-        worker had published a different result before.
+        {"artifact": digest on record, "made": digest that this worker made, "said": the part's events}.
 
     Raises:
-        StoreError: This worker sees no store at the address in the job.
-        CodeError: This worker's code, or the version of a library, differs from that in the part's key document.
+        StoreError: This worker sees no store at the job's address.
+        CodeError: This worker's code or libraries differ from those in the part's key.
     """
     store = _store(job["store"], job["home"])
     stage, document = stage_of(resolve(job["stage"])), job["document"]
@@ -113,28 +96,19 @@ def make_part_apart(job: Meta) -> Meta:
 
 
 def handed_over(work: Path, document: Meta) -> Path:
-    """Return the folder to which a worker moves the files of a finished part (piece of a stage's work), if it runs on
-    the machine of the flow, the process that sent out the part. The flow takes them from there. work: the flow's work
-    folder; document: the part's key document, the JSON of everything that decides its result."""
+    """Return the folder through which a worker on the flow's machine hands over a part."""
     return work / "handed" / key_of(document)
 
 
 def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str, created: str, *, replace: bool) -> str:
-    """Write the record of a part (piece of a stage's work) to the store, under the hash of its key document (the JSON
-    of everything that decides its result), so that later runs find the part. Return the artifact's digest in the record
-    that the key has afterwards.
-
-    The returned digest differs from the artifact's if another run has published a different result first. attempt: the
-    id of the attempt that made the part; created: UTC; replace: whether to replace an existing record.
-    """
+    """Publish a part and return the digest that is on record then. created: UTC."""
     record = record_of(document, artifact, attempt, created)
     digest: str = publish(store, record, artifact, unusable=lambda _: replace)["artifact"]
     return digest
 
 
 def part_kind(stage: Stage) -> str:
-    """Return the kind of the artifacts of a stage's parts (pieces of its work): that of the stage and `.shard`, such as
-    `tokens.shard`."""
+    """Return the kind of a stage's parts, such as `tokens.shard`."""
     return f"{stage.kind}{SHARD}"
 
 
@@ -156,8 +130,7 @@ def _hand_over(made: Path, to: Path) -> None:
 
 
 def _laid_out(store: Store, digest: str, *, cache: bool = True) -> Input:
-    """Return an artifact with its files on this machine. The files stay until this process ends. cache: whether the machine
-    keeps the files of a remote store for longer."""
+    """Return an artifact with its files on this machine until this process ends."""
     with _laying_out:  # workers with threads lay out an artifact once
         return _checked_out(store, digest, cache)
 

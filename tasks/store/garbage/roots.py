@@ -1,20 +1,12 @@
 """The mark phase of garbage collection: find the files of a store that must stay. Writes nothing.
 
-The search begins at *roots*, which are: the documents below `roots/` (pins, and of ledgers what `protected` says); the
-runs that the policy keeps; attempts (journals of tries to make a result) that still run; leases (rights to make a
-result) with a recent heartbeat; and files written within the grace period.
-
-A document protects the files that it names, at any depth. A field `artifact`, `evaluation`, `frozen` or `scores`
-protects an artifact: its manifest (the list of files) and all its blobs. A field `key` (the hash that identifies a
-stage's result) protects the key's record, with the artifact that the record names, and the key's attempts. Names in a
-key document (the JSON of which a key is the hash) do not count, so a model does not protect the data that it was made
-of. The partial state of a key, from which training resumes, is protected by leases, by attempts (running, within the
-grace period or part of a kept run), and by the grace period.
-
-Raises StoreError when a root or another document that the search follows can't be read, since the files that the
-document protects are then unknown. Costs one listing of the store, and one read of each root that counts, run, attempt,
-protected record and protected manifest.
+Roots are the documents below `roots/`, the runs that the policy keeps, attempts that run, leases with a recent heartbeat,
+and files within the grace period. Raises StoreError if a root or a document below it can't be read. Costs one listing of
+the store, and a read of each root, run, attempt, protected record and manifest.
 """
+
+# A document protects what it names, at any depth: by `artifact`, `evaluation`, `frozen` or `scores` an artifact, by `key` a
+# record with its artifact and attempts. Names in a key document do not count: a model does not protect its data.
 
 from __future__ import annotations
 
