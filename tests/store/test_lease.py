@@ -148,7 +148,7 @@ class Patient(Waiter):
         super().__init__(backend, KEY, run="r", attempt="a", ttl=LONG)
         self.held, self.looks = held, 0
 
-    def take(self) -> Lease | None:
+    def acquire(self) -> Lease | None:
         self.looks += 1
         if self.looks == 3:
             self.held.release()
