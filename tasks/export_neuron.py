@@ -76,8 +76,8 @@ def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir)
         "batch": config.batch,
         "lengths": lengths,
         "task": weights.meta["task"],
-        "labels": weights.meta["labels"],
-        "dtype": weights.meta["dtype"],
+        "labels": weights.meta.get("labels"),
+        "dtype": weights.meta.get("dtype"),
         "rows_compared": 0,
         "max_difference": None,
     }

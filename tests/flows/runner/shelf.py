@@ -122,7 +122,7 @@ def kill_at(count: int) -> None:
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
         if frame.f_code.co_filename.endswith(
-            ("/flows/runner/parts/shards.py", "/store/content.py", "/store/artifacts.py")
+            ("/flows/runner/parts/shards.py", "/store/store.py", "/store/blob_store.py")
         ):
             calls[0] += 1
             if calls[0] == count:
