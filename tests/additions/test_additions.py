@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -80,9 +81,14 @@ def check_mlflow(home: Path, value: float) -> None:
 
     client = MlflowClient(f"sqlite:///{home}/mlflow.db")
     (experiment,) = (found for found in client.search_experiments() if found.name == "trnflow")
-    runs = client.search_runs([experiment.experiment_id])
+    deadline = time.monotonic() + 120  # a run does not wait for an upload that takes longer than 20 s
     for name in (f"evaluate_model/{METRIC}", METRIC):  # of the pipeline's run, and of the stage's
-        assert [run.data.metrics[name] for run in runs if name in run.data.metrics] == [value]
+        values: list[float] = []
+        while not values and time.monotonic() < deadline:
+            runs = client.search_runs([experiment.experiment_id])
+            values = [run.data.metrics[name] for run in runs if name in run.data.metrics]
+            time.sleep(0.2)
+        assert values == [value]
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -145,9 +145,7 @@ def use(house: House) -> None:
     wrong = house.settings(house.url(WRONG))
     house("run", "mine.yaml", *settings, "--until", "pack_chunks")
     house("run", "mine.yaml", *settings, "data.limit=20", code=1)  # its training process dies
-    house(
-        "run", "mine.yaml", *wrong, "--force", "load_data", code=1
-    )  # else the command finds out before the flow begins
+    house("run", "mine.yaml", *wrong, "--force", "load_data", code=1)  # the command finds out before the flow begins
     house("run", "mine.yaml", *wrong, "--force", "load_data", "--direct", "--debug", code=1)
     house("run", "mine.yaml", *wrong, "--direct", "--json", code=1)
     house("run", "mine.yaml", *settings, "launch.environment.PIN={A: " + SHORT, code=2)
@@ -159,8 +157,8 @@ def use(house: House) -> None:
     house("config", "mine.yaml", *settings, "--json")
     house("show", "mine.yaml", *settings, "--json")
     house("get", "mine.yaml", "train", "out", *settings, code=2)
-    house("diff", "last~3", "last")
-    house("diff", "last~3", "last", "--json")
+    house("diff", "last~1", "last")
+    house("diff", "last~1", "last", "--json")
     house("runs")
     house("doctor")
 
