@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trnflow.flows.champions.frozen_rows import Frozen
-from trnflow.flows.runner.context import RunContext, make_plan
+from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import clean
@@ -31,7 +31,7 @@ def freeze(context: RunContext, log: EventLog) -> Frozen:
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
     freezing = context.for_run(log, kind="freeze")
-    step = settle(graph, freezing, plan=make_plan(graph, freezing)).steps["freeze_rows"]
+    step = settle(graph, freezing).steps["freeze_rows"]
     assert step.artifact is not None
     entry_of_rows = NewEntry(
         outcome="frozen", by="freeze", why="the test rows were frozen", frozen=step.artifact.digest,

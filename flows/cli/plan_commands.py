@@ -86,16 +86,8 @@ def _notes(context: RunContext, plan: Plan) -> list[str]:
 
 
 def _plan_json(step: Step, price_per_hour: float) -> Meta:
-    return {
-        "stage": step.name,
-        "action": step.action,
-        "why": step.why,
-        "key": step.key,
-        "artifact": step.artifact.digest if step.artifact else None,
-        "seconds": step.seconds,
-        "bytes": step.bytes,
-        "dollars": None if step.seconds is None else dollars(step.seconds, price_per_hour),
-    }
+    cost = None if step.seconds is None else dollars(step.seconds, price_per_hour)
+    return step.to_json() | {"dollars": cost}
 
 
 def explain(options: Namespace) -> int:

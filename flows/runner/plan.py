@@ -7,7 +7,6 @@ what the plan has looked up and checked.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +107,18 @@ class Step:
         if self.node.stage.role == "graphs":
             return {"graphs": len(meta.get("graphs", []))}
         return {name: meta[name] for name in FACTS if name in meta}
+
+    def to_json(self) -> Meta:
+        """Return the step as a plan shows it."""
+        return {
+            "stage": self.name,
+            "action": self.action,
+            "why": self.why,
+            "key": self.key,
+            "artifact": self.artifact.digest if self.artifact else None,
+            "seconds": self.seconds,
+            "bytes": self.bytes,
+        }
 
     def take(self, stored: Stored) -> None:
         """Take over a result of the store."""
@@ -255,11 +266,6 @@ class Plan:
 
     def _forecast(self, step: Step, past: list[Meta], known: Meta) -> None:
         step.seconds, step.expected_bytes = forecast(self.store, past, known)
-
-
-def artifacts_of(steps: Iterable[Step]) -> dict[str, Artifact]:
-    """Return {stage: artifact} of the steps that have one."""
-    return {step.name: step.artifact for step in steps if step.artifact is not None}
 
 
 def _changes(document: Meta, past: list[Meta]) -> str:

@@ -182,12 +182,12 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
 
 def _settle(step: Step, plan: Plan, context: RunContext, around: Around) -> None:
     """Look up or make a step's result; of what runs only for it, too, if it has to run."""
+    stored = _found(step, plan, context)
+    if stored is None:
+        for needed in step.node.after.values():
+            if not plan.steps[needed.name].settled:
+                _settle(plan.steps[needed.name], plan, context, around)
     try:
-        stored = _found(step, plan, context)
-        if stored is None:
-            for needed in step.node.after.values():
-                if not plan.steps[needed.name].settled:
-                    _settle(plan.steps[needed.name], plan, context, around)
         step.take(around(step, partial(_make, step, plan, context) if stored is None else lambda: stored))
         step.settled = True
     except BaseException as error:

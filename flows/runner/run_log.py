@@ -51,7 +51,7 @@ def begin_log(context: RunContext, options: Options, **more: Json) -> Iterator[N
 
 
 def write_plan(log: EventLog, steps: list[Step]) -> None:
-    log.write("planned", stages=[_planned(step) for step in steps])
+    log.write("planned", stages=[step.to_json() for step in steps])
 
 
 def write_step(log: EventLog, step: Step) -> None:
@@ -81,18 +81,6 @@ def say(log: EventLog, stage: str, text: str) -> None:
         log.write("waits", stage=stage, holder=text.removeprefix(WAITS).strip())
     else:
         log.note(text, stage=stage)
-
-
-def _planned(step: Step) -> Meta:
-    return {
-        "stage": step.name,
-        "action": step.action,
-        "why": step.why,
-        "key": step.key,
-        "artifact": step.artifact.digest if step.artifact else None,
-        "seconds": step.seconds,
-        "bytes": step.bytes,
-    }
 
 
 def checkout_state() -> Meta | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
 from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.plan import Options, Step
+from trnflow.flows.runner.run import run
+from trnflow.flows.runner.stored import Stored
 from trnflow.tasks.errors import BlobLost, DataError, TrnflowError
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
 
 
@@ -152,3 +157,20 @@ def test_the_pipeline_runs_the_same_on_a_memory_store(tmp_path: Path) -> None:
 def test_errors_name_the_stage_they_belong_to() -> None:
     assert issubclass(BlobLost, TrnflowError)
     assert BlobLost("x").exit_code == 1
+
+
+def test_a_failure_is_that_of_its_own_stage_alone(house: House) -> None:
+    """warm_up runs only for count, which has not failed."""
+    failed: list[str] = []
+
+    class Failures(Reader):
+        def read(self, event: Event, state: RunState) -> None:
+            failed.extend([event["stage"]] if event["event"] == "stage_failed" else [])
+
+    def around(step: Step, result: Callable[[], Stored]) -> Stored:
+        if step.name == "warm_up":
+            raise DataError("it is cold", "warm it")
+        return result()
+
+    result = run(house.graph({}), context(house.store(), Failures()), Options(record=False), around=around)
+    assert result.error is not None and result.error.stage == "warm_up" and failed == ["warm_up"]
