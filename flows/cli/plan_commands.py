@@ -52,7 +52,7 @@ def plan(options: Namespace) -> int:
     training (measured now only with --trace). The exit code is the error's when training can't run."""
     context, found = _planned(options)
     recipe, steps = context.recipe, list(found.steps.values())
-    refuse_unknown_vocabulary(recipe, found.steps)
+    refuse_unknown_vocabulary(recipe, found)
     memory = report_memory(recipe, found, trace_in_process if options.trace else None)
     if memory.error is not None:
         complete(memory.error, options)
