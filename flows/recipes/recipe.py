@@ -7,12 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
 from trnflow.flows.recipes.files import RecipeTree, read_tree
 from trnflow.flows.recipes.sweep_settings import SweepConfig
