@@ -52,11 +52,8 @@ class TaskRunner:
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make each part and put it into the store. Yield, in order, {"artifact": digest on record, "made": digest of
-        the result
-        made now, "said": events}.
-
-        At most twice as many parts as workers wait at once.
+        """Make each part and put it into the store. Yield, in order, {"artifact": digest on record, "made": digest of the
+        result made now, "said": events}. At most twice as many parts as workers wait at once.
 
         Raises:
             ProcessFailed: A worker died.
@@ -73,7 +70,9 @@ class TaskRunner:
         except BaseException as error:
             ended = is_interruption(error) and not isinstance(error, GeneratorExit)
             if ended and self._config.kind == "processes":
-                _kill_processes()  # otherwise the pool waits until they are done
+                # the only processes that the flow starts through multiprocessing; the pool would wait for them
+                for worker in multiprocessing.active_children():
+                    worker.kill()
             raise
         finally:
             for future in waiting:
@@ -178,12 +177,6 @@ def _dask(config: TaskRunnerConfig) -> Any:
     # one thread per worker, because each part is watched by the thread that runs it
     local = {"n_workers": config.count, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
     return DaskTaskRunner(cluster_kwargs=local)
-
-
-def _kill_processes() -> None:
-    """Kill the pool's workers, the only processes that the flow starts through multiprocessing."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
 
 
 def _end_with_the_flow(flow: int) -> None:
