@@ -84,6 +84,15 @@ def test_the_newest_run_of_each_recipe_stays_with_all_it_names(store: Store, tmp
     assert verify(store.backend).unreferenced == 0
 
 
+def test_failed_runs_do_not_push_out_the_newest_completed_run(store: Store, tmp_path: Path) -> None:
+    good, bad = (made(store, tmp_path, name, {"x": name.encode()}) for name in ("good", "bad"))
+    run_of(store, "20260101T000000Z-a", "one", record_of("good", good.digest))
+    run_of(store, "20260102T000000Z-a", "one", record_of("bad", bad.digest), outcome="failed")
+    wait_a_tick(store)
+    assert not collected(store).swept.files
+    assert store.missing(good) is None
+
+
 def wait_a_tick(store: Store) -> None:
     """Object stores tell times to the second: until what was written is older than a grace of none."""
     store.backend.replace("trash/clock", b"")
