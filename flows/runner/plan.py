@@ -6,7 +6,9 @@ what the plan has looked up and checked.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.keys.hash_cache import Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import Role
@@ -179,8 +182,9 @@ class Plan:
         self.start: Artifact | None = None
         self._chosen: dict[Lookup, Artifact | None] = {}
         self.steps = {node.name: Step(node) for node in self.graph.nodes}
+        stamp_of = functools.cache(stamp)  # for this moment: the run looks again when a stage's turn comes
         for step in self.steps.values():
-            self._predict(step)
+            self._predict(step, stamp_of)
         for step in self.steps.values():
             for needed in (self.steps[node.name] for node in step.node.after.values()):
                 if step.action == "hit" and needed.action != "hit":
@@ -195,13 +199,14 @@ class Plan:
         """Return the steps up to the stage after which the run stops."""
         return [self.steps[name] for name in self.graph.until(options.until)]
 
-    def bind(self, step: Step) -> list[str]:
+    def bind(self, step: Step, stamp_of: Callable[[str], Stamp] = stamp) -> list[str]:
         """Fill in the step's document and key. Return the names of the stages whose artifacts are not known yet: then
         there is no key."""
         step.node.check(self)
         inputs = self.inputs_of(step)
         unknown = [item.name for item in inputs.values() if isinstance(item, Node)]
-        step.document = None if unknown else key_document(step.node.stage, step.config, inputs, self.store.memo)
+        memo = self.store.memo
+        step.document = None if unknown else key_document(step.node.stage, step.config, inputs, memo, stamp_of)
         step.key = key_of(step.document) if step.document else None
         return list(dict.fromkeys(unknown))
 
@@ -243,8 +248,8 @@ class Plan:
         if text and text not in self.notes:
             self.notes.append(text)
 
-    def _predict(self, step: Step) -> None:
-        unknown = self.bind(step)
+    def _predict(self, step: Step, stamp_of: Callable[[str], Stamp]) -> None:
+        unknown = self.bind(step, stamp_of)
         if unknown:
             step.why = f"waits for {' and '.join(unknown)}"
             self._forecast(step, self._past(step), {"params": step.node.stage.params(step.config)})
