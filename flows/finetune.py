@@ -22,9 +22,8 @@ from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.stage import by_role, stage_of
-from trnflow.tasks.tokenize_text import check_tokenizer, tokenize_text
+from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
-from trnflow.tasks.training.config import check_model
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
@@ -47,10 +46,9 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
     # precompile then finds the micro batch: what train makes depends on it
     measures = training.micro_batch == "auto"
     model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
-    fits = partial(_check_settings, recipe=recipe, model=model)
     knows = partial(_check_vocabulary, start=start)
 
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen}, check=fits)
+    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
     texts = Node(format_prompts, recipe.format, {"rows": rows, "model": model})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
@@ -90,12 +88,6 @@ def _starting_weights(text: str | None) -> Lookup | None:
         return None
     setting = "train.warm_start_from"
     return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
-
-
-def _check_settings(plan: Plan, recipe: Recipe, model: Lookup) -> None:
-    """Raise a TrnflowError unless the settings fit the model and its tokenizer."""
-    check_model(recipe.training, plan.found[model])
-    check_tokenizer(recipe.tokenize, plan.found[model])
 
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:

@@ -13,7 +13,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, cast
@@ -147,6 +147,24 @@ class Workdir:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What is known of a run before a stage of it runs.
+
+    Attributes:
+        sources: By kind: `data`, `model`.
+        meta: {role of a stage: metadata of its artifact; while there is none, what its `foresee` returns}.
+        here: Whether the stages will run on this machine.
+    """
+
+    sources: Mapping[str, Source]
+    meta: dict[Role, Meta] = field(default_factory=dict)
+    here: bool = False
+
+    def of(self, role: Role) -> Meta:
+        return self.meta.get(role, {})
+
+
+@dataclass(frozen=True)
 class Stage:
     """The description of a stage.
 
@@ -157,6 +175,9 @@ class Stage:
         kind: Of its artifacts, such as "tokens".
         role: What others ask for it by; None for a stage that nothing asks for.
         plots: Whether its artifact has plots and pages, which MLflow shows.
+        foresee: (config, known) -> what of its metadata is known before it runs. Raises a TrnflowError if it can't run.
+        needs: (config, known) -> remarks for the user. Raises a TrnflowError if the stage is bound to fail. Asked of all
+        stages before the first one runs, and after each one.
         params: config -> the settings in its key.
         inputs: (config, inputs) -> JSON of the inputs in its key.
         accel: config -> JSON of device and compiler in its key; also the versions of the distributions under
@@ -187,6 +208,8 @@ class Stage:
     keep_parts: bool = False
     role: Role | None = None
     plots: bool = False
+    foresee: Callable[[Any, Known], Meta] = lambda config, known: {}
+    needs: Callable[[Any, Known], Iterable[str]] = lambda config, known: ()
 
 
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
@@ -209,6 +232,8 @@ def stage(
     keep_parts: bool = False,
     role: Role | None = None,
     plots: bool = False,
+    foresee: Callable[[Any, Known], Meta] = lambda config, known: {},
+    needs: Callable[[Any, Known], Iterable[str]] = lambda config, known: (),
 ) -> Callable[[Callable[Arguments, Mapping[str, Json]]], Callable[Arguments, Meta]]:
     """Return a decorator that attaches a `Stage` with these values to a function."""
 
@@ -230,6 +255,8 @@ def stage(
             keep_parts,
             role,
             plots,
+            foresee,
+            needs,
         )
         function.stage = described  # type: ignore[attr-defined]
         return function

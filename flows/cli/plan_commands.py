@@ -19,10 +19,10 @@ from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.forecast import dollars, total
 from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.memory_check import report_memory
-from trnflow.flows.runner.plan import Plan, Step
+from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.errors import BlobLost, ConfigError, TrnflowError
 from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
@@ -53,9 +53,11 @@ def plan(options: Namespace) -> int:
     context, found = _planned(options)
     recipe, steps = context.recipe, list(found.steps.values())
     refuse_unknown_vocabulary(recipe, found.steps)
-    memory = report_memory(recipe, found, trace_in_process if options.trace else None)
-    if memory.error is not None:
-        complete(memory.error, options)
+    error = _refusal(found)
+    memory = report_memory(recipe, found, trace_in_process if options.trace and not error else None)
+    error = error or memory.error
+    if error is not None:
+        complete(error, options)
     price = recipe.price_per_hour
     notes = _notes(context, found)
     document = {
@@ -64,13 +66,22 @@ def plan(options: Namespace) -> int:
         "expected": total(steps, price),
         "memory": memory.to_json(),
         "notes": notes,
-        **({"error": memory.error.to_json()} if memory.error else {}),
+        **({"error": error.to_json()} if error else {}),
     }
     emit(options, document, report.plan_table(steps, price), memory, *(f"note: {note}" for note in notes))
-    if memory.error is not None:
-        say_error(memory.error)
-        return memory.error.exit_code
+    if error is not None:
+        say_error(error)
+        return error.exit_code
     return 0
+
+
+def _refusal(found: Plan) -> TrnflowError | None:
+    """Return why a run is bound to fail, as far as is known; else note what the stages remark."""
+    try:
+        found.check_needs(Options())
+    except TrnflowError as error:
+        return error
+    return None
 
 
 def _planned(options: Namespace) -> tuple[RunContext, Plan]:

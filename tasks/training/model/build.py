@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import check_positions
 from trnflow.tasks.training.model.masks import (
     attention_masks,
     check_attention,
@@ -178,8 +179,5 @@ def _is_causal(config: Any) -> bool:
 
 def _check_positions(built: Built, lengths: list[int]) -> None:
     limit = getattr(built.model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and max(lengths) + built.first_position > limit:
-        raise ModelError(
-            f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",
-            "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
-        )
+    if limit is not None:
+        check_positions(max(lengths), limit - built.first_position, type(built.model).__name__)
