@@ -71,7 +71,8 @@ class PackConfig(StageConfig):
 def foresee(config: PackConfig, known: Known) -> Meta:
     """Return task, labels and splits, and the lengths if the settings fix them."""
     lengths = config.lengths if config.strategy == "bucket" else (config.chunk_length,)
-    return {**known.of("texts"), **({"lengths": list(lengths)} if lengths else {})}
+    texts = {name: value for name, value in known.of("texts").items() if name in ("task", "labels", "splits")}
+    return {**texts, **({"lengths": list(lengths)} if lengths else {})}
 
 
 def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
