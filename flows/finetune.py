@@ -37,10 +37,10 @@ KINDS = {described.name: described.kind for described in map(stage_of, FUNCTIONS
 """Stage name -> kind of the artifact that the stage makes."""
 
 
-def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
+def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact | None = None) -> Graph:
     """Return the stages from data rows to an evaluated, exported model.
 
-    frozen: frozen rows, whose texts load_data drops from the split `train`.
+    frozen: frozen rows, whose texts load_data drops from the split `train`; rows: instead of those that load_data loads.
     """
     training = recipe.training
     # precompile then finds the micro batch: what train makes depends on it
@@ -48,8 +48,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
     model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
     knows = partial(_check_vocabulary, start=start)
 
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
-    texts = Node(format_prompts, recipe.format, {"rows": rows, "model": model})
+    loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
+    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
@@ -78,7 +78,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
             "warm_start": start,
         },
     )
-    nodes = (rows, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    nodes = (*(() if rows else (loaded,)), texts, tokens, packed, graphs, shards, weights, exported, evaluation)
     return Graph(nodes, partial(_check_run, recipe))
 
 

@@ -50,8 +50,16 @@ def refusal(*overrides: str, here: bool = False) -> TrnflowError:
         (["data.label=labl"], "data.label: rows.csv has no column labl", "label"),
         (["data.text=[text, body]"], "data.text: rows.csv has no column body", "text"),
         (["data.split={}"], "no rows in its test split (it has: train)", "evaluate.split"),
-        (["data.split.validation=null", "evaluate.split=validation"], "no rows in its validation split", "evaluate.split"),
-        (["data.split.validation=null", "train.keep_best=true"], "on the validation split, which has no rows", "keep_best"),
+        (
+            ["data.split.validation=null", "evaluate.split=validation"],
+            "no rows in its validation split",
+            "evaluate.split",
+        ),
+        (
+            ["data.split.validation=null", "train.keep_best=true"],
+            "on the validation split, which has no rows",
+            "keep_best",
+        ),
         (["format.task=instruction", "data.label=null", "data.text=null"], "no column instruction", "format"),
         (["format.task=chat", "data.label=null", "data.text=null"], "no chat template", "sections"),
         (["train.class_weights={other: 2.0}", "data.labels=[neg, pos]"], "which is not a label", "neg"),
