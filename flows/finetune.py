@@ -102,5 +102,5 @@ def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[
     device without the memory. Data stages alone need neither."""
     if until in DATA_STAGES:
         return
-    refuse_unknown_vocabulary(recipe, plan.steps)
+    refuse_unknown_vocabulary(recipe, plan)
     refuse_what_cannot_fit(recipe, plan, *parent(ROLES["graphs"]))

@@ -5,24 +5,27 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 
-from trnflow.flows.cli.output import emit_json, say_error
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.output import emit_json, print_error
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
 from trnflow.flows.runner.context import open_context
 from trnflow.tasks.system.redaction import scrub
 
 
 def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser) -> None:
-    parser = sub.add_parser(
+    parser = add_command(
+        sub,
         "rehearse",
-        parents=[recipe],
-        help="run every stage on a few rows with a small model, and find what would fail",
-        epilog="A rehearsal can't find a bad learning rate, a loss that diverges after hours, or what goes wrong only at "
-        "full width or on many machines.",
+        rehearse_recipe,
+        recipe,
+        "run every stage on a few rows with a small model, and find what would fail",
+    )
+    parser.epilog = (
+        "A rehearsal can't find a bad learning rate, a loss that diverges after hours, or what goes wrong only at full "
+        "width or on many machines."
     )
     parser.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
-    parser.set_defaults(command=rehearse_recipe)
 
 
 def rehearse_recipe(options: Namespace) -> int:
@@ -30,15 +33,13 @@ def rehearse_recipe(options: Namespace) -> int:
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     with Progress() as progress:
         rehearsal = rehearse(context, progress)
-    if rehearsal.fault is not None:
-        complete(rehearsal.fault, options)
     if options.json:
         emit_json(rehearsal.to_json())
     else:
         print_rehearsal(rehearsal, context.recipe.name)
     if rehearsal.fault is None:
         return 0
-    say_error(rehearsal.fault)
+    print_error(rehearsal.fault, options)
     return 2
 
 

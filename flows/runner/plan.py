@@ -10,21 +10,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from trnflow.flows.runner.attempts import outlook
+from trnflow.flows.runner.attempts import nearest_changes, outlook
 from trnflow.flows.runner.forecast import forecast
 from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import Known
+from trnflow.tasks.stage import Known, Role
 from trnflow.tasks.store import Store
 
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
-
 
 FACTS = ("splits", "longest", "lengths", "parameters", "target")
 
@@ -121,6 +119,19 @@ class Step:
             "bytes": self.bytes,
         }
 
+    def outcome(self) -> Meta:
+        """Return the settled step as a run record has it."""
+        return {
+            "stage": self.name,
+            "action": self.action,
+            "key": self.key,
+            "artifact": self.artifact.digest if self.artifact else None,
+            "seconds": self.seconds,
+            "metrics": self.metrics,
+            "figures": self.figures,
+            "why": self.why,
+        }
+
     def take(self, stored: Stored) -> None:
         """Take over a result of the store."""
         self.action, self.why, self.artifact = stored.action, stored.why, stored.artifact
@@ -157,6 +168,11 @@ class Plan:
     def sources(self) -> dict[str, Source]:
         """The sources by kind: `data`, `model`."""
         return {item.kind: item for item in self.found.values() if isinstance(item, Source)}
+
+    @property
+    def roles(self) -> dict[Role | None, Step]:
+        """The steps by the role of their stage."""
+        return {step.node.stage.role: step for step in self.steps.values()}
 
     def predict(self) -> None:
         """Look up anew what would be done with each node. What the lookups found stays."""
@@ -253,7 +269,7 @@ class Plan:
         if lost is None:
             return
         past = self._past(step)
-        why = lost or _changes(step.document, past)
+        why = lost or nearest_changes(past, step.document) or "never ran in this store"
         if step.node.stage.resumable:
             why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document))))
         step.action, step.why = "run", why
@@ -282,12 +298,3 @@ class Plan:
 
     def _forecast(self, step: Step, past: list[Meta], known: Meta) -> None:
         step.seconds, step.expected_bytes = forecast(self.store, past, known)
-
-
-def _changes(document: Meta, past: list[Meta]) -> str:
-    near = nearest_record(past, document)
-    if near is None:
-        return "never ran in this store"
-    changes = near[1]
-    more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return "; ".join(str(change) for change in changes[:2]) + more

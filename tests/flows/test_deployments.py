@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from tests.flows.prefect_api import PROJECT, Api
 
@@ -69,6 +68,8 @@ def test_a_deployed_run_that_changes_nothing_adds_nothing_to_mlflow(api: Api, tm
         return {str(file): file.read_bytes() for file in files if file.is_file()}
 
     assert actions() == ["ran"] * 4
+    from mlflow import MlflowClient
+
     client = MlflowClient(uri)
     number = client.get_experiment_by_name("trnflow").experiment_id
     assert len(client.search_runs([number], "tags.`trnflow.stage` = ''")) == 1

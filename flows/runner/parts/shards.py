@@ -128,8 +128,9 @@ class Shards:
 
     def _part_job(self, number: int, shared: Input[Meta]) -> Job:
         phase = Phase("part", shared, self.parts[number]["arguments"], replace=self._replaces(number))
+        inputs = {name: item for name, item in self.job.inputs.items() if isinstance(item, Input)}
         # the worker finds out itself what may be read on its machine
-        return replace(self.job, document=self.documents[number], phase=phase, permit=None, secret=())
+        return replace(self.job, document=self.documents[number], inputs=inputs, phase=phase, permit=None, secret=())
 
     def _publish(self, number: int, meta: Meta) -> str:
         """Publish a part that the stage's process has made, and return the digest on record."""
