@@ -22,9 +22,8 @@ from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.stage import by_role, stage_of
-from trnflow.tasks.tokenize_text import check_tokenizer, tokenize_text
+from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
-from trnflow.tasks.training.config import check_model
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
@@ -38,20 +37,19 @@ KINDS = {described.name: described.kind for described in map(stage_of, FUNCTIONS
 """Stage name -> kind of the artifact that the stage makes."""
 
 
-def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
+def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact | None = None) -> Graph:
     """Return the stages from data rows to an evaluated, exported model.
 
-    frozen: frozen rows, whose texts load_data drops from the split `train`.
+    frozen: frozen rows, whose texts load_data drops from the split `train`; rows: instead of those that load_data loads.
     """
     training = recipe.training
     # precompile then finds the micro batch: what train makes depends on it
     measures = training.micro_batch == "auto"
     model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
-    fits = partial(_check_settings, recipe=recipe, model=model)
     knows = partial(_check_vocabulary, start=start)
 
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen}, check=fits)
-    texts = Node(format_prompts, recipe.format, {"rows": rows, "model": model})
+    loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
+    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
@@ -80,7 +78,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
             "warm_start": start,
         },
     )
-    nodes = (rows, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    nodes = (*(() if rows else (loaded,)), texts, tokens, packed, graphs, shards, weights, exported, evaluation)
     return Graph(nodes, partial(_check_run, recipe))
 
 
@@ -90,12 +88,6 @@ def _starting_weights(text: str | None) -> Lookup | None:
         return None
     setting = "train.warm_start_from"
     return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
-
-
-def _check_settings(plan: Plan, recipe: Recipe, model: Lookup) -> None:
-    """Raise a TrnflowError unless the settings fit the model and its tokenizer."""
-    check_model(recipe.training, plan.found[model])
-    check_tokenizer(recipe.tokenize, plan.found[model])
 
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:

@@ -146,6 +146,24 @@ class Workdir:
         self.emit({"info": text})
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of a run before a stage of it runs.
+
+    Attributes:
+        sources: By kind: `data`, `model`.
+        meta: {role of a stage: metadata of its artifact; while there is none, what its `foresee` returns}.
+        here: Whether the stages will run on this machine.
+    """
+
+    sources: Mapping[str, Source]
+    meta: dict[Role, Meta] = field(default_factory=dict)
+    here: bool = False
+
+    def of(self, role: Role) -> Meta:
+        return self.meta.get(role, {})
+
+
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
     """Return {input: digest of an artifact, or identity of a source}, the default for `inputs`."""
     return {name: item.digest if isinstance(item, Artifact) else item.identity for name, item in inputs.items()}
@@ -175,6 +193,9 @@ class Stage:
         copying.
         role: What others ask for it by; None for a stage that nothing asks for.
         plots: Whether its artifact has plots and pages, which MLflow shows.
+        foresee: (config, known) -> what of its metadata is known before it runs. Raises a TrnflowError if it can't run.
+        needs: (config, known) -> remarks for the user. Raises a TrnflowError if the stage is bound to fail. Asked of all
+        stages before the first one runs, and after each one.
     """
 
     kind: str
@@ -190,6 +211,8 @@ class Stage:
     keep_parts: bool = False
     role: Role | None = None
     plots: bool = False
+    foresee: Callable[[Any, Known], Meta] = lambda config, known: {}
+    needs: Callable[[Any, Known], Iterable[str]] = lambda config, known: ()
     function: Callable[..., Meta] = field(init=False)
 
     def __call__(self, typed: Callable[Arguments, Mapping[str, Json]]) -> Callable[Arguments, Meta]:

@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "run_commands": (("run", "prepare"), ("recipe",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
+    "rehearse_command": (("rehearse",), ("recipe",)),
     "accept": (("accept",), ("recipe",)),
     "model.predict": (("predict",), ("store",)),
     "live.runs_command": (("runs",), ("store",)),

@@ -44,6 +44,7 @@ def run(options: Namespace) -> int:
     recipe, graph = context.recipe, finetune(context.recipe)
     what.check(graph)
     context.plan = make_plan(graph, context)
+    context.plan.check_needs(what, here=True)
     idle = not context.plan.due(what)
     result = run_graph(graph, context, what) if idle else _run_stages(options, context, what)
     if result.error is not None:

@@ -21,7 +21,7 @@ from trnflow.tasks.config import StageConfig
 from trnflow.tasks.keys.hash_cache import Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import Role
+from trnflow.tasks.stage import Known, Role
 from trnflow.tasks.store import Store
 
 RECENT = 50
@@ -217,6 +217,21 @@ class Plan:
             if isinstance(item, Lookup) and item.choose and self.found[item] is not None:
                 values[name] = self._choose(step, item, {other: values[other] for other in values if other != name})
         return {name: value for name, value in values.items() if value is not None}
+
+    def check_needs(self, options: Options, *, here: bool = False) -> None:
+        """Raise a TrnflowError if a stage that may have to run is bound to fail, as far as is known now; note the
+        stages' remarks. here: the stages will run on this machine."""
+        due = {step.name for step in self.due(options) if not step.settled}
+        known = Known(self.sources, here=here)
+        for step in self.until(options):
+            described = step.node.stage
+            if described.role:
+                foreseen = {} if step.artifact or not due else described.foresee(step.config, known)
+                known.meta[described.role] = step.artifact.meta if step.artifact else foreseen
+        for step in self.until(options):
+            if step.name in due:
+                for remark in step.node.stage.needs(step.config, known):
+                    self.note(remark)
 
     def forget(self, digest: str) -> None:
         """Look up all steps anew, after a blob turned out missing or corrupt."""
