@@ -29,6 +29,7 @@ from trnflow.tasks.system.redaction import scrub_logs, scrubbed
 from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "new_commands": (("new",), ("common",)),
     "run_commands": (("run", "prepare"), ("recipe",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
