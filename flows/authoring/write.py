@@ -104,8 +104,6 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}
         draft.why["model.source"] = f"as `trnflow recipes` says of {draft.base}"
-    elif "model" in given:
-        draft.settings["model"] = {"revision": None}  # the inherited one is of another model
     merge(draft.settings, given, Recipe)
     draft.settings.pop("name", None)  # it is the file's
 
