@@ -17,7 +17,7 @@ from trnflow.tasks.errors import ConfigError, DataError
 
 TEXTS = (
     "text", "body", "content", "review", "review_text", "review_body", "sentence", "tweet", "comment", "message",
-    "description", "utterance", "document", "abstract", "question",
+    "description", "utterance", "document", "abstract", "question", "query", "title", "headline",
 )  # fmt: skip
 LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "emotion", "tag", "type", "y",
@@ -40,6 +40,8 @@ TURNS = (
     ("prompt", None, "response"),
     ("question", "context", "answer"),
     ("question", None, "answer"),
+    ("question", None, "response"),
+    ("user", None, "assistant"),
     ("query", None, "response"),
     ("query", None, "answer"),
     ("input", None, "output"),
@@ -282,18 +284,20 @@ def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list
         raise ConfigError(
             f"{lists.name} holds lists: several labels a row", "no task here has them: give rows one label"
         )
-    amounts = [c for c in rest if c.numbers and c.is_measure and c.name.lower() in AMOUNTS]
     siblings = {f"{column.name}_name" for column in rest}  # load_data reads the names of the classes there
     classes = [column for column in rest if column.can_be_classes and column.name not in siblings]
     named = [c for c in classes if c.name.lower() in LABELS]
     named = sorted(named, key=lambda column: _place(column.name, LABELS))
     usual = [c for c in classes if c not in named and len(c.counts) <= FEW and c.name.lower() not in ASIDE]
+    measures = [c for c in rest if c.numbers and c.is_measure]
+    # a column of integers that are all different is an id
+    amounts = [c for c in measures if c.name.lower() in AMOUNTS] or [c for c in measures if not c.is_unique]
     if named or (not amounts and len(usual) in (1, 2)):
         return [*named, *usual]
     if alone := [c for c in rest if len(c.counts) == 1 and c.name.lower() in LABELS]:
         return alone  # which is refused with its one class
     open_ones = [*amounts, *usual, *(column for column in classes if column.name.lower() in ASIDE)]
-    if len(open_ones) > len(amounts):
+    if len(open_ones) > 1 or (open_ones and not amounts):
         raise Question(
             f"which column holds what is to be predicted? {listed({column.name: column for column in open_ones})}",
             {
@@ -301,7 +305,6 @@ def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list
                 "format.task=text": "none of them: learn to write such texts",
             },
         )
-    amounts = amounts or [c for c in rest if c.numbers and c.is_measure and not c.is_unique]
     if amounts:
         return amounts
     if asked:

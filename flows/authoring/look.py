@@ -144,34 +144,39 @@ class Looked:
     Attributes:
         columns: Of train, by name.
         rows: Rows of train that were read; is_whole: whether those are all.
-        others: {other split: the names of its columns}.
+        others: {other split: its columns}.
         unread: Names of data files that belong to no split.
     """
 
     columns: dict[str, Column]
     rows: int
     is_whole: bool
-    others: dict[str, list[str]]
+    others: dict[str, dict[str, Column]]
     unread: list[str]
 
 
 def look(config: SourceConfig, resolver: Resolver) -> Looked:
     """Read up to BYTES of a source's train split. Raises ConfigError or DataError for what can't be rows."""
-    columns: dict[str, Column] = {}
     with TemporaryDirectory() as scratch:
         opened, unread = _open(config, resolver, Path(scratch))
-        train = opened["train"]
-        sizes = [_read(rows, columns, BYTES // len(train)) for rows in train]
-        is_whole = all(whole for _, whole in sizes) and not os.listdir(scratch)
-    rows, name = sum(size for size, _ in sizes), train[0].name
+        seen = {split: _read_split(files, BYTES if split == "train" else BYTES // 8) for split, files in opened.items()}
+        columns, rows, whole = seen.pop("train")
+        name, whole = opened["train"][0].name, whole and not os.listdir(scratch)
     if not columns:
         raise DataError(f"{name} is empty", "give a file with rows")
     if not rows:
         raise DataError(f"{name} has no rows, only the names of columns", "give a file with rows")
+    return Looked(columns, rows, whole, {split: others for split, (others, _, _) in seen.items()}, unread)
+
+
+def _read_split(files: list[RowReader], most: int) -> tuple[dict[str, Column], int, bool]:
+    """Read up to `most` bytes of a split; return its columns, the rows that were read, and whether those are all."""
+    columns: dict[str, Column] = {}
+    sizes = [_read(rows, columns, most // len(files)) for rows in files]
+    total = sum(size for size, _ in sizes)
     for column in columns.values():  # files may lack columns that others have
-        column.blank, column.rows = column.blank + rows - column.rows, rows
-    others = {split: list(some[0].schema.names) for split, some in opened.items() if split != "train"}
-    return Looked(columns, rows, is_whole, others, unread)
+        column.blank, column.rows = column.blank + total - column.rows, total
+    return columns, total, all(whole for _, whole in sizes)
 
 
 def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict[str, list[RowReader]], list[str]]:
@@ -192,6 +197,12 @@ def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict
     for split, kind, file in chosen:
         opened.setdefault(split, []).append(_open_file(file, kind, scratch))
     _check_alike(opened["train"])
+    folders = {file.name.rpartition("/")[0] for split, kind, file in chosen if (split, kind) == ("train", "txt")}
+    if len(folders) > 1:
+        raise ConfigError(
+            f"{source} has text files in the folders {', '.join(sorted(folders)[:4])}, whose names no row would have",
+            "if they are labels, write one table with the columns text and label",
+        )
     used = {split_file.file.path for split_file in chosen}
     return opened, [file.name for file in data if file.path not in used and format_of(file.name)]
 
@@ -240,12 +251,13 @@ def _check_header(rows: RowReader, kind: str) -> None:
     names = rows.schema.names
     if kind == "txt":
         first = [text for batch in islice(rows.batches(["text"]), 1) for text in batch.column(0).to_pylist()[:50]]
-        tabs = {text.count("\t") for text in first}
-        if len(first) > 1 and len(tabs) == 1 and tabs != {0}:
-            raise ConfigError(
-                f"{rows.name} is a table: each line has {tabs.pop()} tabs",
-                "data.format=tsv reads it so (its first line names the columns); without tabs it is plain text",
-            )
+        for mark, name in (("\t", "tab"), (";", "`;`"), ("|", "`|`"), ("__label__", "__label__")):
+            counts = {text.count(mark) for text in first}
+            if len(first) > 1 and len(counts) == 1 and counts != {0}:
+                raise ConfigError(
+                    f"{rows.name} is a table rather than a text: each line has {counts.pop()} {name}",
+                    "data.format=tsv reads tabs (the first line names the columns); else save it as csv, with commas",
+                )
     if kind not in ("csv", "tsv") or not names:
         return
     for mark, name, fix in (("\t", "tabs", "data.format=tsv reads it"), (";", "`;`", "save it with commas or tabs")):

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from trnflow.flows.authoring.choose import Draft
+from trnflow.flows.authoring.choose import Draft, listed
 from trnflow.flows.authoring.look import Column, Looked
 from trnflow.flows.recipes.files import RecipeTree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load
@@ -29,6 +29,8 @@ LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 SCRATCH = {"classify": "base/scratch/encoder", "instruct": "base/scratch/decoder", "chat": "base/scratch/decoder"}
 """{shipped recipe: the model from scratch that stands in for its base}."""
+# The shipped recipes are for one; what else this machine has is not looked for yet.
+MACHINE = "on this machine's processor; --on NAME takes other hardware"
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -78,12 +80,11 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     draft.settings["data"] = data = {"source": source, **data}
     if source.startswith("builtin:"):
         data["name"] = None
-    needed = [column.name for role, column in draft.taken if role not in ("tools", "documents", "context")]
-    usable = [split for split, names in looked.others.items() if {*needed} <= {*names}]
-    for split in looked.others.keys() - {*usable}:
-        lacks = next(name for name in needed if name not in looked.others[split])
+    refused = {split: why for split, others in looked.others.items() if (why := _unlike(draft, looked, others))}
+    usable = [split for split in looked.others if split not in refused]
+    if refused:
         data["splits"] = {name: name for name in ("train", *usable)}
-        draft.why["data.splits"] = f"not {split}: it has no column {lacks}"
+        draft.why["data.splits"] = "; ".join(f"not {split}: {why}" for split, why in refused.items())
     share = 0.2 if looked.rows < 100 else 0.1
     if missing := [split for split in ("validation", "test") if split not in usable]:
         data["split"] = dict.fromkeys(missing, share)
@@ -108,6 +109,17 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     draft.settings.pop("name", None)  # it is the file's
 
 
+def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
+    """Return why another split can't be evaluated on, or ""."""
+    for role, column in draft.taken:
+        if role not in ("tools", "documents", "context") and column.name not in others:
+            return f"it has no column {column.name}"
+        labels = others[column.name].counts if role == "label" else column.counts
+        if role == "label" and not labels.keys() & column.counts.keys():
+            return f"its labels are unknown ({', '.join([*labels][:3]) or 'blank'})"
+    return ""
+
+
 def _length(draft: Draft) -> int:
     """Return the tokens that nearly all rows fit in, by their bytes."""
     sizes = [0.0]
@@ -126,8 +138,8 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     """Return lines that say what was taken for what."""
     used = {column.name for _, column in draft.taken}
     lines = [f"{role} <- {column.name} ({column.describe()})" for role, column in draft.taken]
-    rest = [f"{name} ({column.describe()})" for name, column in looked.columns.items() if name not in used]
-    lines += [f"not used: {', '.join(rest)}"] * bool(rest)
+    rest = {name: column for name, column in looked.columns.items() if name not in used}
+    lines += [f"not used: {listed(rest)}"] * bool(rest)
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
@@ -143,7 +155,7 @@ def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
     ]
     if not hub:
         lines.append(f"# No hub could be asked for {draft.base}'s model: this one is tiny and begins from nothing.")
-    lines.append(f"extends: {_flow(extends)}   # on this machine's processor; --on NAME takes other hardware")
+    lines.append(f"extends: {_flow(extends)}   # {MACHINE}")
     for section, settings in draft.settings.items():
         if isinstance(settings, dict):
             lines += _section(section, settings, draft)

@@ -171,6 +171,10 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "unknown extension": ("t.conll", b"word\tO\nother\tO\n", ConfigError, "does not show its format", "data.format="),
     "a table called txt": ("t.txt", b"ham\twhat a day it is\nspam\twin a prize\n" * 30, ConfigError, "is a table",
                            "data.format=tsv"),
+    "fastText": ("t.txt", b"__label__1 what a day it is\n__label__2 win a prize\n" * 30, ConfigError, "is a table rather", ""),
+    "texts and labels by semicolon": ("t.txt", b"i feel sad;sadness\ni feel fine;joy\n" * 30, ConfigError, "is a table", ""),
+    "points beside a taster": ("t.csv", table("text", "points", "taster", points=lambda n: 80 + n % 21, taster=KINDS), Question,
+                               "which column", "data.label=points"),
     "a list of words": ("t.txt", "\n".join(f"word{n}" for n in range(60)).encode(), Question, "1 words a row", "data.text=text"),
     "numbers alone": ("t.csv", table("a", "b", a=lambda n: n / 3, b=[1, 2]), ConfigError, "no column holds texts", ""),
     "two columns of one name": ("t.csv", b"text,text\n" + b"a b c d,e\n" * 30, DataError, "two columns named text", ""),
@@ -255,10 +259,10 @@ def test_a_huge_file_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyP
     import pyarrow.parquet as pq
 
     monkeypatch.setattr("trnflow.flows.authoring.look.BYTES", 1 << 20)
-    rows = [{"text": sentence(n), "label": n // 10_000} for n in range(20_000)]
+    rows = [{"text": sentence(n), "label": n // 18_000} for n in range(20_000)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     (tmp_path / "t.jsonl").write_bytes(lines(rows.__getitem__, 20_000))
-    (tmp_path / "t.csv").write_bytes(table("text", "label", rows=20_000, label=lambda n: n // 10_000))
+    (tmp_path / "t.csv").write_bytes(table("text", "label", rows=20_000, label=lambda n: n // 18_000))
     for name, classes in (("t.parquet", 2), ("t.jsonl", 1), ("t.csv", 1)):
         looked = look(SourceConfig(source=str(tmp_path / name)), Resolver(tmp_path / "home"))
         assert not looked.is_whole and looked.rows < 20_000
@@ -283,3 +287,11 @@ def test_a_folder_of_mixed_kinds(tmp_path: Path) -> None:
         look(SourceConfig(source=str(tmp_path)), Resolver(tmp_path / "home"))
     looked = look(SourceConfig(source=str(tmp_path), format="csv"), Resolver(tmp_path / "home"))
     assert looked.rows == 60 and looked.unread == ["b.jsonl"]
+
+
+def test_labels_that_are_folders_are_not_lost_in_silence(tmp_path: Path) -> None:
+    for label in ("neg", "pos"):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        (tmp_path / "set" / label / "1.txt").write_text(sentence(1))
+    with pytest.raises(ConfigError, match="text files in the folders neg, pos"):
+        look(SourceConfig(source=str(tmp_path / "set")), Resolver(tmp_path / "home"))

@@ -137,6 +137,17 @@ def test_a_test_split_without_the_label_is_left_out(here: Shell) -> None:
     assert settings.load(str(here.folder / "set.yaml")).data.split == {"validation": 0.1, "test": 0.1}
 
 
+def test_a_test_split_whose_labels_are_hidden_is_left_out(here: Shell) -> None:
+    (here.folder / "set").mkdir()
+    (here.folder / "set/train.csv").write_bytes(TICKETS)
+    (here.folder / "set/valid.csv").write_bytes(TICKETS)
+    (here.folder / "set/test.csv").write_bytes(table("id", "body", "category", body=sentence, category=[-1]))
+    assert here("new", "set", "model.source=base").returncode == 0
+    assert "not test: its labels are unknown (-1)" in (here.folder / "set.yaml").read_text()
+    data = settings.load(str(here.folder / "set.yaml")).data
+    assert data.splits == {"train": "train", "validation": "validation"} and data.split["test"] == 0.1
+
+
 def test_few_rows_and_blank_ones(here: Shell) -> None:
     (here.folder / "few.csv").write_bytes(table("text", "label", rows=12, label=KINDS))
     assert "has 12 rows" in here.error("new", "few.csv", "model.source=base", code=1)
