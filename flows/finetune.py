@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.graph import Graph, Lookup, Node, source_of
@@ -14,6 +15,7 @@ from trnflow.flows.runner.warm_parents import Parent
 from trnflow.flows.runner.warm_start import earlier_model, starting_model
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.consolidate import consolidate
+from trnflow.tasks.data.format.row_makers import unread_columns
 from trnflow.tasks.evaluate_model import evaluate_model
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
@@ -24,6 +26,9 @@ from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.stage import by_role, stage_of
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowsMeta
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
@@ -49,7 +54,9 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     knows = partial(_check_vocabulary, start=start)
 
     loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
-    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model})
+    texts = Node(
+        format_prompts, recipe.format, {"rows": rows or loaded, "model": model}, check=partial(_name_unread, recipe)
+    )
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
@@ -88,6 +95,15 @@ def _starting_weights(text: str | None) -> Lookup | None:
         return None
     setting = "train.warm_start_from"
     return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
+
+
+def _name_unread(recipe: Recipe, plan: Plan) -> None:
+    """Note the columns of the rows that nothing reads, once the rows are known."""
+    loaded = plan.steps.get(ROLES["rows"])  # a rehearsal's rows are an artifact, and were looked at
+    if loaded is not None and loaded.artifact is not None:
+        for name in unread_columns(recipe.format, cast("RowsMeta", loaded.artifact.meta)):
+            if name not in recipe.data.ignore:
+                plan.note(f"column {name} is not used (data.ignore silences this)")
 
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:

@@ -28,6 +28,7 @@ from trnflow.tasks.system.redaction import scrub_logs, scrubbed
 from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "new_commands": (("new",), ("common",)),
     "run_commands": (("run", "prepare"), ("recipe",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
@@ -133,10 +134,19 @@ def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
     options, rest = top.parse_known_args(arguments)
     more = [*rest, *texts]
     if more and (not hasattr(options, "texts") or any(text.startswith("-") for text in rest)):
-        top.error(f"unrecognized arguments: {' '.join(more)}")
+        top.error(f"unrecognized arguments: {' '.join(more)}{_hint(rest)}")
     if more:
         options.texts += more
     return options
+
+
+def _hint(unknown: list[str]) -> str:
+    """Return a sentence about the first unknown option that another tool has, or ""."""
+    from trnflow.flows.recipes.other_names import suggested_option
+    from trnflow.flows.recipes.recipe import Recipe
+
+    hints = (suggested_option(word, Recipe) for word in unknown if word.startswith("--"))
+    return next((f" ({hint})" for hint in hints if hint), "")
 
 
 class _Parser(argparse.ArgumentParser):

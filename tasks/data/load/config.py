@@ -29,8 +29,9 @@ class SourceConfig(StageConfig):
     """Where rows come from, and which of their columns are used."""
 
     source: Annotated[str | None, NOT_KEYED] = None
-    """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or
-    `builtin:stdlib`. Required unless `mix` names several sources."""
+    """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or a built-in
+    corpus (`builtin:stdlib`, and `tickets`, `questions`, `chats` of shipped recipes). Required unless `mix` names
+    several sources."""
     name: Annotated[str | None, NOT_KEYED] = None
     """The configuration of a hub dataset, or the view of the built-in corpus (`packages` or `questions`)."""
     revision: Annotated[str | None, NOT_KEYED] = None
@@ -95,6 +96,8 @@ class DataConfig(SourceConfig):
     Default: all rows."""
     shuffle_seed: Seed = 0
     """The seed of the sample that `limit` takes."""
+    ignore: Annotated[tuple[str, ...], NOT_KEYED] = ()
+    """Columns of which `plan` and `run` do not say that nothing reads them."""
     dedupe: bool = False
     """Whether to drop rows of train whose text repeats an earlier row of train or stands in another split."""
     nulls: Nulls = "error"
