@@ -11,7 +11,7 @@ import yaml
 
 from trnflow.flows.cli.output import emit, emit_json
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.files import nearest, read_recipe, recipe_names
+from trnflow.flows.recipes.files import nearest, read_tree, recipe_names
 from trnflow.flows.recipes.other_names import suggested
 from trnflow.flows.recipes.reference import Setting, json_schema, markdown, settings_of
 from trnflow.tasks.errors import ConfigError
@@ -78,7 +78,7 @@ def config(options: Namespace) -> int:
 
 def recipes(options: Namespace) -> int:
     """Print name and description of each shipped recipe."""
-    descriptions = {name: str(read_recipe(name)[0].get("description", "")) for name in recipe_names()}
+    descriptions = {name: str(read_tree(name).tree.get("description", "")) for name in recipe_names()}
     document = {"recipes": [{"name": name, "description": text} for name, text in descriptions.items()]}
     emit(options, document, *(f"{name:<24} {text}" for name, text in descriptions.items()))
     return 0

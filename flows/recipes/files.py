@@ -112,27 +112,6 @@ def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
     return RecipeTree(root, path.stem, *_read(path, [], root))
 
 
-def read_recipe(
-    name: str, overrides: Iterable[str] = (), root: type[BaseModel] = BaseModel
-) -> tuple[dict[str, Any], Origins]:
-    """Read a recipe, merge the recipes that it extends, and apply the overrides.
-
-    Args:
-        name: A recipe of `conf/`, or a YAML file.
-        overrides: `section.setting=value`; `on=NAME` is applied first.
-        root: The config class, whose annotations decide what null and `{}` mean.
-
-    Returns:
-        {section: {setting: value}}, not validated, and {path: origin}.
-
-    Raises:
-        ConfigError: A recipe is unknown or malformed, an override is malformed, or recipes extend each other in a
-        circle.
-    """
-    read = read_tree(name, root).with_overrides(overrides)
-    return read.settings(), read.origins
-
-
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
     """Return the origin of a setting, else of one below it, else of the nearest section around it, else `recipe`."""
     inside = [where for setting, where in origins.items() if setting[: len(path)] == path]
@@ -199,9 +178,8 @@ def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel],
     for name in tree.keys() & sections(root):
         # to inherit or to remove its settings may be meant
         if tree[name] is None or tree[name] == {}:
-            raise ConfigError(
-                f"{origins[name,]}: the section {name} is empty", f"{fix}: settings that are not named are inherited"
-            )
+            what = f"{origins[name,]}: the section {name} is empty"
+            raise ConfigError(what, f"{fix}: settings that are not named are inherited")
 
 
 def _load(path: Path) -> tuple[dict[str, Any], Origins]:

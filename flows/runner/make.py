@@ -15,18 +15,19 @@ from typing import Any
 from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlook
 from trnflow.flows.runner.claim import claim, describe_maker, take_devices
 from trnflow.flows.runner.context import RunContext
-from trnflow.flows.runner.job import Job, publish, record_of
+from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
 from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.run_log import say
-from trnflow.flows.runner.stored import Stored, check_record, rehash_changed
+from trnflow.flows.runner.stored import Stored, check_record, publish, rehash_changed
 from trnflow.flows.runner.work_folders import attempt_log, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.events import Emit
 from trnflow.tasks.events.state import present
-from trnflow.tasks.launch.launcher import Launcher
+from trnflow.tasks.launch.job import Phase
+from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Lease, LeaseLost
 from trnflow.tasks.system.clock import now
@@ -131,10 +132,14 @@ class _Attempt:
             journal |= {"artifact": artifact.digest, "bytes": artifact.size}
             self.made = artifact.digest
             lease.check()
-        record = self._publish(artifact, journal)
+        recorded = publish(
+            self.store, self.document, artifact, journal["attempt"], holds=journal["holds"], unusable=self._replaces,
+            **shard_entries(self.store, journal),
+        )  # fmt: skip
+        self._note_difference(artifact.digest, recorded)
         self.store.partial(self.key).prune(0)
-        if record["artifact"] != artifact.digest:
-            artifact = self.store.artifact(record["artifact"])
+        if recorded != artifact.digest:
+            artifact = self.store.artifact(recorded)
         return Stored(artifact, "ran", "", journal["seconds"], journal["figures"])
 
     def _new_journal(self, lease: Lease) -> Meta:
@@ -169,15 +174,15 @@ class _Attempt:
         log = attempt_log(self.store.home, context.run, attempt)
         # of launch.environment, only stages that train or run models need anything
         environment = context.environment if "torch" in self.document["env"] else {}
-        job = Job(
-            self.stage, self.step.config, self.document, inputs, attempt, log, environment,
-            context.recipe.launch.grace_seconds, Launcher.kinds[context.recipe.launch.kind](),
+        job = stage_job(
+            self.store, self.stage, self.step.config, self.document, inputs, work / "out", attempt=attempt, log=log,
+            environment=environment, grace_seconds=context.recipe.launch.grace_seconds,
+            phase=Phase(threads=context.recipe.task_runner.count),
         )  # fmt: skip
-        if self.stage.split is None:
-            return job.run(self.store, work / "out", emit)
-        threads = context.recipe.task_runner.count
-        parts = Shards(self.store, job, journal, work, context.part_maker, threads, self.forced, context.note)
-        return parts.run(emit)
+        maker = context.part_maker
+        if self.stage.split is None or (maker is None and not self.stage.keep_parts):
+            return run_job(job, emit)
+        return Shards(self.store, self.stage, job, journal, work, maker, self.forced, context.note).run(emit)
 
     def _hearing(self, report: Emit, journal: Meta, lease: Lease) -> Emit:
         """Return the function that takes the stage's reports: for the log, the journal's figures and the heartbeat."""
@@ -211,14 +216,6 @@ class _Attempt:
                     f"{self.name} changed its input {name}: {file.path}",
                     "inputs are read-only: copy what must change; the next run restores the file",
                 )
-
-    def _publish(self, artifact: Artifact, journal: Meta) -> Meta:
-        """Put the artifact on record, and return the record that counts."""
-        shards = shard_entries(self.store, journal)
-        record = record_of(self.document, artifact, journal["attempt"], journal["ended"], **shards)
-        published = publish(self.store, record, artifact, holds=journal["holds"], unusable=self._replaces)
-        self._note_difference(artifact.digest, published["artifact"])
-        return published
 
     def _replaces(self, published: Meta) -> bool:
         """Return whether this run's artifact replaces another run's record."""
