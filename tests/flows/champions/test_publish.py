@@ -25,13 +25,6 @@ EVALUATION = {
 CARD = "---\nlibrary_name: transformers\ndatasets:\n- me/set\n---\n# A model\n"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
-    return store
-
-
 def model(store: Store, folder: Path, *, weights: bytes = b"weights" * 10_000) -> Artifact:
     """A model with a card and an adapter, and no bytes that load."""
     folder.mkdir()

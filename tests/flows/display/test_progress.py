@@ -39,8 +39,6 @@ class Clock:
 
 
 class Training:
-    """A stage whose events come when the clock says so."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.run = RunState()
@@ -148,7 +146,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @contextmanager
 def started(shell: Shell, stderr: int, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A real training that would take hours, ended by Ctrl-C."""
     command = [sys.executable, "-m", "trnflow", *TRAINING]
     run = subprocess.Popen(
         command, cwd=shell.folder, env=shell.environ | environ, stdin=stderr, stdout=subprocess.DEVNULL, stderr=stderr

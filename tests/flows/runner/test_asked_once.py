@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import hub_server
-from tests.helpers.command_line import RECIPE, Shell
+from tests.helpers.command_line import RECIPE, InProcessShell, Shell
 
 ROWS = b"text,label\n" + b"".join(b"row %d,%s\n" % (n, (b"pos", b"neg")[n % 2]) for n in range(60))
 DIRECT = ("--direct", "tracking.enabled=false")
@@ -58,7 +58,7 @@ def shell(tmp_path: Path, server: Counted) -> Shell:
     source = f"http://127.0.0.1:{server.server_port}/set.csv"
     split = "split: {validation: 0.1, test: 0.2}"
     (tmp_path / "mine.yaml").write_text(RECIPE.replace("source: rows", f"source: '{source}', {split}"))
-    return Shell(tmp_path)
+    return InProcessShell(tmp_path)
 
 
 def asked(shell: Shell, server: Counted, *arguments: str) -> dict[str, int]:
@@ -97,7 +97,7 @@ def test_a_name_of_the_hub_is_resolved_once_a_command(tmp_path: Path, monkeypatc
     text = RECIPE.replace("source: rows", "source: me/set, split: {validation: 0.1, test: 0.2}")
     (tmp_path / "mine.yaml").write_text(text)
     with hub_server.serve({"train.csv": ROWS}) as address:
-        shell = Shell(tmp_path)
+        shell = InProcessShell(tmp_path)
         plain = shell("run", "mine.yaml", "--until", "load_data", *DIRECT, HF_ENDPOINT=address)
         assert plain.returncode == 0, plain.stderr
         first = seen["revision"]

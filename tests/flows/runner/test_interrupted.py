@@ -26,7 +26,6 @@ ENDLESS = ["data.limit=60", "train.engine=native", "train.devices=1", "train.epo
 
 @pytest.fixture(scope="module")
 def api(own_api: Api) -> Api:
-    """A test of this module kills the server."""
     return own_api
 
 
