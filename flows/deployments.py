@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,13 @@ from trnflow.flows.retraining import watch as watching
 from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.context import RunContext, new_run_id, open_context
+from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
+from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
-from trnflow.flows.services.mlflow_listener import Tracking
 from trnflow.flows.services.pages import pages
 from trnflow.flows.services.recovery import end_unbegun_runs, tend_runs
 from trnflow.flows.services.run_view.artifacts import Page, retrain_table, run_table, where_pages
@@ -226,7 +226,7 @@ def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> St
 
 def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
     session, context = _opened(name, overrides, offline=options.offline)
-    log = EventLog(*session.readers, PrefectLog())
+    log = EventLog(*session.readers, PrefectLog(), *mlflow_delivery(context.recipe, context.store))
     session.result = _execute(finetune_graph(context.recipe), context, options, log, Page())
     return _ended(session.result.error)
 
@@ -246,7 +246,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         return session.result
 
     run_name = RunName(page, recipe.name)
-    log = EventLog(*session.readers, PrefectLog(), run_name)
+    log = EventLog(*session.readers, PrefectLog(), run_name, *mlflow_delivery(recipe, context.store))
     try:
         done = session.retrained = retraining.retrain(context, log, train, wait=wait, change=session.change)
     except Exception as error:  # an error of this program, or of the machine
@@ -330,16 +330,12 @@ def _ended(error: TrnflowError | None) -> State[Any] | None:
 
 
 def _execute(graph: Graph, context: RunContext, options: Options, log: EventLog, page: Page) -> Result:
-    """Run the graph's stages as tasks of the present flow run, record the run in MLflow, and add its tables to the page
-    that Prefect shows of it. The run's error is in the result, not raised."""
+    """Run the graph's stages as tasks of the present flow run, and add its tables to the page that Prefect shows of it. The
+    run's error is in the result, not raised."""
     recipe, store = context.recipe, context.store
-    run = log.state.run if log.is_open else new_run_id()
-    with ExitStack() as stack:
-        tracking = stack.enter_context(Tracking(recipe, store.home, run))
-        part_maker = stack.enter_context(task_runner(recipe.task_runner))
-        stack.enter_context(log.also(PlanPage(page), tracking))
-        running = context.for_run(log, run=run, part_maker=part_maker)
-        result = tracking.finish(run_graph(graph, running, options, around=StageTasks(page, store)))
+    with task_runner(recipe.task_runner) as part_maker, log.also(PlanPage(page)):
+        running = context.for_run(log, part_maker=part_maker)
+        result = run_graph(graph, running, options, around=StageTasks(page, store))
     title = f"{recipe.name}: stages and key figures"
     mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None
     table = run_table(result) + where_pages(result, mlflow)

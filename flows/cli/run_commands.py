@@ -13,10 +13,11 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.context import RunContext, make_plan, new_run_id, open_context
+from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
+from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.flows.runner.warm_parents import start_warm_parents
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
@@ -68,11 +69,8 @@ def run(options: Namespace) -> int:
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:
     with Progress() as progress:
         if options.direct:
-            from trnflow.flows.services.mlflow_listener import Tracking
-
-            with Tracking(context.recipe, context.store.home, new_run_id()) as tracking:
-                run = context.for_run(EventLog(progress, tracking), run=tracking.run)
-                return tracking.finish(run_graph(finetune(context.recipe), run, what))
+            log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
+            return run_graph(finetune(context.recipe), context.for_run(log), what)
         from trnflow.flows.cli.prefect_run import quiet, run_here
 
         quiet()  # before the warm parents start, which compare the environment

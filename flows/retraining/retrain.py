@@ -185,8 +185,8 @@ def retrain_once(work: _Work, change: RetrainReason) -> Retrained:
         if ended.changed:
             ended = on_record(work.store, ended, change.data)
             work.log.write("decided", entry=ended.to_json())
-        work.log.end(ended.error, list(ended.notes))
-    return ended
+        notes = work.log.end(ended.error, list(ended.notes))
+    return replace(ended, notes=(*ended.notes, *notes))
 
 
 def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:

@@ -16,7 +16,7 @@ from trnflow.flows.runner.forecast import dollars
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.make import find_result, make_result
 from trnflow.flows.runner.plan import Options, Plan, Step
-from trnflow.flows.runner.run_log import begin_log, write_failure, write_plan, write_step
+from trnflow.flows.runner.run_log import begin_log, end_log, write_failure, write_plan, write_step
 from trnflow.flows.runner.stored import Stored
 from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
@@ -137,7 +137,7 @@ def _run(graph: Graph, context: RunContext, options: Options, around: Around, be
         context.store.memo.save()
         if options.record:
             _put_on_record(context, result, options)
-        context.log.end(result.error, result.notes)
+        result.notes += end_log(context, result.error, result.notes)
     return result
 
 
@@ -195,7 +195,7 @@ def _settle(step: Step, plan: Plan, context: RunContext, around: Around) -> None
             error.stage = step.name
         write_failure(context.log, step.name, error)
         raise
-    write_step(context.log, step)
+    write_step(context, step)
 
 
 def _found(step: Step, plan: Plan, context: RunContext) -> Stored | None:
@@ -226,7 +226,7 @@ def _skip_the_rest(plan: Plan, context: RunContext, options: Options) -> None:
                 step.why = step.why if step.action == "skip" else "what it is for did not run"
                 step.action, step.artifact, step.seconds, step.figures = "skip", None, 0.0, {}
             step.settled = True
-            write_step(context.log, step)
+            write_step(context, step)
 
 
 def _put_on_record(context: RunContext, result: Result, options: Options) -> None:

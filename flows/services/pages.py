@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from trnflow.flows.recipes.recipe import TrackingConfig
 from trnflow.flows.services.prefect_address import api_url
-from trnflow.tasks.sources.paths import located_database
-from trnflow.tasks.system.databases import fill_address
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.tracking import tracking_page
 
@@ -16,13 +13,6 @@ from trnflow.tasks.tracking import tracking_page
 def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:
     """Return two lines: Prefect's and MLflow's pages. folder: what a relative `tracking.uri` is joined to."""
     return [f"prefect: {_prefect(home)}", f"mlflow:  {_mlflow(home, tracking, folder)}"]
-
-
-def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
-    """Return MLflow's address: `tracking.uri`, else MLFLOW_TRACKING_URI, else `mlflow.db` in `home`."""
-    if tracking.uri:
-        return located_database(fill_address(tracking.uri, "tracking.uri"), folder)
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"
 
 
 def _prefect(home: Path) -> str:
@@ -37,4 +27,4 @@ def _prefect(home: Path) -> str:
 def _mlflow(home: Path, tracking: TrackingConfig, folder: Path) -> str:
     if not tracking.enabled:
         return "off (tracking.enabled)"
-    return scrub(tracking_page(home, tracking_uri(home, tracking, folder), tracking.experiment, tracking.uri))
+    return scrub(tracking_page(home, tracking.uri, folder, tracking.experiment))

@@ -14,18 +14,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trnflow.flows.runner.context import new_run_id, open_store
+from trnflow.flows.runner.context import context_of, new_run_id, open_store
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run_log import begin_log, mlflow_delivery
 from trnflow.flows.sweeps.files import document, write_best, write_json
 from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import SUFFIX, Plan
 from trnflow.flows.sweeps.pool import Leases, check_fit, on_slot
 from trnflow.flows.sweeps.study import SweepStudy, database_errors, open_study
-from trnflow.flows.sweeps.trial import SWEEP, TESTED, Run, run_trial
+from trnflow.flows.sweeps.trial import TESTED, Run, run_trial
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
-from trnflow.tasks.events import Reader
+from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.system.whole_file import write_whole
@@ -198,18 +199,15 @@ def sweep(
 
 @contextmanager
 def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
-    """Record the sweep's own run in MLflow; nothing if the sweep is resumed."""
-    from trnflow.flows.services.mlflow_listener import new_tracker
-
-    recipe = plan.recipe.model_copy(update={"name": f"{plan.recipe.name}{SUFFIX}"})
-    tags = {"trnflow.study": plan.name}
-    tracker = new_tracker(recipe, store.home, study.identity, tags) if study.is_new else None
-    if tracker is None:
+    """Write the event log of the sweep's own run, in which MLflow nests the trials; nothing if the sweep is resumed."""
+    if not study.is_new:
         yield
         return
-    with tracker:
+    recipe = plan.recipe.model_copy(update={"name": f"{plan.recipe.name}{SUFFIX}"})
+    log = EventLog(*mlflow_delivery(recipe, store))
+    context = context_of(recipe, store).for_run(log, run=study.identity, kind="sweep")
+    with begin_log(context, Options(), tags={"trnflow.study": plan.name}):
         yield
-        tracker.finish("FINISHED")
 
 
 def _winner(going: Sweep, readers: tuple[Reader, ...] = ()) -> Result | None:
@@ -222,8 +220,7 @@ def _winner(going: Sweep, readers: tuple[Reader, ...] = ()) -> Result | None:
     if (before.get("settings"), before.get("around")) == (best.settings, around):
         return None
     recipe = going.plan.best_recipe(best.settings)
-    tags = {SWEEP: going.study.identity}
-    result = going.run(recipe, Options(offline=going.offline), new_run_id(), readers, tags)
+    result = going.run(recipe, Options(offline=going.offline), new_run_id(), readers, going.study.identity)
     if result.error is None:
         metrics = {name: value for step in result.steps for name, value in step.metrics.items()}
         test = next((step.metrics for step in result.steps if step.name == TESTED), {})

@@ -15,6 +15,7 @@ from trnflow.flows.runner.context import context_of, new_run_id, open_store
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
+from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
@@ -33,10 +34,8 @@ TESTED = ROLES["evaluation"]
 # These end the sweep: the trial's settings are not to blame, and it is repeated.
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
 
-Run = Callable[[Recipe, Options, str, tuple[Reader, ...], dict[str, str]], Result]
-"""Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, MLflow's tags) -> result."""
-SWEEP = "trnflow.sweep"
-"""The tag that nests a run in the sweep's own run in MLflow."""
+Run = Callable[[Recipe, Options, str, tuple[Reader, ...], str], Result]
+"""Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, id of the sweep's own run) -> result."""
 
 
 class Pruned(Interrupted):
@@ -132,7 +131,7 @@ def run_trial(
     watch, identity = Watch(study, trial, metric, stopping, say), new_run_id()
     study.note_run(trial, identity)
     try:
-        result = run(recipe, Options(until=LAST, offline=offline), identity, (watch,), {SWEEP: study.identity})
+        result = run(recipe, Options(until=LAST, offline=offline), identity, (watch,), study.identity)
     except BaseException:  # such as Prefect's TerminationSignal when the flow run is cancelled
         _note_stopped(study, trial)
         raise
@@ -199,21 +198,16 @@ def _seconds_of(store: Store, step: Step) -> float:
 
 
 def direct_runs() -> Run:
-    """Return the `Run` of `trnflow sweep`: runs pipelines in this process, recorded in MLflow. All of them, the winner's
-    too, have the answers that the first one got about its sources."""
+    """Return the `Run` of `trnflow sweep`: runs pipelines in this process. All of them, the winner's too, have the answers
+    that the first one got about its sources."""
     answers = Answers()
 
-    def run_directly(
-        recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], tags: dict[str, str]
-    ) -> Result:
-        from trnflow.flows.services.mlflow_listener import Tracking
-
+    def run_directly(recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], sweep: str) -> Result:
         store = open_store(recipe)
-        with Tracking(recipe, store.home, run, tags) as tracking:
-            context = context_of(recipe, store, offline=what.offline, answers=answers)
-            context = context.for_run(EventLog(*readers, tracking), run=run)
-            context.parent = tags.get(SWEEP)
-            context.kind = "trial" if context.parent and what.until else "run"
-            return tracking.finish(run_graph(finetune(recipe), context, what))
+        context = context_of(recipe, store, offline=what.offline, answers=answers)
+        context = context.for_run(EventLog(*readers, *mlflow_delivery(recipe, store)), run=run)
+        context.parent = sweep
+        context.kind = "trial" if what.until else "run"
+        return run_graph(finetune(recipe), context, what)
 
     return run_directly

@@ -44,9 +44,11 @@ class Reader:
 
     Attributes:
         critical: Whether an error of `read` stops the run. Other readers are left out after their first error.
+        note: A sentence for the user once the run has ended, or "".
     """
 
     critical = False
+    note = ""
 
     def read(self, event: Event, state: RunState) -> None:
         """Take an event, in the thread that wrote it. state: the run's state after the event."""
@@ -125,11 +127,11 @@ class EventLog:
             self._depth -= 1
             self._close()
 
-    def end(self, error: BaseException | None = None, notes: list[str] | None = None) -> None:
-        """Write `run_ended`, unless that was done before, or this run is part of another one. error: why the run ended
-        early."""
+    def end(self, error: BaseException | None = None, notes: list[str] | None = None) -> list[str]:
+        """Write `run_ended`, unless that was done before, or this run is part of another one. Returns the readers' notes.
+        error: why the run ended early."""
         if self._ended or self._depth > 1:
-            return
+            return []
         self._ended = True
         seconds = round(time.monotonic() - self._begun, 3)
         self.write(
@@ -141,6 +143,7 @@ class EventLog:
             lost=self.lost,
             notes=notes or [],
         )
+        return [reader.note for reader in self.readers if reader.note]
 
     def write(self, event: str, *, at: float | None = None, **fields: Json) -> None:
         """Add an event: fold it, write it and call the readers.

@@ -13,6 +13,7 @@ from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
+from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.redaction import scrub
@@ -94,13 +95,11 @@ def _retrained(options: Namespace, context: RunContext, change: RetrainReason) -
 
 def _directly(options: Namespace, context: RunContext, change: RetrainReason, progress: Progress) -> Retrained:
     from trnflow.flows.retraining.retrain import retrain as retrain_recipe
-    from trnflow.flows.services.mlflow_listener import Tracking
 
     def train(training: RunContext, graph: Graph) -> Result:
-        with Tracking(training.recipe, training.store.home, log.state.run) as tracking, log.also(tracking):
-            return tracking.finish(run(graph, training.for_run(log), Options(offline=options.offline)))
+        return run(graph, training.for_run(log), Options(offline=options.offline))
 
-    log = EventLog(progress)
+    log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
     return retrain_recipe(context, log, train, wait=options.wait, change=change)
 
 
