@@ -33,10 +33,10 @@ from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
-from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
 from trnflow.flows.services.pages import pages
 from trnflow.flows.services.recovery import end_unbegun_runs, tend_runs
@@ -236,6 +236,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         end_unbegun_runs()
     try:
         session, context = _opened(name, overrides, offline=offline)
+        delivery = mlflow_delivery(context.recipe, context.store)
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
         _emit_failure(Path(name).stem, error)
         raise
@@ -246,7 +247,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         return session.result
 
     run_name = RunName(page, recipe.name)
-    log = EventLog(*session.readers, PrefectLog(), run_name, *mlflow_delivery(recipe, context.store))
+    log = EventLog(*session.readers, PrefectLog(), run_name, *delivery)
     try:
         done = session.retrained = retraining.retrain(context, log, train, wait=wait, change=session.change)
     except Exception as error:  # an error of this program, or of the machine

@@ -8,8 +8,9 @@ from __future__ import annotations
 from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.mlflow_log import mlflow_delivery, write_champion
 from trnflow.flows.runner.plan import Options
-from trnflow.flows.runner.run_log import begin_log, mlflow_delivery, write_champion
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog

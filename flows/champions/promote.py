@@ -108,10 +108,7 @@ def promote(
     score_of(context.recipe.promote, challenger.artifact.meta["task"])
     judging = context.for_run(log, kind="promote")
     with begin_log(judging, Options(offline=context.resolver.offline)):
-        decision = _promote(context, challenger, log, frozen, training)
-        if training is None:
-            log.write("decided", entry=decision.to_json())
-        return decision
+        return _promote(context, challenger, log, frozen, training)
 
 
 def _promote(
@@ -146,6 +143,7 @@ def _promote(
             # None if another challenger was first: this one is then compared with the new champion
             entry = append_ledger(store, recipe.name, new, ledger.number)
         if entry is not None:
+            log.write("decided", entry=dict(entry))
             title = entry["stands"]["champions"][0]
             return Decision(
                 verdict.promoted, title["number"], title["artifact"], digest, verdict.comparison, frozen,

@@ -14,10 +14,10 @@ from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
-from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.flows.runner.warm_parents import start_warm_parents
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
@@ -49,7 +49,11 @@ def run(options: Namespace) -> int:
     what.check(graph)
     context.plan = make_plan(graph, context)
     idle = not context.plan.due(what)
-    result = run_graph(graph, context, what) if idle else _run_stages(options, context, what)
+    if idle:
+        log = EventLog(*mlflow_delivery(recipe, context.store))  # a lost blob is found, and made, only now
+        result = run_graph(graph, context.for_run(log), what)
+    else:
+        result = _run_stages(options, context, what)
     if result.error is not None:
         complete(result.error, options)
     if options.json:
@@ -85,10 +89,11 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     for note in result.notes:
         out.write(f"note: {scrub(note)}\n")
     if idle:
-        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.seconds:.2f} s)\n")
+        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)\n")
     elif result.error is None:
-        cost = f" (${result.dollars:.2f} on {recipe.hardware.name})" if result.dollars else ""
-        out.write(f"{recipe.name} done in {report.seconds(result.seconds)} s{cost}; run {result.run}\n")
+        seconds, dollars = result.record["seconds"], result.record["dollars"]
+        cost = f" (${dollars:.2f} on {recipe.hardware.name})" if dollars else ""
+        out.write(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}\n")
     out.write(_pages(recipe))
 
 

@@ -7,30 +7,17 @@ import platform
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 
-from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.claim import WAITS
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.log_copy import LogCopy
+from trnflow.flows.runner.mlflow_log import ON_RECORD, destination_of, for_mlflow
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import StoreError, TrnflowError, is_interruption, unexpected
-from trnflow.tasks.events import EventLog, Reader, unsent_file
-from trnflow.tasks.store import Store
-from trnflow.tasks.store.ledger import Ledger, read_ledger
-from trnflow.tasks.tracking import MlflowDelivery, destination, tracking_address
-from trnflow.tasks.tracking.delivery import WAIT_SECONDS
-
-ON_RECORD = ("run", "retrain", "trial")
-"""Kinds of runs that get a run record when they end."""
-TRACKED = (*ON_RECORD, "sweep", "mirror")
-"""Kinds of runs that MLflow shows."""
-PLOTS = (".png", ".json", ".jsonl", ".html")
-PLOT_BYTES = 20_000_000
-"""Larger files are not copied for MLflow."""
+from trnflow.tasks.errors import TrnflowError, is_interruption, unexpected
+from trnflow.tasks.events import EventLog
 
 
 @contextmanager
@@ -48,10 +35,6 @@ def begin_log(
         ConfigError: A variable in `tracking.uri` is not set.
     """
     recipe, log = context.recipe, context.log
-    tracking: Meta | None = None
-    if recipe.tracking.enabled and context.kind in TRACKED:
-        where = context.store.home, recipe.tracking.uri, recipe.folder("tracking.uri")
-        tracking = {**destination(*where, recipe.tracking.experiment), "tags": tags or {}}
     is_copied = context.kind in ON_RECORD and not log.is_open
     copies = [LogCopy(context.store, context.run)] if is_copied else []
     writing = log.writing(
@@ -66,7 +49,8 @@ def begin_log(
         host={"name": socket.gethostname(), "python": platform.python_version(), "cores": os.cpu_count()},
         checkout=checkout_state(),
         price_per_hour=recipe.price_per_hour,
-        tracking=tracking,
+        tracking=destination_of(context, tags or {}),
+        spent=context.plan.seconds if context.plan else 0.0,
         **more,
     )
     with log.also(*copies), writing:
@@ -89,74 +73,7 @@ def write_step(context: RunContext, step: Step) -> None:
         figures=step.figures,
         facts=step.facts,
         why=step.why,
-        **(_for_mlflow(context, step) if context.recipe.tracking.enabled and step.artifact else {}),
-    )
-
-
-def _for_mlflow(context: RunContext, step: Step) -> Meta:
-    """Return what MLflow shows of a step's artifact, and copy its plots, which garbage collection may remove first."""
-    assert step.artifact is not None
-    fields: Meta = {"kind": step.artifact.kind}
-    lengths = step.artifact.meta.get("row_lengths", {})
-    if lengths:
-        fields["lengths"] = {split: counted["rows"] for split, counted in lengths.items()}
-    files = step.artifact.files if step.action == "ran" and step.node.stage.plots else ()
-    plots = tuple(file for file in files if Path(file.path).suffix in PLOTS and file.size <= PLOT_BYTES)
-    if plots:
-        folder = unsent_file(context.store.home, context.run).parent / step.name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            context.store.copy_files(replace(step.artifact, files=plots), folder)
-            fields["plots"] = sorted(file.path for file in plots)
-        except (OSError, StoreError) as error:
-            context.log.note(f"MLflow will not have the plots of {step.name}: {error}", level="warning")
-    return fields
-
-
-def mlflow_delivery(recipe: Recipe, store: Store, *, wait_seconds: float = WAIT_SECONDS) -> tuple[Reader, ...]:
-    """Return the reader that has a run's events sent to MLflow; none where `tracking.enabled` is false. wait_seconds: the
-    longest wait when the run ends. Raises ConfigError if a variable in `tracking.uri` is not set."""
-    if not recipe.tracking.enabled:
-        return ()
-    address = tracking_address(store.home, recipe.tracking.uri, recipe.folder("tracking.uri"))
-    return (MlflowDelivery(store.home, address, wait_seconds=wait_seconds),)
-
-
-def end_log(context: RunContext, error: TrnflowError | None, notes: list[str]) -> list[str]:
-    """End the log as `EventLog.end`, after the present champion of a run that MLflow shows: its alias there may be
-    behind the store."""
-    recipe, log = context.recipe, context.log
-    is_shown = error is not None or any(stage.begun is not None for stage in log.state.stages.values())
-    if is_shown and recipe.tracking.enabled and context.kind in ON_RECORD:
-        with suppress(StoreError, FileNotFoundError):
-            ledger = read_ledger(context.store, recipe.name)
-            if ledger.champion is not None:
-                write_champion(log, ledger)
-    return log.end(error, notes)
-
-
-def write_champion(
-    log: EventLog,
-    ledger: Ledger,
-    *,
-    challenger: str | None = None,
-    comparison: Meta | None = None,
-    frozen: str | None = None,
-) -> None:
-    """Write a ledger's champion; see the event `champion`."""
-    champion = ledger.champion
-    assert champion is not None
-    log.write(
-        "champion",
-        recipe=ledger.recipe,
-        task=champion["task"],
-        number=champion["number"],
-        series=ledger.stands["series"],
-        created=champion["created"],
-        champion=champion["champion"],
-        challenger=challenger,
-        comparison=comparison or {},
-        frozen=frozen,
+        **for_mlflow(context, step),
     )
 
 

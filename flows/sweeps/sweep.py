@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trnflow.flows.runner.context import context_of, new_run_id, open_store
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
-from trnflow.flows.runner.run_log import begin_log, mlflow_delivery
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.sweeps.files import document, write_best, write_json
 from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import SUFFIX, Plan

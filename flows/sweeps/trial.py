@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, new_run_id, open_store
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
-from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError

@@ -161,7 +161,7 @@ class StageFailed(_Line):
 
 
 class Decided(_Line):
-    """entry: how a retrain or a promotion ended."""
+    """entry: of the ledger, about how a retrain or a promotion ended."""
 
     event: Literal["decided"]
     entry: Meta

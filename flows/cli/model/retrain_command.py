@@ -11,9 +11,9 @@ from trnflow.flows.cli.output import emit, emit_json, exit_at_once, say_error
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import RunContext, open_context
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
-from trnflow.flows.runner.run_log import mlflow_delivery
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.redaction import scrub
