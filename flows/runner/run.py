@@ -73,43 +73,37 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
         ConfigError: `options` names no stage, or the recipe needs a `part_maker`. No run record is written then.
     """
     options.check(graph)
-    context.force = options.force
-    if context.plan is None or context.plan.due(options):
+    context.force, plan = options.force, context.plan
+    if plan is None or plan.due(options):
         context.check(options)
     clean(context.store)
-    with begin_log(context, options):
-        return _run(graph, context, options, around)
-
-
-def _run(graph: Graph, context: RunContext, options: Options, around: Around) -> Result:
-    """Plan and settle, and write the run record whatever happens."""
     result = Result(context.run)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
-    plan = context.plan
-    try:
-        plan = plan or make_plan(graph, context)
-        _settle_all(plan, context, options, around)
-    except TrnflowError as error:
-        result.error = scrubbed(error)
-    except KeyboardInterrupt:
-        result.error = stopped
-    except Exception as error:  # an error of this program: on record as one, and raised
-        result.error = scrubbed(unexpected(error))
-        raise
-    except BaseException:  # Prefect's TerminationSignal, raised when a run is cancelled: Prefect's engine acts on it
-        result.error = stopped
-        raise
-    finally:
-        if plan is not None:
-            result.steps = [step for step in plan.until(options) if step.settled]
-            result.start = plan.start
-        notes = [*(plan.notes if plan else ()), *context.notes]
-        result.notes = [scrub(note) for note in dict.fromkeys(notes)]
-        context.store.memo.save()
-        if options.record:
-            _put_on_record(context, result)
-        result.record = run_record(context, result)
-        result.notes += end_log(context, result.error, result.notes)
+    with begin_log(context, options):
+        try:
+            plan = plan or make_plan(graph, context)
+            _settle_all(plan, context, options, around)
+        except TrnflowError as error:
+            result.error = scrubbed(error)
+        except KeyboardInterrupt:
+            result.error = stopped
+        except Exception as error:  # an error of this program: on record as one, and raised
+            result.error = scrubbed(unexpected(error))
+            raise
+        # Prefect's TerminationSignal, raised when a run is cancelled: Prefect's engine acts on it
+        except BaseException:
+            result.error = stopped
+            raise
+        finally:
+            if plan is not None:
+                result.steps, result.start = [step for step in plan.until(options) if step.settled], plan.start
+            notes = [*(plan.notes if plan else ()), *context.notes]
+            result.notes = [scrub(note) for note in dict.fromkeys(notes)]
+            context.store.memo.save()
+            if options.record:
+                _put_on_record(context, result)
+            result.record = run_record(context, result)
+            result.notes += end_log(context, result.error, result.notes)
     return result
 
 
@@ -132,6 +126,7 @@ def preview_id(run: str) -> str:
 
 def _settle_all(plan: Plan, context: RunContext, options: Options, around: Around) -> None:
     if due := plan.due(options):  # else no process starts
+        plan.check_needs(options, here=True)
         start_warm_parents(due, context)
         plan.graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
     if options.record:
@@ -141,7 +136,8 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
             for step in plan.until(options):
                 if step.name not in plan.graph.deferred or step.name == options.until:
                     _settle(step, plan, context, around)
-            _skip_the_rest(plan, context, options)
+                    plan.check_needs(options, here=True)
+            _skip_the_rest(plan.until(options), plan, context)
             return
         except BlobLost as error:  # the stage that made the blob runs again
             context.note(f"{error.message}; made anew")
@@ -187,9 +183,9 @@ def _make(step: Step, plan: Plan, context: RunContext) -> Stored:
     return make_result(step, plan.inputs_of(step) | after, before, context)
 
 
-def _skip_the_rest(plan: Plan, context: RunContext, options: Options) -> None:
+def _skip_the_rest(steps: list[Step], plan: Plan, context: RunContext) -> None:
     """Settle the steps that would have run only for a step that was a hit: as hits if the store has their results."""
-    for step in plan.until(options):
+    for step in steps:
         if not step.settled:
             stored = _found(step, plan, context)
             if stored is not None:

@@ -62,19 +62,7 @@ def write_plan(log: EventLog, steps: list[Step]) -> None:
 
 
 def write_step(context: RunContext, step: Step) -> None:
-    context.log.write(
-        "stage_ended",
-        stage=step.name,
-        action=step.action,
-        key=step.key,
-        artifact=step.artifact.digest if step.artifact else None,
-        seconds=step.seconds,
-        metrics=step.metrics,
-        figures=step.figures,
-        facts=step.facts,
-        why=step.why,
-        **for_mlflow(context, step),
-    )
+    context.log.write("stage_ended", **step.outcome(), facts=step.facts, **for_mlflow(context, step))
 
 
 def write_failure(log: EventLog, stage: str, error: BaseException) -> None:

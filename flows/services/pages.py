@@ -12,19 +12,12 @@ from trnflow.tasks.tracking import tracking_page
 
 def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:
     """Return two lines: Prefect's and MLflow's pages. folder: what a relative `tracking.uri` is joined to."""
-    return [f"prefect: {_prefect(home)}", f"mlflow:  {_mlflow(home, tracking, folder)}"]
-
-
-def _prefect(home: Path) -> str:
-    url = api_url(home)
-    return (
+    url, page = api_url(home), "off (tracking.enabled)"
+    prefect = (
         str(hide_secrets(url)).removesuffix("/api")
         if url
         else "`trnflow up` starts a local server and prints its address"
     )
-
-
-def _mlflow(home: Path, tracking: TrackingConfig, folder: Path) -> str:
-    if not tracking.enabled:
-        return "off (tracking.enabled)"
-    return scrub(tracking_page(home, tracking.uri, folder, tracking.experiment))
+    if tracking.enabled:
+        page = scrub(tracking_page(home, tracking.uri, folder, tracking.experiment))
+    return [f"prefect: {prefect}", f"mlflow:  {page}"]
