@@ -87,8 +87,7 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json` (special ids,
-    vocabulary size)."""
+    """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json`."""
     causal = texts.meta["task"] == "causal_lm"
     if config.overlong == "split" and not causal:
         raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
