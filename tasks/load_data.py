@@ -6,19 +6,25 @@ Equal rows give equal bytes, from any format. Takes a batch and 8 bytes a row of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.data.load.config import AUTOMATIC, NO_TEST_SPLIT, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
-from trnflow.tasks.data.load.config import SourceConfig, errors_name_source
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.split_files import FileSettings
-from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.stage import Known, Workdir, stage
 from trnflow.tasks.system.redaction import fill_variables
 
 if TYPE_CHECKING:
+    from trnflow.tasks.data.load.columns import Columns
     from trnflow.tasks.metadata import FrozenMeta, RowsMeta
+
+READ_AHEAD = 16 << 20
+"""Bytes of JSON that a plan reads to know its columns."""
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
@@ -49,7 +55,47 @@ def _resolve(config: SourceConfig, section: str, resolver: Resolver) -> Source:
     return resolve_source(source, config.name, config.revision, settings, resolver)
 
 
-@stage(kind="rows", role="rows")
+def foresee(config: DataConfig, known: Known) -> Meta:
+    """Return the splits, columns and labels of a source whose files are on this machine. Raises ConfigError for a column
+    that they lack."""
+    if "data" not in known.sources:
+        return {}
+    location = known.sources["data"].location
+    splits: dict[str, None] = {}
+    columns: list[Columns] = []
+    for name, settings in config.sources().items():
+        if not _is_at_hand(part := location["mix"][name] if name else location):
+            return {}
+        from trnflow.tasks.data.load.loading import chosen_columns, open_source, written_columns
+
+        with errors_name_source(name):
+            opened = open_source(part)
+            columns.append(chosen_columns(config, settings, opened))
+        splits |= dict.fromkeys(opened)
+    return {
+        "splits": {**splits, **dict.fromkeys(config.shares(splits))},
+        "columns": written_columns(columns),
+        "text": list(config.texts),
+        "labels": list(config.labels or ()) if columns[0].label else None,
+    }
+
+
+def _is_at_hand(location: Meta) -> bool:
+    """Return whether a source's files are here, and opening them reads little."""
+    files = [file for file in location.get("files", ()) if "zip" not in file]
+    if not files or len(files) < len(location["files"]) or not all(Path(file["path"]).is_file() for file in files):
+        return False
+    # the columns of JSON are known when all of it was read
+    return sum(Path(file["path"]).stat().st_size for file in files if file["format"] == "jsonl") <= READ_AHEAD
+
+
+def needs(config: DataConfig, known: Known) -> Iterator[str]:
+    """Say that a test split is made."""
+    if config.split is None and set(known.of("rows").get("splits", ())) == {"train", *AUTOMATIC}:
+        yield NO_TEST_SPLIT
+
+
+@stage(kind="rows", role="rows", foresee=foresee, needs=needs)
 def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None = None, *, out: Workdir) -> RowsMeta:
     """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trnflow.tasks.metadata import PackedMeta
 
 
@@ -26,6 +24,8 @@ def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smo
         weights: fp32 [classes], or None.
         smoothing: Share of the probability spread over all classes.
     """
+    import torch
+
     scores, wanted = logits.flatten(0, -2), targets.flatten().long()
     plain = torch.nn.functional.cross_entropy(scores, wanted, weight=weights, ignore_index=IGNORED, reduction="sum")
     if not smoothing:
@@ -70,4 +70,6 @@ def target_weight(batch: Batch, weights: tuple[float, ...] | None) -> float:
     """Return the sum of the targets' class weights, by which the loss is divided."""
     if weights is None:
         return batch.supervised
+    import numpy as np
+
     return float(np.array(weights)[batch.targets[batch.targets != IGNORED]].sum())

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.data.load.columns import Columns, choose_columns
-from trnflow.tasks.data.load.config import DataConfig, SourceConfig, errors_name_source
+from trnflow.tasks.data.load.config import NO_TEST_SPLIT, DataConfig, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
 from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
@@ -44,9 +44,12 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
+    made = config.shares({split for _, splits in read.values() for split in splits})
+    if made and config.split is None:
+        out.info(NO_TEST_SPLIT)
     shares = group_by_split(
         [
-            source_splits(name, splits, sets[name], _split(config), config.split_seed, stratify=config.stratify)
+            source_splits(name, splits, sets[name], made, config.split_seed, stratify=config.stratify)
             for name, (_, splits) in read.items()
         ]
     )
@@ -63,10 +66,9 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     counts = {split: count for split, (_, count) in written.items()}
     if names:
         _report_labels(names, counts, out)
-    columns = dict.fromkeys(ours for source_columns, _ in read.values() for ours, _ in source_columns.kept)
     meta: RowsMeta = {
         "splits": rows,
-        "columns": [*columns, *(["label"] if names else [])],
+        "columns": written_columns([columns for columns, _ in read.values()]),
         "text": list(config.texts),
         "labels": names,
         "dropped": dropped.rows,
@@ -117,16 +119,27 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
     return read
 
 
-def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
-    """Read one source into scratch files, one for each split."""
-    opened = open_source(source.location["mix"][name] if name else source.location)
+def chosen_columns(config: DataConfig, settings: SourceConfig, opened: dict[str, list[RowReader]]) -> Columns:
+    """Return which columns of a source to read."""
     for split, files in opened.items():
         if not any(rows.schema.names for rows in files):
             raise DataError(
                 f"the split {split} is empty: {files[0].name} holds no rows", "give it rows, or leave it out"
             )
     files = [rows for some in opened.values() for rows in some]
-    columns = choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
+    return choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
+
+
+def written_columns(sources: list[Columns]) -> list[str]:
+    """Return the names of the columns to write, each once, the label last."""
+    kept = dict.fromkeys(ours for columns in sources for ours, _ in columns.kept)
+    return [*kept, *(["label"] if sources[0].label else [])]
+
+
+def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
+    """Read one source into scratch files, one for each split."""
+    opened = open_source(source.location["mix"][name] if name else source.location)
+    columns = chosen_columns(config, settings, opened)
     number = [*config.sources()].index(name)
     paths = {split: out.scratch / f"{number}.{split}.arrow" for split in opened}
     return ReadSource(
@@ -190,10 +203,6 @@ def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit
     for rows in read.values():
         labels.check(rows.seen)
     return labels
-
-
-def _split(config: DataConfig) -> dict[str, float]:
-    return {str(name): share for name, share in config.split.items()}
 
 
 def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:
