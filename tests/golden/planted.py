@@ -111,7 +111,7 @@ FAULTS = [
     Fault("tokenising: shards end by size alone", "tasks/data/tokenization/token_shards.py",
           "weight >= least and zlib.crc32(text) < own / least * 2**32", "weight >= least", "data/tokenization"),
     Fault("tokenising: examples name a shard's row", "tasks/data/tokenization/length_counts.py",
-          "Example(row + self.read, *rest)", "Example(row, *rest)", "data/tokenization"),
+          "Example(row + self.read, *rest)", "Example(row, *rest)", "data/tokenization/test_length_counts.py"),
     Fault("packing: the emptiest chunk is filled first", "tasks/data/pack/packers.py",
           "(fitting & -fitting).bit_length()", "fitting.bit_length()", "data/pack/test_packers.py"),
     Fault("packing: buckets pad the most", "tasks/data/pack/packers.py",
