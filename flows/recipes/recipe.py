@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
 from trnflow.flows.recipes.files import RecipeTree, read_tree
 from trnflow.flows.recipes.sweep_settings import SweepConfig
@@ -23,7 +18,6 @@ from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.evaluate_model import EvaluateConfig
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.launch import GRACE_SECONDS
-from trnflow.tasks.launch.launcher import Launcher
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.pack_chunks import PackConfig
 from trnflow.tasks.promotion.data_checks import CheckConfig
@@ -66,16 +60,10 @@ class StoreConfig(StageConfig):
     """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
 
 
-if TYPE_CHECKING:
-    LauncherKind = str
-else:
-    LauncherKind = Literal[tuple(Launcher.kinds)]
-
-
 class LaunchConfig(StageConfig):
     """How the processes of stages are started and stopped, and which devices training uses."""
 
-    kind: LauncherKind = "local"
+    kind: Literal["local"] = "local"
     """Where the stages' processes run: `local` is this machine."""
     grace_seconds: Seconds = GRACE_SECONDS
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
@@ -202,6 +190,20 @@ class Recipe(StageConfig):
     @property
     def _runs_on_hardware(self) -> bool:
         return self.hardware.device in (None, self.train.device)
+
+    def changed(self, settings: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other values of some settings, such as {"train.epochs": 1}. Raises pydantic's
+        ValidationError."""
+        document = self.model_dump()
+        for path, value in settings.items():
+            *above, last = path.split(".")
+            section = document
+            for name in above:
+                section = section[name]
+            section[last] = value
+        recipe = Recipe.model_validate(document)
+        recipe._folders = self._folders
+        return recipe
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings with defaults, secrets hidden."""

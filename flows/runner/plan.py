@@ -12,21 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trnflow.flows.runner.attempts import outlook
+from trnflow.flows.runner.attempts import nearest_changes, outlook
 from trnflow.flows.runner.forecast import forecast
 from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.keys.hash_cache import Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import Known, Role
 from trnflow.tasks.store import Store
 
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
-
 
 FACTS = ("splits", "longest", "lengths", "parameters", "target")
 
@@ -123,6 +122,19 @@ class Step:
             "bytes": self.bytes,
         }
 
+    def outcome(self) -> Meta:
+        """Return the settled step as a run record has it."""
+        return {
+            "stage": self.name,
+            "action": self.action,
+            "key": self.key,
+            "artifact": self.artifact.digest if self.artifact else None,
+            "seconds": self.seconds,
+            "metrics": self.metrics,
+            "figures": self.figures,
+            "why": self.why,
+        }
+
     def take(self, stored: Stored) -> None:
         """Take over a result of the store."""
         self.action, self.why, self.artifact = stored.action, stored.why, stored.artifact
@@ -159,6 +171,11 @@ class Plan:
     def sources(self) -> dict[str, Source]:
         """The sources by kind: `data`, `model`."""
         return {item.kind: item for item in self.found.values() if isinstance(item, Source)}
+
+    @property
+    def roles(self) -> dict[Role | None, Step]:
+        """The steps by the role of their stage."""
+        return {step.node.stage.role: step for step in self.steps.values()}
 
     def predict(self) -> None:
         """Look up anew what would be done with each node. What the lookups found stays."""
@@ -201,6 +218,21 @@ class Plan:
                 values[name] = self._choose(step, item, {other: values[other] for other in values if other != name})
         return {name: value for name, value in values.items() if value is not None}
 
+    def check_needs(self, options: Options, *, here: bool = False) -> None:
+        """Raise a TrnflowError if a stage that may have to run is bound to fail, as far as is known now; note the
+        stages' remarks. here: the stages will run on this machine."""
+        due = {step.name for step in self.due(options) if not step.settled}
+        known = Known(self.sources, here=here)
+        for step in self.until(options):
+            described = step.node.stage
+            if described.role:
+                foreseen = {} if step.artifact or not due else described.foresee(step.config, known)
+                known.meta[described.role] = step.artifact.meta if step.artifact else foreseen
+        for step in self.until(options):
+            if step.name in due:
+                for remark in step.node.stage.needs(step.config, known):
+                    self.note(remark)
+
     def forget(self, digest: str) -> None:
         """Look up all steps anew, after a blob turned out missing or corrupt."""
         self.lost.add(digest)
@@ -242,7 +274,7 @@ class Plan:
         if lost is None:
             return
         past = self._past(step)
-        why = lost or _changes(step.document, past)
+        why = lost or nearest_changes(past, step.document) or "never ran in this store"
         if step.node.stage.resumable:
             why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document))))
         step.action, step.why = "run", why
@@ -271,12 +303,3 @@ class Plan:
 
     def _forecast(self, step: Step, past: list[Meta], known: Meta) -> None:
         step.seconds, step.expected_bytes = forecast(self.store, past, known)
-
-
-def _changes(document: Meta, past: list[Meta]) -> str:
-    near = nearest_record(past, document)
-    if near is None:
-        return "never ran in this store"
-    changes = near[1]
-    more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return "; ".join(str(change) for change in changes[:2]) + more

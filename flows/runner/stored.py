@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trnflow.tasks.artifact import Artifact, File, Meta
+from trnflow.tasks.artifact import Artifact, File, Json, Meta
 from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.store import Store
+from trnflow.tasks.system.clock import now
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,42 @@ def rehash_changed(store: Store, recorded: Recorded) -> Recorded:
     if corrupt:
         return Recorded(None, f"the blob of {corrupt[0].path} ({corrupt[0].digest}) was corrupt: quarantined")
     return recorded._replace(changed=())
+
+
+def publish(
+    store: Store,
+    document: Meta,
+    artifact: Artifact,
+    attempt: str,
+    *,
+    holds: Sequence[Meta] = (),
+    unusable: Callable[[Meta], bool],
+    **more: Json,
+) -> str:
+    """Put an artifact on record, unless another run published another one first. Return the digest on record.
+
+    Args:
+        document: The key document.
+        holds: {"stage", "key"} of records that the artifact depends on; they are brought back from the trash.
+        unusable: Whether to replace the other run's record.
+        more: Further fields of the record.
+
+    Raises:
+        BlobLost: A record or file that the artifact depends on is gone.
+    """
+    record = {
+        "schema": 1,
+        "stage": document["stage"],
+        "key": key_of(document),
+        "document": document,
+        "artifact": artifact.digest,
+        "attempt": attempt,
+        "created": now(),
+        **more,
+    }
+    store.restore([*holds], artifact)
+    published = store.publish(record)
+    if published["artifact"] != artifact.digest and unusable(published):
+        published = store.publish(record, replace=True)
+    digest: str = published["artifact"]
+    return digest

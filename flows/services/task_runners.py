@@ -26,6 +26,7 @@ from trnflow.flows.recipes.recipe import TaskRunnerConfig
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption
+from trnflow.tasks.launch.job import Job
 from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets, raisable, scrub, scrub_logs
 
 CONNECT_SECONDS = 8
@@ -51,10 +52,8 @@ class TaskRunner:
         # pickled.
         self._flow = contextvars.copy_context()
 
-    def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make each part and put it into the store. Yield, in order, {"artifact": digest on record, "made": digest of
-        the result
-        made now, "said": events}.
+    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
+        """Make each part and put it into the store. Yield, in order, what `make_part_apart` returns.
 
         At most twice as many parts as workers wait at once.
 
@@ -73,22 +72,25 @@ class TaskRunner:
         except BaseException as error:
             ended = is_interruption(error) and not isinstance(error, GeneratorExit)
             if ended and self._config.kind == "processes":
-                _kill_processes()  # otherwise the pool waits until they are done
+                # the only processes that the flow starts through multiprocessing; the pool would wait for them
+                for worker in multiprocessing.active_children():
+                    worker.kill()
             raise
         finally:
             for future in waiting:
                 with contextlib.suppress(Exception):  # some runners can't cancel a part
                     future.wrapped_future.cancel()
 
-    def _submit(self, job: Meta) -> Any:
+    def _submit(self, job: Job) -> Any:
         """Submit one part and return its Prefect future. The first call starts the task runner."""
-        name = f"{job['document']['stage']} {' '.join(map(str, job['arguments'].values()))}"
-        part = _task.with_options(name=job["document"]["stage"], task_run_name=name)
+        stage = job.document["stage"]
+        name = f"{stage} {' '.join(map(str, job.phase.arguments.values()))}"
+        part, parameters = _task.with_options(name=stage, task_run_name=name), {"job": job.to_json()}
         if self._started:
-            return self._flow.run(self._runner.submit, part, {"job": job})
+            return self._flow.run(self._runner.submit, part, parameters)
         try:
             self._flow.run(self._stack.enter_context, self._runner)
-            future = self._flow.run(self._runner.submit, part, {"job": job})  # Dask connects here
+            future = self._flow.run(self._runner.submit, part, parameters)  # Dask connects here
         except (OSError, RuntimeError, ConnectionError, TimeoutError) as error:
             raise _unreachable(self._config, error) from error
         self._started = True
@@ -121,7 +123,7 @@ def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
 def _task(job: Meta) -> Meta:
     """Make a part."""
     # Prefect writes errors to its database: secrets are hidden in them
-    add_secrets_of({"root": job["store"]})
+    add_secrets_of({"root": job["root"]})
     scrub_logs()
     try:
         return make_part_apart(job)
@@ -178,12 +180,6 @@ def _dask(config: TaskRunnerConfig) -> Any:
     # one thread per worker, because each part is watched by the thread that runs it
     local = {"n_workers": config.count, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
     return DaskTaskRunner(cluster_kwargs=local)
-
-
-def _kill_processes() -> None:
-    """Kill the pool's workers, the only processes that the flow starts through multiprocessing."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
 
 
 def _end_with_the_flow(flow: int) -> None:

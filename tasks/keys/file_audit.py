@@ -11,14 +11,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import source_from_cache
 from pathlib import Path
 from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.artifact import Json
 from trnflow.tasks.errors import CodeError, Interrupted
 from trnflow.tasks.keys.hash_cache import stamp
 
@@ -62,13 +62,9 @@ class Permit:
 
         return hash_file(Path(path)) != known[1]
 
-    def to_json(self) -> Meta:
-        """Return the permit as JSON."""
-        return {**asdict(self), "files": sorted(self.files)}
-
     @classmethod
     def from_json(cls, document: Json) -> Permit:
-        """Return the permit that `to_json` wrote."""
+        """Return the permit of its fields as JSON."""
         roots = tuple((root, base) for root, base in document["roots"])
         code = {path: (then, code_hash) for path, (then, code_hash) in document["code"].items()}
         return cls(document["stage"], roots, frozenset(document["files"]), tuple(document["exempt"]), code)

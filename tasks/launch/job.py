@@ -1,4 +1,4 @@
-"""A job, as the JSON file by which one process tells another which stage function to call. Nothing is pickled."""
+"""A job: all that a process needs to run a stage or a part of it, as JSON. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -6,72 +6,82 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Input, Json, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.keys.file_audit import Permit
+from trnflow.tasks.launch import GRACE_SECONDS
+from trnflow.tasks.system.redaction import scrub
 
 Inputs = Mapping[str, Input | Source]
+NOTHING: Input[Meta] = Input(Path(), "", {}, "")
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step of a stage that works in parts.
+class Phase:
+    """What a process does of a stage that works in parts.
 
     Attributes:
         name: `whole`, `split` (list the parts), `part` (make one) or `gather` (make missing parts, put all together).
-        shared: The folder that `split` wrote.
+        shared: What `split` wrote.
         arguments: Which part.
         todo: (arguments, metadata or None if it is missing) of each part.
         folder: Its subfolder `N` has the result of part N.
         keep: Copy each part that is made to `N.kept`, and report it.
+        threads: That make parts.
+        replace: Whether the part replaces the one that its key has on record.
     """
 
     name: str = "whole"
-    shared: str = ""
+    shared: Input[Meta] = NOTHING
     arguments: Meta = field(default_factory=dict)
-    todo: tuple[tuple[Meta, Meta | None], ...] = ()
+    todo: list[tuple[Meta, Meta | None]] = field(default_factory=list)
     folder: str = ""
     keep: bool = False
     threads: int = 1
+    replace: bool = False
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """All that a process needs to call a stage function.
+class Job:
+    """A call of a stage function in a process.
 
     Attributes:
         function, config_type: As "module:name".
-        out: The folder of the stage's files.
-        scratch: A folder for temporary files; spec and result lie beside it.
+        out: The folder of the stage's files; job, result and temporary files lie beside it.
         log: Takes the process's stdout and stderr.
-        partial: {"root", "home", "key"} of a resumable stage's state, else None.
-        environ: Environment variables; not in the file.
+        document: The key document; empty outside a run.
+        root, home: Of the store; empty: the stage saves no state.
+        environ: Environment variables; not in the JSON.
         secret: Names in `environ` whose values are secrets.
         permit: None: reads are not checked.
         search: Folders to put on `sys.path`.
         ranks: Processes that run the stage together.
-        preload: Modules of the warm parent that forks the process; empty: a new interpreter.
+        preload: Modules of the warm parent that forks the process; empty: a new interpreter. Not in the JSON.
+        grace_seconds: Between SIGTERM and SIGKILL.
     """
 
     function: str
     config_type: str
     config: Meta
+    inputs: dict[str, Input | Source]
     out: Path
-    scratch: Path
     log: Path
-    inputs: dict[str, Input | Source] = field(default_factory=dict)
-    partial: dict[str, str] | None = None
+    document: Meta = field(default_factory=dict)
+    attempt: str = ""
+    root: str = ""
+    home: str = ""
     environ: dict[str, str] = field(default_factory=dict, compare=False)
     secret: tuple[str, ...] = ()
     permit: Permit | None = None
     search: tuple[str, ...] = ()
     ranks: int = 1
     preload: tuple[str, ...] = field(default=(), compare=False)
-    step: Step = Step()
+    grace_seconds: float = GRACE_SECONDS
+    phase: Phase = Phase()
 
     @classmethod
     def of(
@@ -79,26 +89,19 @@ class JobSpec:
         function: Callable[..., Meta],
         config: StageConfig,
         inputs: Inputs,
+        out: Path,
         *,
-        scratch: Path,
         log: Path | None = None,
         **others: Any,
-    ) -> JobSpec:
+    ) -> Job:
         """Make the job of the call `function(config, **inputs, out=Workdir(...))`. others: further attributes.
 
         Raises TypeError if the function can't be imported by name, or the config changes when it is written and read
         again.
         """
-        return cls(
-            function=name_of(function),
-            config_type=name_of(type(config)),
-            config=portable(config),
-            scratch=scratch,
-            log=log or scratch.with_name(f"{scratch.name}.log"),
-            inputs=dict(inputs),
-            search=_search(function),
-            **others,
-        )
+        names, document = (name_of(function), name_of(type(config))), _portable(config)
+        log = log or out.with_name(f"{out.name}.log")
+        return cls(*names, document, dict(inputs), out, log, search=_search(function), **others)
 
     @property
     def name(self) -> str:
@@ -106,56 +109,56 @@ class JobSpec:
         return self.function.rpartition(":")[2]
 
     @property
+    def scratch(self) -> Path:
+        """A folder for temporary files."""
+        return self._beside("scratch")
+
+    @property
     def file(self) -> Path:
-        return self.scratch.with_name(f"{self.scratch.name}.job.json")
+        return self._beside("job.json")
 
     @property
     def result(self) -> Path:
         """The worker's result: {"meta": metadata} or {"error": error, "details": traceback}."""
-        return self.scratch.with_name(f"{self.scratch.name}.result.json")
+        return self._beside("result.json")
 
     @property
     def ranks_folder(self) -> Path:
         """Where ranks find each other, and write their results."""
-        return self.scratch.with_name(f"{self.scratch.name}.ranks")
+        return self._beside("ranks")
 
-    def save(self) -> None:
-        """Write the file, readable by its owner alone."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        document = {
-            "function": self.function,
-            "config_type": self.config_type,
-            "config": self.config,
-            "out": str(self.out),
-            "scratch": str(self.scratch),
-            "log": str(self.log),
-            "inputs": {name: _encoded(given) for name, given in self.inputs.items()},
-            "partial": self.partial,
-            "secret": list(self.secret),
-            "permit": self.permit.to_json() if self.permit else None,
-            "search": list(self.search),
-            "ranks": self.ranks,
-            "step": asdict(self.step),
-        }
-        self.file.touch(mode=0o600)
-        self.file.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    def _beside(self, suffix: str) -> Path:
+        return self.out.with_name(f"{self.out.name}.{suffix}")
+
+    def to_json(self) -> Meta:
+        document: Meta = json.loads(self._text())
+        return document
+
+    def _text(self, **changed: str) -> str:
+        fields = {name: value for name, value in vars(self).items() if name not in ("environ", "preload")}
+        return json.dumps(fields | changed, default=_json)
 
     @classmethod
-    def load(cls, file: Path) -> JobSpec:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        return cls(
-            **{
-                **document,
-                "out": Path(document["out"]),
-                "scratch": Path(document["scratch"]),
-                "log": Path(document["log"]),
-                "inputs": {name: _decoded(given) for name, given in document["inputs"].items()},
-                "permit": Permit.from_json(document["permit"]) if document["permit"] else None,
-                "search": tuple(document["search"]),
-                "secret": tuple(document["secret"]),
-                "step": Step(**{**document["step"], "todo": tuple(map(tuple, document["step"]["todo"]))}),
-            }
-        )
+    def from_json(cls, document: Meta) -> Job:
+        phase, permit = document["phase"], document["permit"]
+        return cls(**{
+            **document,
+            **{name: Path(document[name]) for name in ("out", "log")},
+            **{name: tuple(document[name]) for name in ("secret", "search")},
+            "inputs": {name: _input(given) for name, given in document["inputs"].items()},
+            "permit": Permit.from_json(permit) if permit else None,
+            "phase": Phase(**{**phase, "shared": _input(phase["shared"])}),
+        })  # fmt: skip
+
+    def save(self) -> None:
+        """Write the file, readable by its owner alone, and without secrets of the store's root."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.touch(mode=0o600)
+        self.file.write_text(self._text(root=scrub(self.root)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path) -> Job:
+        return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
 
 
 def resolve(name: str) -> Any:
@@ -172,7 +175,7 @@ def name_of(thing: Any) -> str:
     return name
 
 
-def portable(config: StageConfig) -> Meta:
+def _portable(config: StageConfig) -> Meta:
     """Return a config as JSON. Raises TypeError if the config read from it differs."""
     document: Meta = config.model_dump(mode="json")
     if type(config).model_validate_json(json.dumps(document)) != config:
@@ -187,20 +190,12 @@ def _search(function: Callable[..., Meta]) -> tuple[str, ...]:
     return (str(Path(package.__file__).parents[1 if hasattr(package, "__path__") else 0]),)
 
 
-def _encoded(given: Input | Source) -> Json:
-    if isinstance(given, Input):
-        return {"is": "input", "path": str(given.path), "kind": given.kind, "meta": given.meta, "digest": given.digest}
-    return {
-        "is": "source",
-        "kind": given.kind,
-        "identity": given.identity,
-        "location": given.location,
-        "note": given.note,
-    }
+def _json(value: Any) -> Json:
+    """Return a path, a set or a dataclass as JSON."""
+    if isinstance(value, Path):
+        return str(value)
+    return sorted(value) if isinstance(value, frozenset) else vars(value)
 
 
-def _decoded(document: Meta) -> Input | Source:
-    fields = {name: value for name, value in document.items() if name != "is"}
-    if document["is"] == "input":
-        return Input(**{**fields, "path": Path(fields["path"])})
-    return Source(**fields)
+def _input(document: Meta) -> Input | Source:
+    return Input(**{**document, "path": Path(document["path"])}) if "path" in document else Source(**document)

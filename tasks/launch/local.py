@@ -18,9 +18,8 @@ from types import TracebackType
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, ProcessFailed, TrnflowError, from_json
-from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.launch import guard as guard_module
-from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.warm_parents import ForkedGuard, process_environ, start_guard
 from trnflow.tasks.system.json_lines import parsed
@@ -34,40 +33,37 @@ STOP_SECONDS = 3.0
 LEAST_SPACE = 1 << 16
 
 
-def run_job(spec: JobSpec, emit: Emit, *, grace_seconds: float = GRACE_SECONDS) -> Meta:
+def run_job(job: Job, emit: Emit) -> Meta:
     """Run a stage in a process, wait for its end, and return its metadata.
 
-    Args:
-        emit: Called with each event, in this thread.
-        grace_seconds: Seconds between SIGTERM and SIGKILL.
+    emit: called with each event, in this thread.
 
     Raises:
         TrnflowError: The stage's own error, with its traceback in `details`.
         ProcessFailed: The process died without a result.
         Interrupted: Ctrl-C stopped the stage.
     """
-    spec.result.unlink(missing_ok=True)
-    spec.save()
-    with Guarded(spec, grace_seconds) as job:
+    job.result.unlink(missing_ok=True)
+    job.save()
+    with Guarded(job) as guarded:
         try:
-            job.follow(emit)
+            guarded.follow(emit)
         except KeyboardInterrupt:
-            job.interrupt()
-            job.drain(emit)
+            guarded.interrupt()
+            guarded.drain(emit)
         # `emit`, too, may raise: the stage is stopped first
         except BaseException:
-            job.interrupt()
-            job.drain(lambda event: None)
+            guarded.interrupt()
+            guarded.drain(lambda event: None)
             raise
-        return job.result()
+        return guarded.result()
 
 
 class Guarded:
     """Starts a guard and its worker; at the context's end all processes of the stage have ended."""
 
-    def __init__(self, spec: JobSpec, grace_seconds: float) -> None:
-        self._spec = spec
-        self._grace = grace_seconds
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._interrupted = False
         self._saves = False
         self._deadline = math.inf
@@ -75,11 +71,11 @@ class Guarded:
         self._status: int | None = None
 
     def __enter__(self) -> Guarded:
-        self._spec.log.parent.mkdir(parents=True, exist_ok=True)
+        self._job.log.parent.mkdir(parents=True, exist_ok=True)
         lifeline, self._lifeline = os.pipe()
         self._events, events = os.pipe()
         os.set_blocking(self._events, False)
-        with self._spec.log.open("ab") as log:
+        with self._job.log.open("ab") as log:
             try:
                 self._guard = self._start([lifeline, events, log.fileno()])
             except BaseException:
@@ -95,14 +91,21 @@ class Guarded:
 
     def _start(self, descriptors: list[int]) -> subprocess.Popen[bytes] | ForkedGuard:
         """Start the guard with these descriptors as its stdin, stdout and stderr."""
-        environ = process_environ(self._spec.environ)
-        entry, arguments = "trnflow.tasks.launch.worker:run", [str(self._spec.file)]
-        if self._spec.preload:
-            forked = start_guard(entry, arguments, environ, self._spec.preload, self._grace, descriptors)
+        environ = process_environ(self._job.environ)
+        entry, arguments = "trnflow.tasks.launch.worker:run", [str(self._job.file)]
+        if self._job.preload:
+            forked = start_guard(entry, arguments, environ, self._job.preload, self._job.grace_seconds, descriptors)
             if forked is not None:
                 return forked
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", guard_module.__file__, str(self._grace), *python(entry, *arguments)],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                guard_module.__file__,
+                str(self._job.grace_seconds),
+                *python(entry, *arguments),
+            ],
             env=environ,
             stdin=descriptors[0],
             stdout=descriptors[1],
@@ -151,11 +154,13 @@ class Guarded:
         Raises TrnflowError (the stage's own, ProcessFailed without a result, Interrupted), or OSError when the disk is
         full.
         """
-        written = json.loads(self._spec.result.read_text(encoding="utf-8")) if self._spec.result.exists() else None
+        written = json.loads(self._job.result.read_text(encoding="utf-8")) if self._job.result.exists() else None
         if written is None:
             raise self._silent()
         if "error" in written:
-            raise _rebuilt(written)
+            error = from_json(written["error"])
+            error.details = written["details"]
+            raise error
         if self._interrupted:
             raise self._stopped()
         meta: Meta = written["meta"]
@@ -185,35 +190,29 @@ class Guarded:
             return None
 
     def _silent(self) -> TrnflowError:
+        """Return the error of a process that has died without a result."""
         if self._interrupted:
             return self._stopped()
-        name, log = self._spec.name, self._spec.log
-        place = os.statvfs(self._spec.file.parent)
+        name, log = self._job.name, self._job.log
+        place = os.statvfs(self._job.file.parent)
         if place.f_bavail * place.f_frsize < LEAST_SPACE:  # the process could not write its error
-            raise OSError(errno.ENOSPC, "No space left on device", str(self._spec.file.parent))
+            raise OSError(errno.ENOSPC, "No space left on device", str(self._job.file.parent))
         if self._status is None:
             return ProcessFailed(f"the guard of {name} was killed", f"run it again; its log is {log}")
-        how = f"exit code {self._status}" if self._status >= 0 else f"signal {_signal_name(-self._status)}"
         fix = f"read the whole log, {log}"
         if self._status == -signal.SIGKILL:
             fix = f"if the machine ran out of memory, lower the batch size or the number of workers; else {fix}"
-        return ProcessFailed(f"the process of {name} died without a word ({how}){_tail(log)}", fix)
+        return ProcessFailed(f"the process of {name} died without a word ({_how_ended(self._status)}){_tail(log)}", fix)
 
     def _stopped(self) -> TrnflowError:
-        return Interrupted(f"{self._spec.name} was interrupted", "run the same command again")
+        return Interrupted(f"{self._job.name} was interrupted", "run the same command again")
 
 
-def _rebuilt(written: Meta) -> TrnflowError:
-    error = from_json(written["error"])
-    error.details = written["details"]
-    return error
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+def _how_ended(status: int) -> str:
+    """Return "exit code N", or "signal NAME" for a negative status."""
+    if status >= 0:
+        return f"exit code {status}"
+    return f"signal {signal.Signals(-status).name if -status in {*signal.Signals} else -status}"
 
 
 def _tail(log: Path, lines: int = 20) -> str:

@@ -15,119 +15,101 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, ProcessFailed, TrnflowError, of_machine
-from trnflow.tasks.keys.file_audit import refuse_recorded, watch_process
-from trnflow.tasks.launch import steps
+from trnflow.tasks.keys.file_audit import watch_process
+from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.launch.guard import WORKER_EVENTS
-from trnflow.tasks.launch.job import JobSpec, resolve
+from trnflow.tasks.launch.job import Job, resolve
+from trnflow.tasks.launch.phases import run_phase
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
 from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT
 from trnflow.tasks.stage import Partial, Workdir, stage_of
 from trnflow.tasks.system.redaction import add_secret, add_secrets_of, scrub, scrub_all
+from trnflow.tasks.system.whole_file import write_whole
 
 
 def run(file: str) -> None:
     """Run the job of a file, write its result, and exit with 0 or 1."""
-    status = main(file)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # at once: some libraries hang or crash when they unload
-    os._exit(status)
+    _exit(main(file))
 
 
 def main(file: str) -> int:
-    """Run the job of a file, or its ranks, and write `JobSpec.result`. Return 1 if the result is an error, else 0."""
+    """Run the job of a file, or its ranks, and write `Job.result`. Return 1 if the result is an error, else 0."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
-    spec = _spec(file)
-    if spec.ranks == 1:
+    job = _load(file)
+    if job.ranks == 1:
         Path(file).unlink()  # the config may hold a URL with credentials; ranks read the file, too
-    document = _call(spec, Events(WORKER_EVENTS)) if spec.ranks == 1 else _lead(spec)
-    _write(spec.result, json.dumps(document))
+    document = _call(job, Events(WORKER_EVENTS)) if job.ranks == 1 else _lead(job)
+    write_whole(job.result, json.dumps(document))
     return int("error" in document)
 
 
 def rank(file: str, number: str, parent: str) -> None:
     """Run one rank, write its result for `main`, and exit."""
     faulthandler.enable()
-    spec, me = _spec(file), int(number)
-    enter(me, int(parent), spec.ranks_folder, _interrupt)
-    document = _call(spec, Events(WORKER_EVENTS) if me == 0 else _unheard)
-    leave(me, spec.ranks_folder, document)
+    job, me = _load(file), int(number)
+    enter(me, int(parent), job.ranks_folder, _interrupt)
+    document = _call(job, Events(WORKER_EVENTS) if me == 0 else _unheard)
+    leave(me, job.ranks_folder, document)
+    _exit(int("error" in document))
+
+
+def _exit(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(int("error" in document))
+    # at once: some libraries hang or crash when they unload
+    os._exit(status)
 
 
-def _spec(file: str) -> JobSpec:
+def _load(file: str) -> Job:
     """Read the job, and register its secrets."""
-    spec = JobSpec.load(Path(file))
-    for name in spec.secret:
+    job = Job.load(Path(file))
+    for name in job.secret:
         add_secret(os.environ.get(name, ""))
     add_secrets_of(os.environ.get(PARTIAL_ROOT, ""))
-    return spec
+    return job
 
 
-def _lead(spec: JobSpec) -> Meta:
+def _lead(job: Job) -> Meta:
     """Run all ranks of the stage, and return the result of rank 0."""
 
     def command(number: int) -> list[str]:
-        return python("trnflow.tasks.launch.worker:rank", str(spec.file), str(number), str(os.getpid()))
+        return python("trnflow.tasks.launch.worker:rank", str(job.file), str(number), str(os.getpid()))
 
-    shutil.rmtree(spec.ranks_folder, ignore_errors=True)
+    shutil.rmtree(job.ranks_folder, ignore_errors=True)
     try:
-        return run_ranks(command, spec.ranks, spec.ranks_folder, pass_fds=[WORKER_EVENTS])
+        return run_ranks(command, job.ranks, job.ranks_folder, pass_fds=[WORKER_EVENTS])
     finally:
-        shutil.rmtree(spec.ranks_folder, ignore_errors=True)
+        shutil.rmtree(job.ranks_folder, ignore_errors=True)
 
 
-def _call(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
+def _call(job: Job, emit: Callable[[Meta], None]) -> Meta:
     """Call the stage function; return {"meta"}, or {"error", "details"} without secrets."""
-    sys.path[:0] = [folder for folder in spec.search if folder not in sys.path]
+    sys.path[:0] = [folder for folder in job.search if folder not in sys.path]
     try:
-        with watch_process(spec.permit) if spec.permit else nullcontext():
-            meta = _run(spec, emit)
+        with watch_process(job.permit) if job.permit else nullcontext():
+            meta = _run(job, emit)
         json.dumps(meta, allow_nan=False)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        return {"error": scrub_all(_described(error, spec)), "details": scrub(traceback.format_exc())}
+        return {"error": scrub_all(_described(error, job)), "details": scrub(traceback.format_exc())}
     return {"meta": meta}
 
 
-def _run(spec: JobSpec, emit: Callable[[Meta], None]) -> Meta:
-    function = resolve(spec.function)
-    config = resolve(spec.config_type).model_validate_json(json.dumps(spec.config))
-    inputs, step = spec.inputs, spec.step
-    out = Workdir(spec.out, spec.scratch, emit, _partial(spec))
-    shared: Input = Input(Path(step.shared), "shared", {}, "")
-    if step.name == "part":
-        return steps.make_part(stage_of(function), config, inputs, shared, step.arguments, out)
-    spec.out.mkdir(parents=True, exist_ok=True)
-    spec.scratch.mkdir(parents=True, exist_ok=True)
-    if step.name == "split":
-        return {"parts": [asdict(part) for part in steps.split(stage_of(function), config, inputs, out)]}
-    if step.name == "gather":
-        on_part = partial(_keep, emit) if step.keep else lambda *result: None
-        return steps.gather(
-            stage_of(function), config, inputs, shared, step.todo, Path(step.folder), out, step.threads, on_part
-        )
-    return steps.whole(function, config, inputs, out, step.threads)
-
-
-def _keep(emit: Callable[[Meta], None], number: int, folder: Path, meta: Meta) -> None:
-    """Copy a part to `N.kept`, and report it."""
-    refuse_recorded()
-    # a copy, since the store moves the files that it takes in
-    shutil.copytree(folder, folder.with_name(f"{number}.kept"))
-    emit({"part": number, "meta": meta})
+def _run(job: Job, emit: Callable[[Meta], None]) -> Meta:
+    function = resolve(job.function)
+    config = resolve(job.config_type).model_validate_json(json.dumps(job.config))
+    for folder in (job.out, job.scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+    out = Workdir(job.out, job.scratch, emit, _partial(job, function))
+    return run_phase(function, config, job.inputs, out, job.phase)
 
 
 # ranks other than 0 report the same events as rank 0
@@ -135,12 +117,13 @@ def _unheard(event: Meta) -> None:
     """Drop an event."""
 
 
-def _partial(spec: JobSpec) -> Partial | None:
-    if spec.partial is None:
+def _partial(job: Job, function: Callable[..., Meta]) -> Partial | None:
+    """Return where the stage saves its state."""
+    if not job.root or not stage_of(function).resumable:
         return None
     from trnflow.tasks.store import partial_state
 
-    return partial_state(os.environ.get(PARTIAL_ROOT, spec.partial["root"]), spec.partial["home"], spec.partial["key"])
+    return partial_state(os.environ.get(PARTIAL_ROOT, job.root), job.home, key_of(job.document))
 
 
 class Events:
@@ -166,23 +149,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted("stopped by a signal before the stage was done", "run the same command again")
 
 
-def _described(error: BaseException, spec: JobSpec) -> dict[str, Any]:
+def _described(error: BaseException, job: Job) -> dict[str, Any]:
     if isinstance(error, TrnflowError):
         return error.to_json()
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted(f"{spec.name} was interrupted", "run the same command again").to_json()
+        return Interrupted(f"{job.name} was interrupted", "run the same command again").to_json()
     if (cause := of_machine(error)) is not None:
         return cause.to_json()
     words = str(error).strip().partition("\n")[0] or "no message"
     return ProcessFailed(
-        f"{spec.name} failed with {type(error).__name__}: {words}", f"see {spec.log}, or run again with --debug"
+        f"{job.name} failed with {type(error).__name__}: {words}", f"see {job.log}, or run again with --debug"
     ).to_json()
-
-
-def _write(file: Path, text: str) -> None:
-    aside = file.with_name(f"{file.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
 
 
 if __name__ == "__main__":

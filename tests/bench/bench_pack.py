@@ -77,7 +77,7 @@ def ours(folder: Path, length: int, out: Path) -> dict[str, Any]:
 
     from trnflow.tasks.artifact import Input
     from trnflow.tasks.data.pack.packers import best_fit, whole_rows
-    from trnflow.tasks.launch.steps import whole
+    from trnflow.tasks.launch.phases import run_phase
     from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
     from trnflow.tasks.stage import Workdir
 
@@ -88,7 +88,7 @@ def ours(folder: Path, length: int, out: Path) -> dict[str, Any]:
     out.mkdir()
     with measured() as found:
         workdir = Workdir(out, out / "scratch", lambda event: None)
-        packed = whole(pack_chunks, PackConfig(chunk_length=length), {"tokens": tokens}, workdir)
+        packed = run_phase(pack_chunks, PackConfig(chunk_length=length), {"tokens": tokens}, workdir)
     pieces = whole_rows(np.load(folder / "train/offsets.npy"))
     began = time.process_time()
     best_fit(pieces, length)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from tests.flows.prefect_api import PROJECT, Api
 
@@ -69,24 +68,14 @@ def test_a_deployed_run_that_changes_nothing_adds_nothing_to_mlflow(api: Api, tm
         return {str(file): file.read_bytes() for file in files if file.is_file()}
 
     assert actions() == ["ran"] * 4
+    from mlflow import MlflowClient
+
     client = MlflowClient(uri)
     number = client.get_experiment_by_name("trnflow").experiment_id
     assert len(client.search_runs([number], "tags.`trnflow.stage` = ''")) == 1
     before = there()
     assert actions() == ["hit"] * 4
     assert there() == before
-
-
-def test_a_deployment_of_the_former_entrypoint_fails_with_the_advice_to_deploy_again(api: Api) -> None:
-    api.prefect("work-pool", "create", "local", "--type", "process", "--overwrite")
-    api.prefect("deploy", "flows/orchestrate.py:prepare", "--name", "former", "--pool", "local")
-    deployment = api.get("deployments/name/prepare/former")["id"]
-    parameters = {"recipe": "demo", "overrides": QUICK, "offline": True}
-    run = api.post(f"deployments/{deployment}/create_flow_run", parameters=parameters)["id"]
-    api.prefect("worker", "start", "--pool", "local", "--run-once")
-    state = api.get(f"flow_runs/{run}")["state"]
-    assert state["type"] == "FAILED"
-    assert "moved to flows/deployments.py" in state["message"] and "`make deploy` again" in state["message"]
 
 
 TOY = """

@@ -16,7 +16,7 @@ from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.launch.job import resolve
-from trnflow.tasks.launch.steps import whole
+from trnflow.tasks.launch.phases import run_phase
 from trnflow.tasks.load_data import DataConfig, data_source, load_data
 from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
 from trnflow.tasks.sources.model_source import ModelConfig, model_source
@@ -47,13 +47,13 @@ class Bench:
     def made(self, stage: Callable[..., Meta], config: StageConfig, **inputs: Input | Source) -> Input:
         """What a stage makes of the inputs, in this process."""
         out, kind = self.workdir(), stage_of(stage).kind
-        return Input(out.path, kind, whole(stage, config, inputs, out), f"sha256:{kind}")
+        return Input(out.path, kind, run_phase(stage, config, inputs, out), f"sha256:{kind}")
 
     def model(self, settings: dict[str, Any]) -> Source:
         return model_source(ModelConfig(**settings), Resolver(self.root / "home"))
 
     def rows(self, **data: Any) -> Input:
-        config = DataConfig(**{"source": "", **data})
+        config = DataConfig(**{"source": "", "split": {}, **data})  # else data without test split gives 10 % of train
         return self.made(load_data, config, source=self.source(config))
 
     def texts(self, rows: Input, model: dict[str, Any] | None = None, **format: Any) -> Input:

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.launch import local, worker
-from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.errors import from_json
+from trnflow.tasks.launch import worker
+from trnflow.tasks.launch.job import Job
 
 
-def run_inline(spec: JobSpec, emit: Callable[[Meta], None], *, grace_seconds: float = 0.0) -> Meta:
+def run_inline(job: Job, emit: Callable[[Meta], None]) -> Meta:
     """Do what `trnflow.tasks.launch.local.run_job` does, without a process. The files that the stage reads are not checked."""
 
     def report(event: Meta) -> None:
@@ -23,17 +24,18 @@ def run_inline(spec: JobSpec, emit: Callable[[Meta], None], *, grace_seconds: fl
 
     on_term = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in spec.environ.items():
+        for name, value in job.environ.items():
             patch.setenv(name, value)
         # the check is of all modules of a process, and this one has loaded those of the tests
-        document = worker._call(replace(spec, permit=None), report)
+        document = worker._call(replace(job, permit=None), report)
     signal.signal(signal.SIGTERM, on_term)
     if "error" in document:
-        raise local._rebuilt(document)
+        raise from_json(document["error"])
     meta: Meta = document["meta"]
     return meta
 
 
 @pytest.fixture
 def inline_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trnflow.tasks.launch.launcher.run_job", run_inline)
+    for module in ("make", "parts.shards"):
+        monkeypatch.setattr(f"trnflow.flows.runner.{module}.run_job", run_inline)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tests.training.toys import LLAMA, packed_lm, pretrained, saved
 from trnflow.tasks.errors import ModelError
@@ -41,6 +40,8 @@ def test_the_setting_is_gone_and_the_error_says_why(tmp_path: Path, value: str) 
 def test_a_model_that_transformers_knows_is_built_by_transformers_and_published_without_its_code(
     tmp_path: Path,
 ) -> None:
+    from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
     saved(tmp_path / "model", **LLAMA)
     with_own_code(tmp_path / "model")
     built = build(pretrained(tmp_path / "model"), packed_lm(tmp_path / "packed"), seed=0, weights=True)

@@ -1,4 +1,4 @@
-"""Job specs survive the trip through a file, and refuse what would not."""
+"""Jobs survive the trip through a file, and refuse what would not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field, PlainSerializer
 from tests.launch import stages
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.launch.job import JobSpec, resolve
+from trnflow.tasks.launch.job import Job, resolve
 
 
 class Lossy(StageConfig):
@@ -21,28 +21,28 @@ class Lossy(StageConfig):
     rate: Annotated[float, PlainSerializer(lambda value: round(value), return_type=int)] = Field(default=0.5)
 
 
-def spec_of(folder: Path, **more: object) -> JobSpec:
+def job_of(folder: Path, **more: object) -> Job:
     inputs = {
         "rows": Input(folder / "in", "rows", {"splits": {"train": 3}}, "sha256:aa"),
         "model": Source("model", {"commit": "abc"}, {"folder": "x"}, "last resolution"),
     }
     config = stages.NapConfig(how="é", pids=folder / "pids")
-    return JobSpec.of(stages.describe, config, inputs, out=folder / "out", scratch=folder / "scratch", **more)
+    return Job.of(stages.describe, config, inputs, folder / "out", **more)
 
 
-def test_a_spec_comes_back_from_its_file_as_it_was(tmp_path):
-    spec = spec_of(tmp_path, partial={"root": "s", "home": "h", "key": "k"}, environ={"A": "1"}, log=tmp_path / "l/log")
-    spec.save()
-    assert JobSpec.load(spec.file) == spec
-    assert stat.S_IMODE(spec.file.stat().st_mode) == 0o600
+def test_a_job_comes_back_from_its_file_as_it_was(tmp_path):
+    job = job_of(tmp_path, root="s", home="h", attempt="a", environ={"A": "1"}, log=tmp_path / "l/log")
+    job.save()
+    assert Job.load(job.file) == job
+    assert stat.S_IMODE(job.file.stat().st_mode) == 0o600
 
 
 def test_names_lead_back_to_the_function_and_its_config(tmp_path):
-    spec = spec_of(tmp_path)
-    assert resolve(spec.function) is stages.describe
-    assert resolve(spec.config_type) is stages.NapConfig
-    assert spec.name == "describe"
-    assert spec.search == (str(Path(__file__).parents[2]),)
+    job = job_of(tmp_path)
+    assert resolve(job.function) is stages.describe
+    assert resolve(job.config_type) is stages.NapConfig
+    assert job.name == "describe"
+    assert job.search == (str(Path(__file__).parents[2]),)
 
 
 def test_a_function_that_has_no_importable_name_is_refused(tmp_path):
@@ -50,9 +50,9 @@ def test_a_function_that_has_no_importable_name_is_refused(tmp_path):
         return {}
 
     with pytest.raises(TypeError, match="top level of an importable module"):
-        JobSpec.of(local, stages.NapConfig(), {}, out=tmp_path, scratch=tmp_path)
+        Job.of(local, stages.NapConfig(), {}, tmp_path)
 
 
 def test_a_config_that_json_would_change_is_refused(tmp_path):
     with pytest.raises(TypeError, match="Lossy changes when it is written as JSON"):
-        JobSpec.of(stages.empty, Lossy(), {}, out=tmp_path, scratch=tmp_path)
+        Job.of(stages.empty, Lossy(), {}, tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.launch import stages
 from trnflow.tasks.launch import warm_parents
-from trnflow.tasks.launch.job import JobSpec
+from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.system.process import ATTEMPT, lives_on
 
@@ -23,12 +23,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm parents ar
 def seen(folder: Path, preload: tuple[str, ...], **environ: str) -> Any:
     """What a stage says of its process: parent of its guard, environment, modules imported before its own."""
     config = stages.NapConfig(pids=folder / "pids.json")
-    spec = JobSpec.of(
+    job = Job.of(
         stages.look_around,
         config,
         {},
-        out=folder / "out",
-        scratch=folder / "scratch",
+        folder / "out",
         preload=preload,
         environ=environ,
     )
@@ -40,7 +39,7 @@ def seen(folder: Path, preload: tuple[str, ...], **environ: str) -> Any:
         heard.append((event, lives_on(environ.get(ATTEMPT, "none"))))
         looked.touch()
 
-    meta = run_job(spec, hear)
+    meta = run_job(job, hear)
     assert heard == [({"info": "looks"}, ATTEMPT in environ)]
     return meta
 
@@ -63,7 +62,7 @@ def test_a_parent_serves_one_environment_and_variables_that_are_read_late(tmp_pa
 
 
 def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path: Path) -> None:
-    modules = warm_parents.modules_for(["numpy", "pyarrow", "tokenizers", "jinja2", "torch"], {})
+    modules = warm_parents.modules_for(warm_parents.HEAVY, {})
     found = seen(tmp_path, modules)
     assert found["torch"]
     assert found["threads"] == 1

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, f1_score
 
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.promotion.bootstrap import Comparison, compare, score_of
@@ -44,6 +43,8 @@ def truth() -> NDArray[Any]:
 
 
 def test_values_are_those_of_scikit_learn(tmp_path: Path, truth: NDArray[Any]) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
     draw = np.random.default_rng(1)
     both = [answers(draw, truth, 0.6), answers(draw, truth, 0.9)]
     paths = [classes(tmp_path / str(n), one, truth) for n, one in enumerate(both)]

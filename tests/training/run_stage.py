@@ -21,7 +21,7 @@ from typing import Any
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ProcessFailed, TrnflowError, from_json
-from trnflow.tasks.launch.job import JobSpec, resolve
+from trnflow.tasks.launch.job import Job, resolve
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
 from trnflow.tasks.launch.warm_parents import modules_for
@@ -141,18 +141,17 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
     shutil.rmtree(folder, ignore_errors=True)
     definition, events = stage_of(function), list[dict[str, Any]]()
     environ = definition.environ(config)
-    spec = JobSpec.of(
+    job = Job.of(
         function,
         config,
         inputs,
-        out=folder / "out",
-        scratch=folder / "scratch",
+        folder / "out",
         log=folder / "log",
         environ=environ,
         ranks=definition.ranks(config),
         preload=modules_for(LIBRARIES, environ),
     )
-    meta = run_job(spec, events.append)
+    meta = run_job(job, events.append)
     return Result(Input(folder / "out", definition.kind, meta, "sha256:test"), events)
 
 

@@ -1,6 +1,4 @@
-"""Define `PartMaker`, the interface through which the runner has parts of a stage made in other processes, on this
-machine or on others. A part is a piece of a stage's work, such as some of the rows.
-"""
+"""What makes parts of a stage in other processes, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -10,27 +8,15 @@ from typing import Protocol
 from trnflow.flows.recipes.recipe import TaskRunnerConfig
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.launch.job import Job
 
 
 class PartMaker(Protocol):
-    """An object that makes parts of a stage (pieces of its work, such as some of the rows) in other processes, perhaps
-    on other machines. The other processes read the parts' inputs from the store and write the results to the store.
+    """Makes parts in processes that read inputs from the store and write results to it, such as
+    `trnflow.flows.services.task_runners.TaskRunner`."""
 
-    `trnflow.flows.services.task_runners.TaskRunner` implements this with Prefect's task runners.
-    """
-
-    def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
-        """Make the parts (pieces of a stage's work), write their results to the store, and yield a description of each
-        result, in the order of `jobs`. While the caller waits for one result, other parts are made.
-
-        Args:
-            jobs: Descriptions of parts, made by `trnflow.flows.runner.parts.worker_process.part_job`.
-
-        Yields:
-            {"artifact": the digest of the part's artifact that the store has on record, "made": the digest of the
-            artifact that was made now, "said": the list of the events (progress, metrics, messages) that the part
-            reported}. The two digests differ if another worker had published a different result before.
-        """
+    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
+        """Yield what `make_part_apart` returns for each job, in their order; meanwhile, other parts are made."""
 
 
 def refuse_task_runners(config: TaskRunnerConfig) -> None:

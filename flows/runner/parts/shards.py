@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trnflow.flows.runner.job import Job
 from trnflow.flows.runner.parts.part_makers import PartMaker
-from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_job, part_kind, publish_part
-from trnflow.tasks.artifact import Meta
+from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind, publish_part
+from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.keys.key_document import key_of
-from trnflow.tasks.launch.job import Step
+from trnflow.tasks.launch.job import Job, Phase
+from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.stage import Stage
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD
 
@@ -36,53 +37,56 @@ class Shards:
         job: Of the whole stage.
         journal: Lists the parts, which protects them from garbage collection.
         work: The attempt's folder.
-        maker: Makes parts in other processes; None: the stage's own process makes them, and publishes them if the stage has
-            `keep_parts`.
-        threads: Of that process.
+        maker: Makes parts in other processes; None: the stage's own process makes them.
         force: Make all parts again.
         note: Called with messages for the user.
     """
 
     store: Store
+    stage: Stage
     job: Job
     journal: Meta
     work: Path
     maker: PartMaker | None
-    threads: int
     force: bool
     note: Callable[[str], None]
     _journal_written: float = float("-inf")
 
     def run(self, emit: Emit) -> Meta:
-        """Run the stage into `work/out`, parts included, and return its metadata. emit: called with each event."""
-        if self.maker is None and not self.job.stage.keep_parts:
-            return self.job.run(self.store, self.work / "out", emit, Step(threads=self.threads))
-        shared = self.work / SHARED
-        self.parts = self.job.run(self.store, shared, emit, Step("split"))["parts"]
-        self.documents = [self._document(part) for part in self.parts]
-        self.on_record = [None if self.force else self._record(document) for document in self.documents]
-        metas = [self._lay_out(number, record) for number, record in enumerate(self.on_record)]
+        """Run the stage, parts included, and return its metadata. emit: called with each event."""
+        self.shared: Input[Meta] = Input(self.work / SHARED, "shared", {}, "")
+        self.parts = run_job(replace(self.job, out=self.shared.path, phase=Phase("split")), emit)["parts"]
+        name = f"{self.stage.name}{SHARD}"
+        self.documents = [{**self.job.document, **part["identity"], "stage": name} for part in self.parts]
+        self.keys = [key_of(document) for document in self.documents]
+        self.records = [None if self.force else self.store.record(name, key) for key in self.keys]
+        metas = [self._fetch(number, record) for number, record in enumerate(self.records)]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         if self.maker is not None:
-            for number, meta in self._made_apart(self.maker, missing, shared, emit):
+            for number, meta in self._made_apart(self.maker, missing, emit):
                 metas[number] = meta
-        todo = tuple(zip([part["arguments"] for part in self.parts], metas, strict=True))
-        step = Step("gather", str(shared), {}, todo, str(self._folder), self.maker is None, self.threads)
-        meta = self.job.run(self.store, self.work / "out", self._publishing(emit), step)
-        self._say_counts(len(missing), emit)
+
+        def on_event(event: Meta) -> None:
+            if "part" in event:
+                event = {"part": event["part"], "artifact": self._publish(event["part"], event["meta"])}
+            emit(event)
+
+        todo = list(zip([part["arguments"] for part in self.parts], metas, strict=True))
+        keep, threads = self.maker is None, self.job.phase.threads
+        phase = Phase("gather", self.shared, todo=todo, folder=str(self._folder), keep=keep, threads=threads)
+        meta = run_job(replace(self.job, phase=phase), on_event)
+        made, total = len(missing), len(self.parts)
+        if made < total:
+            emit({"info": f"{total - made} of {total} shards were made before"})
+        if total:
+            emit({"figures": {"shards_made": made, "shards_reused": total - made}})
         return meta
 
     @property
     def _folder(self) -> Path:
         return self.work / "parts"
 
-    def _document(self, part: Meta) -> Meta:
-        return {**self.job.document, **part["identity"], "stage": f"{self.job.stage.name}{SHARD}"}
-
-    def _record(self, document: Meta) -> Meta | None:
-        return self.store.record(document["stage"], key_of(document))
-
-    def _lay_out(self, number: int, record: Meta | None, handed: Path | None = None) -> Meta | None:
+    def _fetch(self, number: int, record: Meta | None, handed: Path | None = None) -> Meta | None:
         """Put a part's files into `work/parts/NUMBER` and return its metadata; None if it has to be made."""
         folder = self._folder / str(number)
         if record is None:
@@ -90,7 +94,7 @@ class Shards:
         self._folder.mkdir(exist_ok=True)
         try:
             artifact = self.store.artifact(record["artifact"])
-            if artifact.kind != part_kind(self.job.stage):
+            if artifact.kind != part_kind(self.stage):
                 raise BlobLost(f"{artifact.digest[:19]} is of kind {artifact.kind}", "", artifact.digest)
             if handed is not None and handed.is_dir():
                 handed.rename(folder)
@@ -104,99 +108,68 @@ class Shards:
         self._list(number, artifact.digest)
         return artifact.meta
 
-    def _made_apart(self, maker: PartMaker, missing: list[int], shared: Path, emit: Emit) -> list[tuple[int, Meta]]:
-        """Let workers make and publish the missing parts, copy each part to its folder when it is ready, and return
-        [(number, metadata)]."""
-        copy = shared.with_name(f"{SHARED}.kept")
-        shutil.copytree(shared, copy)
-        digest = self.store.ingest(copy, f"{self.job.stage.kind}.shared", {}, cache=False).digest
-        jobs = (self._part_job(number, digest) for number in missing)
-        made = []
-        for number, done in zip(missing, maker.make(jobs), strict=True):
-            for event in done["said"]:
+    def _made_apart(self, maker: PartMaker, missing: list[int], emit: Emit) -> Iterator[tuple[int, Meta]]:
+        """Let workers make and publish the missing parts; yield (number, metadata) of each whose files are here."""
+        copy = self.work / f"{SHARED}.kept"
+        shutil.copytree(self.shared.path, copy)
+        digest = self.store.ingest(copy, f"{self.stage.kind}.shared", {}, cache=False).digest
+        jobs = (self._part_job(number, replace(self.shared, digest=digest)) for number in missing)
+        for number, result in zip(missing, maker.make(jobs), strict=True):
+            for event in result["events"]:
                 emit(event)
-            handed: Path | None = handed_over(self.work, self.documents[number])
-            if done["artifact"] != done["made"]:
-                self._note_difference(number)
-                handed = None
-            meta = self._lay_out(number, done, handed)
+            is_ours = self._is_on_record(number, made=result["made"], recorded=result["artifact"])
+            meta = self._fetch(number, result, handed_over(self.work, self.keys[number]) if is_ours else None)
             if meta is None:
-                what = f"{self.documents[number]['stage']} {key_of(self.documents[number])[:12]}"
-                raise BlobLost(f"{what} was lost when it was needed", "run again", done["artifact"])
+                what = f"{self.documents[number]['stage']} {self.keys[number][:12]}"
+                raise BlobLost(f"{what} was lost when it was needed", "run again", result["artifact"])
             self._write_journal_now_and_then()
-            made.append((number, meta))
-            emit({"part": number, "artifact": done["artifact"]})
-        return made
+            emit({"part": number, "artifact": result["artifact"]})
+            yield number, meta
 
-    def _part_job(self, number: int, shared: str) -> Meta:
-        document, arguments = self.documents[number], self.parts[number]["arguments"]
-        replace, created = self._replaces(number), self.journal["started"]
-        return part_job(self.store, self.job, document, arguments, shared, self.work, replace=replace, created=created)
-
-    def _publishing(self, emit: Emit) -> Emit:
-        """Return a function that publishes the part for each event that reports a finished part, and passes all other
-        events to `emit`."""
-
-        def publish(event: Meta) -> None:
-            if "part" in event:
-                artifact = self._publish(event["part"], event["meta"])
-                emit({"part": event["part"], "artifact": artifact})
-            else:
-                emit(event)
-
-        return publish
+    def _part_job(self, number: int, shared: Input[Meta]) -> Job:
+        phase = Phase("part", shared, self.parts[number]["arguments"], replace=self._replaces(number))
+        inputs: dict[str, Input | Source] = {
+            name: item for name, item in self.job.inputs.items() if isinstance(item, Input)
+        }
+        # the worker finds out itself what may be read on its machine
+        return replace(self.job, document=self.documents[number], inputs=inputs, phase=phase, permit=None, secret=())
 
     def _publish(self, number: int, meta: Meta) -> str:
-        document = self.documents[number]
-        made = self._folder / f"{number}.kept"
-        artifact = self.store.ingest(made, part_kind(self.job.stage), meta, cache=False)
+        """Publish a part that the stage's process has made, and return the digest on record."""
+        artifact = self.store.ingest(self._folder / f"{number}.kept", part_kind(self.stage), meta, cache=False)
         self._list(number, artifact.digest)
         self._write_journal_now_and_then()
-        attempt, created, replace = self.journal["attempt"], self.journal["started"], self._replaces(number)
-        published = publish_part(self.store, document, artifact, attempt, created, replace=replace)
-        if published != artifact.digest:
-            self._note_difference(number)
-        return published
+        document, replaces = self.documents[number], self._replaces(number)
+        recorded = publish_part(self.store, document, artifact, self.journal["attempt"], replaces=replaces)
+        self._is_on_record(number, made=artifact.digest, recorded=recorded)
+        return recorded
 
     def _replaces(self, number: int) -> bool:
-        """Return whether to replace the record of a part: the user forced the part to be made again, or the recorded
-        part can't be used."""
-        return self.force or self.on_record[number] is not None
+        """Return whether to replace the record of a part: the user forced it, or the recorded part can't be used."""
+        return self.force or self.records[number] is not None
 
-    def _note_difference(self, number: int) -> None:
-        document = self.documents[number]
-        self.note(f"{document['stage']} {key_of(document)[:12]} is not deterministic; the record counts")
-
-    def _say_counts(self, made: int, emit: Emit) -> None:
-        """Report how many parts were made and how many were reused, as events."""
-        total = len(self.parts)
-        if made < total:
-            emit({"info": f"{total - made} of {total} shards were made before"})
-        if total:
-            emit({"figures": {"shards_made": made, "shards_reused": total - made}})
+    def _is_on_record(self, number: int, *, made: str, recorded: str) -> bool:
+        if made != recorded:
+            document = self.documents[number]
+            self.note(f"{document['stage']} {self.keys[number][:12]} is not deterministic; the record counts")
+        return made == recorded
 
     def _list(self, number: int, artifact: str) -> None:
-        document = self.documents[number]
-        shard = {"stage": document["stage"], "key": key_of(document), "artifact": artifact}
+        shard = {"stage": self.documents[number]["stage"], "key": self.keys[number], "artifact": artifact}
         self.journal.setdefault("shards", []).append(shard)
 
     def _write_journal_now_and_then(self) -> None:
-        """Write the journal unless it was written in the last JOURNAL_SECONDS: a write costs a sync or a request, and what
-        is younger than gc's grace period is kept without it. The last journal is written with the stage's outcome."""
+        # a write costs a sync or a request, and what is younger than gc's grace period is kept without it; the last
+        # journal is written with the stage's outcome
         if time.monotonic() - self._journal_written >= JOURNAL_SECONDS:
-            self._write_journal()
+            self.store.write_attempt(key_of(self.job.document), self.journal["attempt"], self.journal)
             self._journal_written = time.monotonic()
-
-    def _write_journal(self) -> None:
-        self.store.write_attempt(key_of(self.job.document), self.journal["attempt"], self.journal)
 
 
 def shard_entries(store: Store, journal: Meta) -> Meta:
-    """Return the field of a stage's record that names the parts (results of pieces of the stage's work, kept in the
-    store) from which the artifact was made: {"shards": [{"stage", "key"}, ...]}, or {} if the journal lists no parts.
-    Parts that garbage collection has moved to the trash in the meantime are moved back.
+    """Return {"shards": [{"stage", "key"}, ...]}, the parts that an attempt's journal lists; {} if there are none.
 
-    journal: the store's document about the attempt (try to run the stage) that made the artifact.
+    Parts in the trash are moved back.
     """
     shards = [{"stage": shard["stage"], "key": shard["key"]} for shard in journal.get("shards", [])]
     with contextlib.suppress(BlobLost):  # a part that can't be moved back is made again by the next run that needs it

@@ -79,16 +79,15 @@ def trace_in_process(
     """Run `traced` in a guarded child, forked from the warm parent of `environ` and `preload`. Raises its ModelError."""
     import tempfile
 
-    from trnflow.tasks.launch.job import JobSpec
+    from trnflow.tasks.launch.job import Job
     from trnflow.tasks.launch.local import run_job
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         packed = Input(folder, "packed", {**rows, "limit": limit}, "")
         inputs: dict[str, Input | Source] = {"model": model, "rows": packed}
-        out, scratch = folder / "out", folder / "scratch"
-        spec = JobSpec.of(traced, config, inputs, out=out, scratch=scratch, environ=environ, preload=preload)
-        return Traced.from_json(run_job(spec, lambda event: None))
+        job = Job.of(traced, config, inputs, folder / "out", environ=environ, preload=preload)
+        return Traced.from_json(run_job(job, lambda event: None))
 
 
 def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from sklearn.metrics import f1_score
 
 from tests.flows.champions.conftest import STRONG, write_rows
 from tests.helpers.command_line import InProcessShell, artifacts
@@ -94,6 +93,8 @@ def test_last_is_the_last_run_of_the_recipe_that_has_a_model(tiny: InProcessShel
 
 
 def test_a_better_one_becomes_champion_by_the_figures_of_its_evaluation(tiny: InProcessShell, tmp_path: Path) -> None:
+    from sklearn.metrics import f1_score
+
     found = tiny.json("promote", "tiny.yaml", STRONG)
     assert found["promoted"] and found["number"] == 2
     assert found["comparison"]["low"] > 0

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
 
 from tests.flows.champions.conftest import RECIPE
 from trnflow.flows.champions.frozen_rows import Frozen
@@ -26,6 +25,9 @@ from trnflow.tasks.store.ledger import append_ledger
 from trnflow.tasks.store.ledger.entries import NewEntry
 from trnflow.tasks.tracking import upload_left
 from trnflow.tasks.tracking.registry import mirror_champion
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 FIRST, SECOND, THIRD = (f"sha256:{digit * 64}" for digit in "abc")
 COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
@@ -42,6 +44,8 @@ def crown(store: Store, number: int, artifact: str) -> None:
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's database with its tables, which take seconds to make."""
+    from mlflow import MlflowClient
+
     file = tmp_path_factory.mktemp("empty") / "mlflow.db"
     MlflowClient(f"sqlite:///{file}").search_experiments()
     return file
@@ -49,6 +53,8 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(empty_database: Path, tmp_path: Path) -> MlflowClient:
+    from mlflow import MlflowClient
+
     shutil.copyfile(empty_database, tmp_path / "mlflow.db")
     return MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
 
@@ -140,6 +146,8 @@ def test_the_model_of_a_killed_uploader_is_finished_by_the_next(
 
 
 def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
     """MLflow is dead at first: the promotion ends at once, and what it wrote is uploaded when MLflow answers."""
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
     (tmp_path / "tiny.yaml").write_text(RECIPE)

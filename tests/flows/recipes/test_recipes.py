@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.files import read_recipe, recipe_names
+from trnflow.flows.recipes.files import read_tree, recipe_names
 from trnflow.tasks.errors import ConfigError
 
 FILES = {
     "demo", "demo-llm", "bert-emotion", "bert-imdb", "distilbert-book-reviews", "llama2-7b-dolly", "llama2-7b-dolly-lora",
-    "roberta-large-compiled",
+    "roberta-large-compiled", "classify", "instruct", "chat",
 }  # fmt: skip
 
 
@@ -35,7 +35,8 @@ def test_on_neuron_a_recipe_takes_a_process_a_core_or_asks_for_spmd_by_name() ->
 def test_a_recipe_extends_bases_deeply_and_wins_over_them(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("train: {epochs: 5, learning_rate: 1e-4}\ndata: {labels: [a, b, c]}\n")
     (tmp_path / "mine.yaml").write_text("extends: [base.yaml]\ntrain: {epochs: 7}\ndata: {labels: [x, y]}\n")
-    tree, origins = read_recipe(str(tmp_path / "mine.yaml"), ["train.seed=3", "data.limit={train: 10}"])
+    read = read_tree(str(tmp_path / "mine.yaml")).with_overrides(["train.seed=3", "data.limit={train: 10}"])
+    tree, origins = read.settings(), read.origins
     assert tree["train"] == {"epochs": 7, "learning_rate": 1e-4, "seed": 3}
     assert tree["data"] == {"labels": ["x", "y"], "limit": {"train": 10}}
     assert origins["train", "learning_rate"].endswith("base.yaml:1")
@@ -46,7 +47,7 @@ def test_a_recipe_extends_bases_deeply_and_wins_over_them(tmp_path: Path) -> Non
     ("text", "value"), [("5e-5", 5e-5), ("1E3", 1000.0), ("3", 3), ("true", True), ("null", None), ("a b", "a b")]
 )
 def test_overrides_are_yaml_with_scientific_numbers(text: str, value: object) -> None:
-    tree, _ = read_recipe("demo", [f"train.x={text}"])
+    tree = read_tree("demo").with_overrides([f"train.x={text}"]).settings()
     assert tree["train"]["x"] == value
     assert type(tree["train"]["x"]) is type(value)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from trnflow.flows.recipes import recipe as settings
@@ -26,6 +25,8 @@ from trnflow.tasks.errors import ConfigError
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
     """A recipe with an empty store, while Prefect's server can't be reached."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / ".trnflow"))
     monkeypatch.delenv("TRNFLOW_STORE", raising=False)
     (tmp_path / "tiny.yaml").write_text(RECIPE)

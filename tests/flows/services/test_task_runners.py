@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from trnflow.flows.runner.parts.part_makers import refuse_task_runners
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError, ConfigError, StoreError
-from trnflow.tasks.launch.job import JobSpec, name_of
-from trnflow.tasks.launch.launcher import Local
+from trnflow.tasks.launch.job import Job
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD, blob_name
 from trnflow.tasks.store.verify import verify
@@ -189,61 +188,45 @@ def test_a_local_ray_refuses_a_client_without_its_token() -> None:
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> Meta:
+def job(tmp_path: Path) -> Meta:
     """That of a real part, made by this process, whose record was taken away."""
-    caught: list[Meta] = []
+    caught: list[Job] = []
 
     class Here:
-        def make(self, jobs: Iterable[Meta]) -> Iterator[Meta]:
+        def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
             for job in jobs:
                 caught.append(job)
-                yield make_part_apart(job)
+                yield make_part_apart(job.to_json())
 
     shelf = Shelf(str(tmp_path / "store"), tmp_path)
     shelf.run(sentences(30), part_maker=Here())
     (tmp_path / "store/records/tokenize_text.shard").rename(tmp_path / "taken")
-    return json.loads(json.dumps(caught[0]))
+    return caught[0].to_json()
 
 
-def test_a_worker_publishes_what_it_makes(spec: Meta, tmp_path: Path) -> None:
-    done = make_part_apart(spec)
+def test_a_worker_publishes_what_it_makes(job: Meta, tmp_path: Path) -> None:
+    done = make_part_apart(job)
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     (record,) = store.records("tokenize_text.shard")
     assert record["artifact"] == done["artifact"] == done["made"]
-    assert store.artifact(done["artifact"]).meta["rows"] == spec["arguments"]["count"]
+    assert store.artifact(done["artifact"]).meta["rows"] == job["phase"]["arguments"]["count"]
 
 
-class Counting:
-    """A launcher that runs a part as `Local` does, and notes that. No subclass, which would be a kind that recipes can name."""
-
-    ran: list[str] = []
-
-    def run(self, spec: JobSpec, emit: Callable[[Meta], None], grace_seconds: float) -> Meta:
-        self.ran.append(spec.name)
-        return Local().run(spec, emit, grace_seconds)
-
-
-def test_a_worker_uses_the_launcher_of_the_run(spec: Meta) -> None:
-    assert spec["launcher"] == name_of(Local)
-    make_part_apart({**spec, "launcher": name_of(Counting)})
-    assert Counting.ran
-
-
-def test_a_worker_that_sees_no_store_says_so(spec: Meta, tmp_path: Path) -> None:
+def test_a_worker_that_sees_no_store_says_so(job: Meta, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"this worker sees no store at .*use one that all workers reach"):
-        make_part_apart({**spec, "store": str(tmp_path / "elsewhere")})
+        make_part_apart({**job, "root": str(tmp_path / "elsewhere")})
 
 
-def test_a_worker_with_another_library_refuses(spec: Meta) -> None:
-    document = {**spec["document"], "env": {**spec["document"]["env"], "tokenizers": "0.1"}}
+def test_a_worker_with_another_library_refuses(job: Meta) -> None:
+    document = {**job["document"], "env": {**job["document"]["env"], "tokenizers": "0.1"}}
     with pytest.raises(CodeError, match=r"this worker has tokenizers .*, the flow 0\.1"):
-        make_part_apart({**spec, "document": document})
+        make_part_apart({**job, "document": document})
 
 
-def test_a_worker_with_other_code_refuses(spec: Meta) -> None:
-    code = {**spec["document"]["code"], "trnflow.tasks.data.tokenization.encoders": f"sha256:{'0' * 64}"}
+def test_a_worker_with_other_code_refuses(job: Meta) -> None:
+    code = {**job["document"]["code"], "trnflow.tasks.data.tokenization.encoders": f"sha256:{'0' * 64}"}
     with pytest.raises(CodeError, match="trnflow.tasks.data.tokenization.encoders"):
-        make_part_apart({**spec, "document": {**spec["document"], "code": code}})
+        make_part_apart({**job, "document": {**job["document"], "code": code}})
 
 
 # --- settings

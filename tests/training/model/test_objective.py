@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.utils.class_weight import compute_class_weight
 
 from tests.training.toys import packed_classes, packed_lm
 from trnflow.tasks.data.chunks import open_chunks
@@ -26,6 +25,8 @@ def test_the_mean_is_pytorch_s() -> None:
 
 
 def test_balanced_is_scikit_learn_s(tmp_path) -> None:
+    from sklearn.utils.class_weight import compute_class_weight
+
     packed = packed_classes(tmp_path)
     train = Split(packed, "train")
     labels = np.concatenate([open_chunks(packed, "train", n)["labels"][:] for n in (8, 16)])
