@@ -21,8 +21,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
 
-from trnflow.flows.cli.output import exit_at_once, say_error
-from trnflow.flows.recipes.suggested_command import complete
+from trnflow.flows.cli.output import complete, exit_at_once, print_error, say_error
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
 from trnflow.tasks.system.redaction import scrub_logs, scrubbed
@@ -33,6 +32,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "run_commands": (("run", "prepare"), ("recipe",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
+    "rehearse_command": (("rehearse",), ("recipe",)),
     "accept": (("accept",), ("recipe",)),
     "model.predict": (("predict",), ("store",)),
     "live.runs_command": (("runs",), ("store",)),
@@ -112,10 +112,7 @@ def fail(error: TrnflowError, options: argparse.Namespace) -> int:
     error = scrubbed(complete(error, options))
     if options.json:
         print(json.dumps({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}}))
-    say_error(error)
-    if options.debug:
-        sys.stderr.write(error.details)
-    return error.exit_code
+    return print_error(error, options)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit, emit_json
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, read_tree, recipe_names
@@ -18,16 +19,14 @@ from trnflow.tasks.errors import ConfigError
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:
-    resolved = sub.add_parser("config", parents=[recipe], help="print a recipe with every setting filled in")
-    resolved.set_defaults(command=config)
-    shipped = sub.add_parser("recipes", parents=[common], help="list the shipped recipes")
-    shipped.set_defaults(command=recipes)
-    described = sub.add_parser("settings", parents=[common], help="describe all settings, a section or one setting")
+    add_command(sub, "config", config, recipe, "print a recipe with every setting filled in")
+    add_command(sub, "recipes", recipes, common, "list the shipped recipes")
+    described = add_command(
+        sub, "settings", describe_settings, common, "describe all settings, a section or one setting"
+    )
     described.add_argument("name", nargs="?", metavar="SECTION|NAME", help="such as train, or train.learning_rate")
     described.add_argument("--markdown", action="store_true", help="print the page docs/settings.md")
-    described.set_defaults(command=describe_settings)
-    schema = sub.add_parser("schema", parents=[common], help="print the JSON schema of recipe files, for editors")
-    schema.set_defaults(command=print_schema)
+    add_command(sub, "schema", print_schema, common, "print the JSON schema of recipe files, for editors")
 
 
 def describe_settings(options: Namespace) -> int:

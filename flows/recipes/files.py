@@ -99,14 +99,10 @@ class RecipeTree:
 
 
 def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
-    """Read a recipe and the recipes that it extends.
+    """Read a recipe of `conf/` or a YAML file, and the recipes that it extends.
 
-    Args:
-        name: A recipe of `conf/`, or a YAML file.
-        root: The config class, whose annotations decide what null and `{}` mean.
-
-    Raises:
-        ConfigError: A recipe is unknown or malformed, or recipes extend each other in a circle.
+    root: the config class, whose annotations decide what null and `{}` mean. Raises ConfigError if a recipe is unknown or
+    malformed, or recipes extend each other in a circle.
     """
     path = _find(name, Path.cwd())
     return RecipeTree(root, path.stem, *_read(path, [], root))

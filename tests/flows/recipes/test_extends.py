@@ -59,7 +59,7 @@ launch: {environment: {A: "1", B: "2"}}
         ("data.split", "{}", {}),
         ("data.split", "{test: null}", {"validation": 0.1}),
         ("data.split.test", "null", {"validation": 0.1}),
-        ("data.split", "null", {}),
+        ("data.split", "null", None),
         ("data.split", "{train: null}", {"validation": 0.1, "test": 0.2}),
         ("data.labels", "null", None),
         ("data.dedupe", "null", False),
