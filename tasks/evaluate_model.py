@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -67,7 +68,8 @@ class EvaluateConfig(StageConfig):
     """The rows of a forward pass."""
     export_rows: NonNegativeCount | None = None
     """The rows on which the exported model is compared with the trained one. Default: 256, or as many as are estimated to
-    take 10 minutes; without the extra `jax` as many as are estimated to take 30 seconds. 0 skips the comparison."""
+    take 10 minutes; without the extra `jax` as many as are estimated to take a second, but at least one call of each
+    length. 0 skips the comparison."""
     prompts: tuple[str | tuple[dict[str, Any], ...], ...] = ()
     """Further prompts for a language model: texts, or lists of messages (`role`, `content`), which the tokenizer's chat
     template turns into texts."""
@@ -133,7 +135,7 @@ def evaluate_model(
     texts: Input,
     packed: Input,
     weights: Input,
-    exported: Input,
+    exported: Input | None = None,
     base: Source | None = None,
     warm_start: Input | None = None,
     *,
@@ -142,7 +144,7 @@ def evaluate_model(
     """Write report.json, report.html, predictions.parquet; the plots, or generations.jsonl.
 
     Args:
-        exported: Compared with `weights`.
+        exported: Compared with `weights`, unless there is none.
         base, warm_start: The model that training started from.
 
     Returns metadata: task, split, metrics.
@@ -151,6 +153,8 @@ def evaluate_model(
         DataError: The split is missing or empty.
         ModelError: The loss is not finite.
     """
+    from trnflow.tasks.evaluation.forward import single_row_seconds
+
     task, name = packed.meta["task"], _split(config, packed.meta["rows"])
     _check_device(config)
     before = []
@@ -170,11 +174,10 @@ def evaluate_model(
         report["metrics"] |= _answered(made)
         report["answered"] = sum(one["answer"] is not None for one in made)
         report["generations"] = made[:SHOWN]
-    _time_single_rows(model, split, out)
+    out.figures(**_latency("", single_row_seconds(model, split)))
     calls = _calls(config, split, exported, model, out)
     del model  # the exported model brings weights of its own
     report["export"], found = _exported(exported, calls, out)
-    _time_export(exported, calls, out)
     metrics = report["metrics"] | found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
     report |= {"data": lost_rows(texts, packed), "max_length": packed.meta.get("max_length")}
@@ -331,28 +334,32 @@ def _answered(lines: list[Meta]) -> Meta:
 
 
 def _calls(
-    config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel, out: Workdir
+    config: EvaluateConfig, split: Split, exported: Input | None, model: PreTrainedModel, out: Workdir
 ) -> list[ExampleCall]:
     """Return the calls to compare the exported model on."""
-    if exported.meta["target"] != "stablehlo" or config.export_rows == 0:
+    if exported is None or exported.meta["target"] != "stablehlo" or config.export_rows == 0:
         return []
     from trnflow.tasks.export.agreement import eager_calls
 
-    def report(done: int, calls: int) -> None:
-        out.progress(done, calls, "calls of the weights")
-
+    report = partial(out.progress, unit="calls of the weights")
     return eager_calls(model.to("cpu"), split, exported, config.export_rows, report)
 
 
-def _exported(exported: Input, calls: list[ExampleCall], out: Workdir) -> tuple[Meta, Meta]:
-    """Return (entry of the report, metrics) of the comparison with PyTorch."""
-    target = exported.meta["target"]
-    if not calls:
-        why = "evaluate.export_rows is 0" if target == "stablehlo" else "a Neuron export runs on Neuron only"
-        return {"target": target, "note": f"not compared: {why}"}, {}
+def _exported(exported: Input | None, calls: list[ExampleCall], out: Workdir) -> tuple[Meta, Meta]:
+    """Return (entry of the report, metrics) of the comparison with PyTorch; report how long the export's calls took."""
+    target = exported.meta["target"] if exported else "none"
+    if exported is None or not calls:
+        why = {"stablehlo": "evaluate.export_rows is 0", "none": "there is no export (export.target)"}
+        return {"target": target, "note": f"not compared: {why.get(target, 'a Neuron export runs on Neuron only')}"}, {}
     from trnflow.tasks.export.agreement import compare
+    from trnflow.tasks.export.latency import call_seconds
 
-    about, metrics = compare(exported, calls, lambda done, calls: out.progress(done, calls, "calls of the export"))
+    begun = time.perf_counter()
+    about, metrics = compare(exported, calls, partial(out.progress, unit="calls of the export"))
+    out.figures(export_seconds=round(time.perf_counter() - begun, 2))  # compiling included
+    if seconds := call_seconds(exported, calls):
+        rate = exported.meta["batch"] * len(seconds) / sum(seconds)
+        out.figures(**_latency("export_", seconds), export_samples_per_second=round(rate, 1))
     return {"target": target, "lengths": exported.meta["lengths"], **about}, metrics
 
 
@@ -378,23 +385,6 @@ def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Wo
     result = run(lambda done: out.progress(done, rows))
     out.figures(samples_per_second=round(rows / (time.perf_counter() - start), 1))
     return result
-
-
-def _time_single_rows(model: PreTrainedModel, split: Split, out: Workdir) -> None:
-    """Report the latency of the weights for one row."""
-    from trnflow.tasks.evaluation.forward import single_row_seconds
-
-    out.figures(**_latency("", single_row_seconds(model, split)))
-
-
-def _time_export(exported: Input, calls: list[ExampleCall], out: Workdir) -> None:
-    """Report latency and throughput of the export's calls, where jax is installed."""
-    from trnflow.tasks.export.latency import call_seconds
-
-    seconds = call_seconds(exported, calls) if calls else []
-    if seconds:
-        rate = exported.meta["batch"] * len(seconds) / sum(seconds)
-        out.figures(**_latency("export_", seconds), export_samples_per_second=round(rate, 1))
 
 
 def _latency(prefix: str, seconds: list[float]) -> Meta:

@@ -191,7 +191,9 @@ def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict
     data, _ = unzipped(source, found, lambda file: Path(file.path), resolver)
     if not config.format and not any(format_of(file.name) for file in data):
         raise _no_data(data[0])
-    settings = FileSettings(config.format, dict(config.splits), resolver.folder("data.source"))
+    settings = FileSettings(
+        config.format, {str(name): file for name, file in config.splits.items()}, resolver.folder("data.source")
+    )
     chosen = choose_files(source, data, settings)
     opened: dict[str, list[RowReader]] = {}
     for split, kind, file in chosen:

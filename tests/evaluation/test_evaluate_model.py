@@ -139,6 +139,8 @@ def test_the_latency_of_a_row_is_a_figure_of_the_run_and_no_metric(evaluated: di
     figures = {key: value for event in evaluated[name]["said"] for key, value in event.get("figures", {}).items()}
     assert 0 < figures["latency_p50_ms"] <= figures["latency_p95_ms"]
     assert "export_latency_p50_ms" not in figures  # without jax each call compiles
+    assert figures["export_seconds"] > 0
+    assert "seconds" not in json.dumps(report(evaluated, name)) + json.dumps(evaluated[name]["meta"])
     assert "latency" not in json.dumps(report(evaluated, name)) + json.dumps(evaluated[name]["meta"])
 
 
