@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,7 @@ from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.pack_chunks import PackConfig
-from trnflow.tasks.promotion.data_checks import CheckConfig
-from trnflow.tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.promotion.settings import CheckConfig, PromoteConfig
 from trnflow.tasks.sources.model_source import ModelConfig
 from trnflow.tasks.sources.paths import Folders, located
 from trnflow.tasks.store.location import default_root
@@ -190,6 +189,20 @@ class Recipe(StageConfig):
     @property
     def _runs_on_hardware(self) -> bool:
         return self.hardware.device in (None, self.train.device)
+
+    def changed(self, settings: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other values of some settings, such as {"train.epochs": 1}. Raises pydantic's
+        ValidationError."""
+        document = self.model_dump()
+        for path, value in settings.items():
+            *above, last = path.split(".")
+            section = document
+            for name in above:
+                section = section[name]
+            section[last] = value
+        recipe = Recipe.model_validate(document)
+        recipe._folders = self._folders
+        return recipe
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings with defaults, secrets hidden."""

@@ -13,14 +13,13 @@ from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.load_data import data_source
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import append_ledger, read_ledger
-from trnflow.tasks.store.ledger.entries import NewEntry
+from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
 class Ended(NamedTuple):
     """How the newest retrain of a recipe ended.
 
     Attributes:
-        outcome: `promoted`, `kept`, `unchanged`, `stopped` or `failed`.
         created: ISO 8601, UTC.
         data: The digest of its data, None if it failed before.
         settled: The data of the newest retrain that did not fail: it is not trained on again.
@@ -40,12 +39,7 @@ def data_digest(data: Source) -> str:
 
 
 def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
-    """Return the digest of a recipe's present data; new and changed files are hashed.
-
-    Raises:
-        ConfigError: There is no data, or the hub can't be reached.
-        DataError: A file can't be read.
-    """
+    """Return the digest of a recipe's present data; changed files are hashed. Raises ConfigError, DataError."""
     source = data_source(recipe.data, context_of(recipe, store, offline=offline).resolver)
     store.memo.save()
     return data_digest(source)
@@ -57,20 +51,19 @@ def newest_ended(store: Store, name: str) -> Ended | None:
     return Ended(**stands["ended"], settled=stands["settled"], failures=stands["failures"]) if stands["ended"] else None
 
 
-def write_ended(store: Store, ended: Retrained, data: str | None) -> None:
-    """Add to the ledger how a retrain ended that judged no model. Raises StoreError.
-
-    data: its digest, None if it was not found.
-    """
+def write_ended(store: Store, ended: Retrained, data: str | None) -> Entry | None:
+    """Add to the ledger how a retrain ended that judged no model, and return the entry. data: a digest, if known. Raises
+    StoreError."""
     if isinstance(ended.error, Interrupted) or ended.entry is not None:
-        return
+        return None
     entry = None
     while entry is None:
         ledger = read_ledger(store, ended.recipe)
         # nothing changed in data that is settled: no entry
         if ended.outcome == "unchanged" and data is not None and ledger.stands["settled"] == data:
-            return
+            return None
         entry = append_ledger(store, ended.recipe, entry_of(ended, data), ledger.number)
+    return entry
 
 
 def entry_of(ended: Retrained, data: str | None) -> NewEntry:
