@@ -83,10 +83,19 @@ class Column:
         return None if self.nested or any(number != number for number in numbers) else numbers or None
 
     @property
+    def has_fractions(self) -> bool:
+        return any(not number.is_integer() for number in self.numbers or [])
+
+    @property
     def is_measure(self) -> bool:
         """Whether its numbers are rather amounts than classes: fractions, or many integers."""
-        numbers = self.numbers or []
-        return len(numbers) > NUMBERED_CLASSES or self.many or any(not number.is_integer() for number in numbers)
+        return self.has_fractions or (self.numbers is not None and len(self.counts) > NUMBERED_CLASSES)
+
+    @property
+    def middle(self) -> float:
+        """The median of the distinct numbers."""
+        numbers = sorted(self.numbers or [0.0])
+        return numbers[len(numbers) // 2]
 
     @cached_property
     def is_date(self) -> bool:
@@ -99,7 +108,9 @@ class Column:
 
     @property
     def is_unique(self) -> bool:
-        return not self.many and len(self.counts) == self.rows - self.blank > 1
+        if self.many:
+            return len(self.examples) == len({*map(str, self.examples)})
+        return len(self.counts) == self.rows - self.blank > 1
 
     @property
     def is_text(self) -> bool:
