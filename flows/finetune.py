@@ -67,7 +67,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
         recipe.consolidate,
         {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens},
     )
-    exported = Node(export_neuron, recipe.export, {"weights": weights})
+    exports = recipe.export.target != "none"
+    exported = Node(export_neuron, recipe.export, {"weights": weights}) if exports else None
     evaluation = Node(
         evaluate_model,
         recipe.evaluate.on_device_of(training.device),
@@ -81,7 +82,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
         },
     )
     nodes = (rows, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
-    return Graph(nodes, partial(_check_run, recipe))
+    return Graph(tuple(node for node in nodes if node is not None), partial(_check_run, recipe))
 
 
 def _starting_weights(text: str | None) -> Lookup | None:

@@ -165,6 +165,13 @@ class Recipe(StageConfig):
     sweep: SweepConfig = SweepConfig()
     """What `trnflow sweep` varies."""
     _folders: Folders = PrivateAttr(default_factory=dict)
+    _machine: str = PrivateAttr(default="")
+    _chosen: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def machine(self) -> str:
+        """What was chosen for this machine and why, or how the recipe differs here; "" if the recipe fixes all."""
+        return self._machine
 
     @property
     def folders(self) -> Folders:
@@ -190,6 +197,28 @@ class Recipe(StageConfig):
     @property
     def _runs_on_hardware(self) -> bool:
         return self.hardware.device in (None, self.train.device)
+
+    def leaves_open(self, *names: str) -> bool:
+        """Return whether this machine decides these settings, and has not yet set one."""
+        return {*names} <= {*self._chosen} and not any(getattr(self.train, name.split(".")[1]) for name in names)
+
+    def with_training(self, chosen: dict[str, Any]) -> Recipe:
+        """Return this recipe with settings of `train` that were chosen for this machine."""
+        recipe = self.model_copy(update={"train": self.train.model_copy(update=chosen)})
+        recipe._machine = "; ".join([self._machine, *(f"train.{name}, for memory" for name in chosen)])
+        return recipe
+
+    def on_machine_of(self, recorded: dict[str, Any]) -> Recipe | None:
+        """Return this recipe with what a machine decides taken from a run's settings; None if no machine decides."""
+        values: dict[str, dict[str, Any]] = {}
+        for part, name in (setting.split(".") for setting in self._chosen):
+            values.setdefault(part, getattr(self, part).model_dump())
+            values[part] |= {name: recorded[part][name]} if name in recorded.get(part, {}) else {}
+        try:
+            other = {part: type(getattr(self, part)).model_validate(settings) for part, settings in values.items()}
+        except ValidationError:  # the recipe's own settings are for this machine alone
+            return None
+        return self.model_copy(update=other) if other else None
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings with defaults, secrets hidden."""
@@ -221,5 +250,6 @@ def validated(read: RecipeTree, name: str) -> Recipe:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise refused(error, Recipes(Recipe, name, tree, read.origins)) from None
+    recipe._machine, recipe._chosen = read.machine, read.chosen
     recipe._folders = {".".join(setting): origin.folder for setting, origin in read.origins.items() if origin.folder}
     return recipe

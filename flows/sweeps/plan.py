@@ -87,7 +87,7 @@ class Plan:
 
     def plain_recipe(self) -> Recipe:
         """Return the recipe as its files say. Raises ConfigError if it is complete only with the overrides."""
-        return settings.validated(self.read, self.named)
+        return settings.validated(self.read.with_overrides(()), self.named)
 
     def _recipe(self, overrides: list[str]) -> Recipe:
         # not read again: all trials have the recipe that the sweep began with, whatever happens to its file
