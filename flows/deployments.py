@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,11 @@ from trnflow.flows.retraining import watch as watching
 from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.context import RunContext, new_run_id, open_context
+from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
-from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
-from trnflow.flows.services.mlflow_listener import Tracking
 from trnflow.flows.services.pages import pages
 from trnflow.flows.services.recovery import end_unbegun_runs, tend_runs
 from trnflow.flows.services.run_view.artifacts import Page, retrain_table, run_table, where_pages
@@ -45,6 +43,7 @@ from trnflow.flows.services.run_view.plan import PlanPage, RunName
 from trnflow.flows.services.run_view.stage_tasks import PrefectLog, StageTasks
 from trnflow.flows.services.run_view.sweep import SweepPage, sweep_summary
 from trnflow.flows.services.task_runners import task_runner
+from trnflow.flows.services.tracked_run import run_tracked
 from trnflow.flows.sweeps import sweep as sweeping
 from trnflow.flows.sweeps.plan import read_plan, refuse_fixed
 from trnflow.flows.sweeps.trial import direct_runs
@@ -56,17 +55,15 @@ from trnflow.tasks.system.redaction import hide_secrets, raisable, scrub, scrub_
 
 @dataclass
 class Session:
-    """What the command line passes to the flow in addition to the flow's parameters, and the result that it gets back.
+    """What the command line passes to a flow beside its parameters, and gets back.
 
     Attributes:
-        context: What the command has opened, and the plan of its run. Without one the flow opens its own, from its
-            parameters.
-        readers: What the command line has called with the run's events, such as its progress display.
-        on_sigterm: The command line's handler of SIGTERM. The flow installs it in place of Prefect's, which would show the
-            run as crashed.
+        context: What the command has opened, with the plan of its run; None: the flow opens its own.
+        readers: Of the run's events, such as the progress display.
+        on_sigterm: The command's handler of SIGTERM; with Prefect's the run would show as crashed.
         change: What the command `retrain` has found.
-        result: The result of the run. Set by the flow when the run has ended.
-        retrained: How the retraining ended. Set by the flow `retrain` when it has ended.
+        result: Set by the flow when the run has ended.
+        retrained: Set by the flow `retrain` when it has ended.
     """
 
     context: RunContext | None = None
@@ -104,7 +101,7 @@ def finetune(
     Raises:
         TrnflowError: The run failed.
     """
-    return _run(recipe, overrides or [], Options(until, frozenset(force or ()), offline))
+    return _raisable(_run, recipe, overrides or [], Options(until, frozenset(force or ()), offline))
 
 
 @flow(name="prepare", flow_run_name="{recipe}", persist_result=False)
@@ -116,7 +113,7 @@ def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: b
     path of a YAML file; overrides: settings as `section.setting=value`; offline: whether to make no requests to a model
     or data hub. Returns None, or the state `Cancelled` if the run was interrupted.
     """
-    return _run(recipe, overrides or [], Options(DATA_STAGES[-1], offline=offline))
+    return _raisable(_run, recipe, overrides or [], Options(DATA_STAGES[-1], offline=offline))
 
 
 @flow(name="retrain", flow_run_name="{recipe}", persist_result=False)
@@ -206,25 +203,18 @@ def sweep(
     return _raisable(_sweep, recipe, vary or [], overrides or [], options, offline)
 
 
-def _run(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
-    return _raisable(_run_recipe, name, overrides, options)
-
-
 def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> State[Any] | None:
-    """Call a function and return its result; remove secrets from an error that it raises, since Prefect stores errors.
-
-    The function's task runs do not get the tags of the flow run: for a task run with tags, Prefect asks the server
-    whether one of the tags has a concurrency limit, and fails the task run if the server has gone away.
-    """
+    """Call a function; remove secrets from an error that it raises, since Prefect stores errors."""
     scrub_logs()
     try:
+        # of a task run with tags Prefect asks for their concurrency limits, and fails it if the server has gone away
         with TagsContext(current_tags=set()):
             return function(*arguments)
     except Exception as error:  # Prefect keeps what is raised, and what caused it
         raise raisable(error) from None
 
 
-def _run_recipe(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
+def _run(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
     session, context = _opened(name, overrides, offline=options.offline)
     log = EventLog(*session.readers, PrefectLog())
     session.result = _execute(finetune_graph(context.recipe), context, options, log, Page())
@@ -304,16 +294,13 @@ def _emit_failure(name: str, error: Exception) -> None:
 
 
 def _emit(name: str, done: Retrained) -> None:
-    """Emit the Prefect event `trnflow.retrain.OUTCOME` about a recipe. OUTCOME is `promoted`, `kept`, `stopped`,
-    `failed` or `unchanged`. The payload is what `trnflow retrain --json` prints. No event is emitted if the retraining
-    was interrupted."""
+    """Emit the event `trnflow.retrain.OUTCOME` with what `trnflow retrain --json` prints; none if interrupted."""
     if not isinstance(done.error, Interrupted):
         emit_event(f"{RETRAINED}{done.outcome}", recipe_resource(name), payload=hide_secrets(done.to_json()))
 
 
 def _opened(name: str, overrides: Iterable[str], *, offline: bool) -> tuple[Session, RunContext]:
-    """Return the command line's `Session` and its context, else a new session and a context of its own. The store is
-    created if there is none yet, and the session's handler of SIGTERM is installed."""
+    """Return the command line's session and context, else new ones; install the session's handler of SIGTERM."""
     session = SESSION.get(Session())
     if session.on_sigterm is not None:
         signal.signal(signal.SIGTERM, session.on_sigterm)
@@ -321,7 +308,7 @@ def _opened(name: str, overrides: Iterable[str], *, offline: bool) -> tuple[Sess
 
 
 def _ended(error: TrnflowError | None) -> State[Any] | None:
-    """Return the state of a flow that was interrupted, or None if it completed; else raise its error."""
+    """Return the state of an interrupted flow, None of a completed one; else raise its error."""
     if isinstance(error, Interrupted):
         return Cancelled(message=error.message)
     if error is not None:
@@ -330,16 +317,11 @@ def _ended(error: TrnflowError | None) -> State[Any] | None:
 
 
 def _execute(graph: Graph, context: RunContext, options: Options, log: EventLog, page: Page) -> Result:
-    """Run the graph's stages as tasks of the present flow run, record the run in MLflow, and add its tables to the page
-    that Prefect shows of it. The run's error is in the result, not raised."""
+    """Run a graph's stages as tasks of the present flow run, and show its tables on Prefect's page of it."""
     recipe, store = context.recipe, context.store
-    run = log.state.run if log.is_open else new_run_id()
-    with ExitStack() as stack:
-        tracking = stack.enter_context(Tracking(recipe, store.home, run))
-        part_maker = stack.enter_context(task_runner(recipe.task_runner))
-        stack.enter_context(log.also(PlanPage(page), tracking))
-        running = context.for_run(log, run=run, part_maker=part_maker)
-        result = tracking.finish(run_graph(graph, running, options, around=StageTasks(page, store)))
+    with task_runner(recipe.task_runner) as part_maker, log.also(PlanPage(page)):
+        running = context.for_run(log, part_maker=part_maker)
+        result = run_tracked(graph, running, options, around=StageTasks(page, store))
     title = f"{recipe.name}: stages and key figures"
     mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None
     table = run_table(result) + where_pages(result, mlflow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.graph import Graph, Lookup, Node, source_of
@@ -14,6 +15,7 @@ from trnflow.flows.runner.warm_parents import Parent
 from trnflow.flows.runner.warm_start import earlier_model, starting_model
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.consolidate import consolidate
+from trnflow.tasks.data.format.row_makers import unread_columns
 from trnflow.tasks.evaluate_model import evaluate_model
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
@@ -22,9 +24,11 @@ from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.stage import by_role, stage_of
-from trnflow.tasks.tokenize_text import check_tokenizer, tokenize_text
+from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
-from trnflow.tasks.training.config import check_model
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowsMeta
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
@@ -38,20 +42,21 @@ KINDS = {described.name: described.kind for described in map(stage_of, FUNCTIONS
 """Stage name -> kind of the artifact that the stage makes."""
 
 
-def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
+def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact | None = None) -> Graph:
     """Return the stages from data rows to an evaluated, exported model.
 
-    frozen: frozen rows, whose texts load_data drops from the split `train`.
+    frozen: frozen rows, whose texts load_data drops from the split `train`; rows: instead of those that load_data loads.
     """
     training = recipe.training
     # precompile then finds the micro batch: what train makes depends on it
     measures = training.micro_batch == "auto"
     model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
-    fits = partial(_check_settings, recipe=recipe, model=model)
     knows = partial(_check_vocabulary, start=start)
 
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen}, check=fits)
-    texts = Node(format_prompts, recipe.format, {"rows": rows, "model": model})
+    loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
+    texts = Node(
+        format_prompts, recipe.format, {"rows": rows or loaded, "model": model}, check=partial(_name_unread, recipe)
+    )
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
@@ -81,7 +86,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
             "warm_start": start,
         },
     )
-    nodes = (rows, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
     return Graph(tuple(node for node in nodes if node is not None), partial(_check_run, recipe))
 
 
@@ -93,10 +98,13 @@ def _starting_weights(text: str | None) -> Lookup | None:
     return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
 
 
-def _check_settings(plan: Plan, recipe: Recipe, model: Lookup) -> None:
-    """Raise a TrnflowError unless the settings fit the model and its tokenizer."""
-    check_model(recipe.training, plan.found[model])
-    check_tokenizer(recipe.tokenize, plan.found[model])
+def _name_unread(recipe: Recipe, plan: Plan) -> None:
+    """Note the columns of the rows that nothing reads, once the rows are known."""
+    loaded = plan.steps.get(ROLES["rows"])  # a rehearsal's rows are an artifact, and were looked at
+    if loaded is not None and loaded.artifact is not None:
+        for name in unread_columns(recipe.format, cast("RowsMeta", loaded.artifact.meta)):
+            if name not in recipe.data.ignore:
+                plan.note(f"column {name} is not used (data.ignore silences this)")
 
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
@@ -111,5 +119,5 @@ def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[
     device without the memory. Data stages alone need neither."""
     if until in DATA_STAGES:
         return
-    refuse_unknown_vocabulary(recipe, plan.steps)
+    refuse_unknown_vocabulary(recipe, plan)
     refuse_what_cannot_fit(recipe, plan, *parent(ROLES["graphs"]))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trnflow.flows.champions.contenders import run_of_model
+from trnflow.flows.champions.contenders import no_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import plan_retrain
 from trnflow.flows.finetune import KINDS, ROLES, finetune
 from trnflow.flows.recipes import recipe as settings
@@ -16,6 +15,7 @@ from trnflow.flows.recipes.files import nearest, recipe_names
 from trnflow.flows.recipes.names import is_recipe
 from trnflow.flows.runner.context import open_store, plan_of
 from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
@@ -44,10 +44,9 @@ class FoundModel(NamedTuple):
     def folder(self) -> Iterator[Path]:
         """Yield a temporary folder of links to the artifact's verified files. Raises BlobLost; the record is then in
         quarantine, so that the next run makes the artifact again."""
-        self.store.home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.store.home) as folder:
+        with workplace(self.store.home, "model") as work:
             try:
-                path = self.store.link_files(self.artifact, Path(folder) / "model")
+                path = self.store.link_files(self.artifact, work / "model")
             except BlobLost:
                 self.retract()
                 raise
@@ -82,7 +81,8 @@ def find_model(
         name = name._replace(recipe=recipe.name)
     else:
         _refuse_overrides(text, overrides)
-        store = _open_store(root)
+        store = Store(root or default_root(home_folder()), home_folder())
+        store.check()
     meaning = find_stored(store, name, want[:1])
     if meaning is None:
         raise _unknown(store, name)
@@ -143,7 +143,7 @@ def _made_with(store: Store, recipe: str, model: str, stage: str) -> str:
 def _unknown(store: Store, name: ModelName) -> ConfigError:
     """Return the error for a name that means nothing in the store."""
     if name.which is not None:
-        return ConfigError(f"{name.recipe} has no champion", f"`trnflow promote {name.recipe}` makes the first")
+        return no_champion(name.recipe)
     if newest_model(store, name.text) is not None:
         fix = f"name its file, or a model of it: {name.text}@{NEWEST}, {name.text}@champion"
         return ConfigError(f"the recipe {name.text} has no settings here, though the store has models of it", fix)
@@ -154,12 +154,6 @@ def _unknown(store: Store, name: ModelName) -> ConfigError:
 def _open_recipe(text: str, overrides: Sequence[str], root: str | None) -> tuple[settings.Recipe, Store]:
     recipe = settings.load(text, [*([f"store.root={root}"] if root else []), *overrides])
     return recipe, open_store(recipe)
-
-
-def _open_store(root: str | None) -> Store:
-    store = Store(root or default_root(home_folder()), home_folder())
-    store.check()
-    return store
 
 
 def _refuse_overrides(text: str, overrides: Sequence[str]) -> None:

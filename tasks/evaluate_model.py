@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -31,7 +31,7 @@ from trnflow.tasks.evaluation.scores import (
     values_of,
     values_of_texts,
 )
-from trnflow.tasks.stage import Keyed, Workdir, identities, stage, write_json
+from trnflow.tasks.stage import Keyed, Known, Workdir, identities, stage, write_json
 from trnflow.tasks.system.devices import cores, device_kind
 from trnflow.tasks.system.model_process import model_environ
 from trnflow.tasks.training.batches.sampler import Split
@@ -111,6 +111,15 @@ def _base_weights(base: Source | None, warm_start: Artifact | Input | None) -> J
     return warm_start.digest if warm_start is not None else base and base.identity["weights"]
 
 
+def needs(config: EvaluateConfig, known: Known) -> Iterator[str]:
+    """Raise DataError if the split to evaluate on is missing."""
+    chunks = known.of("chunks")
+    if "rows" in chunks or "splits" in chunks:
+        rows = chunks.get("rows") or {name: {"": 1} for name in chunks["splits"]}
+        _split(config, rows)
+    yield from ()
+
+
 @stage(
     kind="evaluation",
     role="evaluation",
@@ -119,6 +128,7 @@ def _base_weights(base: Source | None, warm_start: Artifact | Input | None) -> J
     accel=accelerator,
     environ=environ,
     assets=(TEMPLATE,),
+    needs=needs,
 )
 def evaluate_model(
     config: EvaluateConfig,
@@ -145,7 +155,7 @@ def evaluate_model(
     """
     from trnflow.tasks.evaluation.forward import single_row_seconds
 
-    task, name = packed.meta["task"], _split(config, packed)
+    task, name = packed.meta["task"], _split(config, packed.meta["rows"])
     _check_device(config)
     before = []
     if base is not None and _base_weights(base, warm_start) and config.generates_before(task):
@@ -180,16 +190,18 @@ def evaluate_model(
     return {"task": task, "split": name, "metrics": {key: metrics[key] for key in metrics if key not in hidden}}
 
 
-def _split(config: EvaluateConfig, packed: Input) -> str:
-    """Return the split to evaluate on: the configured one, or validation where test is missing."""
-    rows = {name: sum(counts.values()) for name, counts in packed.meta["rows"].items()}
-    if rows.get(config.split):
+def _split(config: EvaluateConfig, chunks: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the split to evaluate on: the configured one, or validation where test is missing.
+
+    chunks: {split: {length: chunks}}."""
+    there = [name for name, counts in chunks.items() if any(counts.values())]
+    if config.split in there:
         return config.split
-    if config.split == "test" and rows.get("validation"):
+    if config.split == "test" and "validation" in there:
         return "validation"
-    there = ", ".join(sorted(name for name, count in rows.items() if count)) or "none"
     raise DataError(
-        f"evaluate.split: the data has no rows in its {config.split} split (it has: {there})",
+        f"evaluate.split: the data has no rows in its {config.split} split (it has: "
+        f"{', '.join(sorted(there)) or 'none'})",
         "let load_data make a test split by ratio, or set evaluate.split to one that is there",
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export.readme import write_readme
 from trnflow.tasks.model_folder.published_weights import renamed_parameters
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
-from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.stage import Known, Workdir, stage
 from trnflow.tasks.system.model_process import EAGER, model_environ
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ def accelerator(config: ExportConfig) -> Meta:
     return compiler(config)
 
 
+def needs(config: ExportConfig, known: Known) -> Iterator[str]:
+    """Raise MissingDependency without AWS's compiler, which `neuron` needs."""
+    if config.target == "neuron" and known.here:
+        from trnflow.tasks.export.neuron import check_compiler
+
+        check_compiler(config)
+    yield from ()
+
+
 LOADERS = ("load_jax.py", "load_iree.py")
 """Programs for those who use the export; the artifact has copies."""
 
@@ -60,6 +70,7 @@ LOADERS = ("load_jax.py", "load_iree.py")
     accel=accelerator,
     environ=environ,
     assets=tuple(f"trnflow/tasks/export/loaders/{name}" for name in LOADERS),
+    needs=needs,
 )
 def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir) -> ExportedMeta:
     """Export the model as graphs from (input_ids, attention_mask) to logits, one for each length.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.data.load.columns import Columns, choose_columns
+from trnflow.tasks.data.load.config import AUTOMATIC, SourceConfig
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
-from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
 from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
@@ -38,7 +38,7 @@ from trnflow.tasks.keys.hash_cache import stamp
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.split_files import SPLITS, FileSettings
-from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.stage import Known, Workdir, stage
 from trnflow.tasks.system.redaction import fill_variables
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 """Labels whose counts are printed."""
+READ_AHEAD = 16 << 20
+"""Bytes of JSON that a plan reads to know its columns."""
+NO_TEST_SPLIT = (
+    "the data has no test split: 10 % of the rows of train, chosen by a hash of their text, become one (data.split)"
+)
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
@@ -92,7 +97,45 @@ def _errors_name_source(name: str) -> Iterator[None]:
         raise
 
 
-@stage(kind="rows", role="rows")
+def foresee(config: DataConfig, known: Known) -> Meta:
+    """Return the splits, columns and labels of a source whose files are on this machine. Raises ConfigError for a column
+    that they lack."""
+    if "data" not in known.sources:
+        return {}
+    location = known.sources["data"].location
+    splits: dict[str, None] = {}
+    columns: list[Columns] = []
+    for name, settings in config.sources().items():
+        if not _is_at_hand(part := location["mix"][name] if name else location):
+            return {}
+        with _errors_name_source(name):
+            opened = open_source(part)
+            columns.append(_columns_of(config, settings, opened))
+        splits |= dict.fromkeys(opened)
+    return {
+        "splits": {**splits, **dict.fromkeys(config.shares(splits))},
+        "columns": _columns(columns),
+        "text": list(config.texts),
+        "labels": list(config.labels or ()) if columns[0].label else None,
+    }
+
+
+def _is_at_hand(location: Meta) -> bool:
+    """Return whether a source's files are here, and opening them reads little."""
+    files = [file for file in location.get("files", ()) if "zip" not in file]
+    if not files or len(files) < len(location["files"]) or not all(Path(file["path"]).is_file() for file in files):
+        return False
+    # the columns of JSON are known when all of it was read
+    return sum(Path(file["path"]).stat().st_size for file in files if file["format"] == "jsonl") <= READ_AHEAD
+
+
+def needs(config: DataConfig, known: Known) -> Iterator[str]:
+    """Say that a test split is made."""
+    if config.split is None and set(known.of("rows").get("splits", ())) == {"train", *AUTOMATIC}:
+        yield NO_TEST_SPLIT
+
+
+@stage(kind="rows", role="rows", foresee=foresee, needs=needs)
 def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None = None, *, out: Workdir) -> RowsMeta:
     """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
 
@@ -108,9 +151,12 @@ def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | No
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
+    made = config.shares({split for _, splits in read.values() for split in splits})
+    if made and config.split is None:
+        out.info(NO_TEST_SPLIT)
     shares = group_by_split(
         [
-            source_splits(name, splits, sets[name], _split(config), config.split_seed, stratify=config.stratify)
+            source_splits(name, splits, sets[name], made, config.split_seed, stratify=config.stratify)
             for name, (_, splits) in read.items()
         ]
     )
@@ -180,16 +226,21 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
     return read
 
 
-def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
-    """Read one source into scratch files, one for each split."""
-    opened = open_source(source.location["mix"][name] if name else source.location)
+def _columns_of(config: DataConfig, settings: SourceConfig, opened: dict[str, list[RowReader]]) -> Columns:
+    """Return which columns of a source to read."""
     for split, files in opened.items():
         if not any(rows.schema.names for rows in files):
             raise DataError(
                 f"the split {split} is empty: {files[0].name} holds no rows", "give it rows, or leave it out"
             )
     files = [rows for some in opened.values() for rows in some]
-    columns = choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
+    return choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
+
+
+def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
+    """Read one source into scratch files, one for each split."""
+    opened = open_source(source.location["mix"][name] if name else source.location)
+    columns = _columns_of(config, settings, opened)
     number = [*config.sources()].index(name)
     paths = {split: out.scratch / f"{number}.{split}.arrow" for split in opened}
     return ReadSource(
@@ -255,10 +306,6 @@ def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit
     for rows in read.values():
         labels.check(rows.seen)
     return labels
-
-
-def _split(config: DataConfig) -> dict[str, float]:
-    return {str(name): share for name, share in config.split.items()}
 
 
 def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:

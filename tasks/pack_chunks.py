@@ -31,7 +31,7 @@ from trnflow.tasks.data.pack.packers import (
     whole_rows,
 )
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.stage import Part, Parts, Workdir, read_json, stage
+from trnflow.tasks.stage import Known, Part, Parts, Workdir, read_json, stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +66,13 @@ class PackConfig(StageConfig):
         if lengths is not None and (not lengths or list(lengths) != sorted(set(lengths))):
             raise ValueError("lengths must ascend, each once")
         return lengths
+
+
+def foresee(config: PackConfig, known: Known) -> Meta:
+    """Return task, labels and splits, and the lengths if the settings fix them."""
+    lengths = config.lengths if config.strategy == "bucket" else (config.chunk_length,)
+    texts = {name: value for name, value in known.of("texts").items() if name in ("task", "labels", "splits")}
+    return {**texts, **({"lengths": list(lengths)} if lengths else {})}
 
 
 def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
@@ -119,7 +126,7 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
     return {"supervised": int((block["labels"] != IGNORED).sum())}
 
 
-@stage(kind="packed", role="chunks", split=split_chunks, part=pack_block)
+@stage(kind="packed", role="chunks", split=split_chunks, part=pack_block, foresee=foresee)
 def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> PackedMeta:
     """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 

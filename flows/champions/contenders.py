@@ -27,8 +27,8 @@ class Contender:
     """A model to compare on the frozen rows: the champion, or a challenger.
 
     Attributes:
-        shaping: The recipe's sections `format` and `tokenize` with which the model was trained, as JSON.
-        evaluation: Digest of its evaluation, or None.
+        shaping: The sections `format` and `tokenize` of its recipe, as JSON.
+        evaluation: A digest, or None.
         records: {"stage", "key"} of the model, its evaluation and, of a champion, its scores.
     """
 
@@ -54,17 +54,12 @@ def find_contender(text: str, recipe: Recipe, store: Store) -> Contender:
     if meaning is not None and meaning.artifact is not None:
         return of_digest(store, meaning.artifact, recipe.name)
     if name.which is not None:
-        raise ConfigError(f"{name.recipe} has no champion", f"`trnflow promote {name.recipe}` makes the first")
+        raise no_champion(name.recipe)
     raise no_such_model(name, "`trnflow recipes` and `trnflow runs` list them")
 
 
 def of_recipe(recipe: Recipe, store: Store) -> Contender:
-    """Return the model of a recipe's present data and settings: a retrain's, else that of `trnflow run`. No stage runs.
-
-    Raises:
-        ConfigError: The store has no such model.
-        BlobLost: The store has lost the recipe's frozen rows.
-    """
+    """Return the model of a recipe's present settings: a retrain's, else a run's. Raises ConfigError, BlobLost."""
     retrained = plan_retrain(recipe, store)
     step = retrained.steps[ROLES["model"]] if retrained else None
     if step is None or step.artifact is None:
@@ -124,14 +119,21 @@ def of_champion(store: Store, entry: Entry) -> Contender:
 
 def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
     records_of_model = [record for record in store.records(ROLES["model"]) if record["artifact"] == artifact.digest]
-    judged = [
-        record
-        for record in store.records(ROLES["evaluation"])
-        if record["document"]["inputs"].get("weights") == artifact.digest
-    ]
+    judged = evaluations_of(store, artifact.digest)
     records = tuple({"stage": record["stage"], "key": record["key"]} for record in (*records_of_model, *judged[:1]))
     shaping = {section: settings[section] for section in SHAPING}
     return Contender(artifact, shaping, judged[0]["artifact"] if judged else None, records)
+
+
+def no_champion(recipe: str) -> ConfigError:
+    """Return the error for a recipe without a champion."""
+    return ConfigError(f"{recipe} has no champion", f"`trnflow promote {recipe}` makes the first")
+
+
+def evaluations_of(store: Store, model: str) -> list[Meta]:
+    """Return the records of a model's evaluations, the newest first."""
+    records = store.records(ROLES["evaluation"])
+    return [record for record in records if record["document"]["inputs"].get("weights") == model]
 
 
 def model_in(run: Meta) -> str | None:

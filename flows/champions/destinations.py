@@ -35,14 +35,11 @@ def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
     """Copy files to a folder and return how many were copied.
 
     Args:
-        folder: The local folder with the files.
-        names: Their paths; the file that makes the folder loadable is the last.
+        names: Paths of the files in `folder`; the file that makes it loadable is the last.
         to: A new or empty folder, or an unfinished copy of the same files.
         report: Called with a sentence for each file that is copied.
 
-    Raises:
-        ConfigError: `to` is empty, a file, or a folder that holds other files.
-        StoreError: The destination can't be written. What was copied stays.
+    Raises ConfigError if `to` is empty, a file, or holds other files, StoreError if it can't be written.
     """
     if not to:
         raise ConfigError("the destination is an empty text", "name a folder; `.` is the present one")

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trnflow.flows.champions.contenders import Contender, of_champion, run_of_model
-from trnflow.flows.champions.freeze import append_secured, freeze
-from trnflow.flows.champions.frozen_rows import Frozen, newest_frozen
+from trnflow.flows.champions.contenders import Contender, no_champion, of_champion, run_of_model
+from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.judged_models import judged_models
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
@@ -30,11 +29,7 @@ from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 class Round:
     """What a retrain knows of its challenger.
 
-    Attributes:
-        run: The run that made or found it.
-        data: The digest of its data.
-        checks: What the checks of the data found.
-        confirm: Called before the decision is written; raises if it must not be.
+    run: made or found it; data: a digest; checks: of the data; confirm: raises if no decision may be written now.
     """
 
     run: str
@@ -49,11 +44,8 @@ class Decision(NamedTuple):
     Attributes:
         promoted: Whether the challenger is the champion now, and was not before.
         number: Of the present champion.
-        champion, challenger: Digests.
         comparison: None if no models were compared.
-        frozen: The rows on which the models were scored.
-        froze: Whether this promotion froze them.
-        why: In a sentence.
+        froze: Whether this promotion froze the rows.
         entry: The n of the ledger's entry, None if none was added.
     """
 
@@ -93,78 +85,126 @@ def promote(
 ) -> Decision:
     """Compare a challenger with the champion, promote it if it is surely better or the first, and add the decision.
 
-    Without frozen rows the present test rows are frozen first. A retrain promotes no model that was rolled back.
-
-    Args:
-        frozen: The rows to compare on. Default: the newest.
-        training: Of a retrain.
+    frozen: the rows to compare on, else the newest, else the present test rows, which are frozen. training: of a retrain,
+    which promotes no model that was rolled back.
 
     Raises:
         ConfigError: `promote.metric` is no metric of the challenger's task.
         DataError: The frozen rows have other labels than a model, or the scores can't be paired.
         BlobLost: The store has lost a file of a model, or the frozen rows.
     """
-    clean(context.store)
-    score_of(context.recipe.promote, challenger.artifact.meta["task"])
+    recipe, store = context.recipe, context.store
+    clean(store)
+    score_of(recipe.promote, challenger.artifact.meta["task"])
     judging = context.for_run(log, kind="promote")
     with begin_log(judging, Options(offline=context.resolver.offline)):
-        decision = _promote(context, challenger, log, frozen, training)
+        before = frozen or newest_frozen(recipe, store)
+        rows = before or freeze(context, log)
+        decision = _Judging(context, challenger, log, rows, before is None, training).decide()
         if training is None:
             log.write("decided", entry=decision.to_json())
         return decision
 
 
-def _promote(
-    context: RunContext, challenger: Contender, log: EventLog, frozen: Frozen | None, training: Round | None
-) -> Decision:
-    """Score, compare and decide."""
-    recipe, store = context.recipe, context.store
-    before = frozen or newest_frozen(recipe, store)
-    frozen = before or freeze(context, log)
-    digest = challenger.artifact.digest
-    ours: Scored | None = None
-    while True:
-        ledger = read_ledger(store, recipe.name)
-        verdict = _without_comparison(ledger, digest, training)
-        if verdict is None or (verdict.promoted and ledger.champion is None):
-            ours = ours or score(context, challenger, frozen.artifact, log)
-        if verdict is None:
-            assert ours is not None and ledger.champion is not None
-            comparison = _compared(context, ledger.champion, challenger, ours, frozen, log)
-            verdict = _Verdict(comparison.is_better, describe(comparison), comparison)
-        title = ledger.stands["champions"][0] if ledger.stands["champions"] else None
-        is_champion = title is not None and title["artifact"] == digest
-        if is_champion and training is None:
-            assert title is not None
-            return Decision(False, title["number"], digest, digest, None, frozen, before is None, verdict.why)
-        new = _new_entry(store, recipe, ledger, challenger, ours, frozen, verdict, training)
+@dataclass
+class _Judging:
+    """The judgement of one challenger: see `promote`. froze: whether the rows were frozen for it."""
+
+    context: RunContext
+    challenger: Contender
+    log: EventLog
+    frozen: Frozen
+    froze: bool
+    training: Round | None
+
+    def decide(self) -> Decision:
+        """Score, compare and write the decision."""
+        store, name, digest = self.context.store, self.context.recipe.name, self.challenger.artifact.digest
+        ours: Scored | None = None
+        while True:
+            ledger = read_ledger(store, name)
+            verdict = _without_comparison(ledger, digest, self.training)
+            if verdict is None or (verdict.promoted and ledger.champion is None):
+                ours = ours or score(self.context, self.challenger, self.frozen.artifact, self.log)
+            if verdict is None:
+                assert ours is not None and ledger.champion is not None
+                comparison = self._compare(ledger.champion, ours)
+                verdict = _Verdict(comparison.is_better, describe(comparison), comparison)
+            titles = ledger.stands["champions"]
+            if self.training is None and titles and titles[0]["artifact"] == digest:
+                return Decision(False, titles[0]["number"], digest, digest, None, self.frozen, self.froze, verdict.why)
+            new = self._new_entry(ledger, ours, verdict)
+            if self.training is not None:
+                self.training.confirm()
+            if verdict.promoted:
+                entry = append_secured(store, name, new, ledger.number, self.challenger.artifact)
+            else:
+                # None if another challenger was first: this one is then compared with the new champion
+                entry = append_ledger(store, name, new, ledger.number)
+            if entry is not None:
+                title = entry["stands"]["champions"][0]
+                return Decision(
+                    verdict.promoted, title["number"], title["artifact"], digest, verdict.comparison, self.frozen,
+                    self.froze, verdict.why, entry["n"],
+                )  # fmt: skip
+
+    def _compare(self, champion: Entry, ours: Scored) -> Comparison:
+        """Score the champion, and compare it with the challenger. Raises DataError."""
+        recipe, store = self.context.recipe, self.context.store
+        holder = of_champion(store, champion)
+        task, other = holder.artifact.meta["task"], self.challenger.artifact.meta["task"]
+        if task != other:
+            what = f"the champion is a model for {task}, the challenger for {other}"
+            raise DataError(what, "give the recipe another name")
+        try:
+            theirs = score(self.context, holder, self.frozen.artifact, self.log)
+        except DataError as error:
+            fix = "give the recipe another name, under which the challenger is the first champion"
+            what = f"the champion can't be scored on frozen rows {self.frozen.number}: {error.message}"
+            raise DataError(what, fix) from error
+        with workplace(store.home, "comparison") as work:
+            theirs_at, ours_at = (
+                store.link_files(scored.artifact, work / side) / "scores.parquet"
+                for side, scored in (("champion", theirs), ("challenger", ours))
+            )
+            return compare(theirs_at, ours_at, task, recipe.promote)
+
+    def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:
+        """Return the decision as an entry of the ledger."""
+        store, challenger, training = self.context.store, self.challenger, self.training
+        digest, titles = challenger.artifact.digest, ledger.stands["champions"]
+        entry = NewEntry(
+            outcome="promoted" if verdict.promoted else "kept", by="retrain" if training else "promote",
+            why=verdict.why, challenger=digest, frozen=self.frozen.artifact.digest,
+            scores=scores.artifact.digest if scores else None, evaluation=_kept(store, challenger.evaluation),
+            comparison=verdict.comparison.to_json() if verdict.comparison else None,
+        )  # fmt: skip
         if training is not None:
-            training.confirm()
-        if verdict.promoted:
-            entry = append_secured(store, recipe.name, new, ledger.number, challenger.artifact)
+            champion = digest if verdict.promoted else titles[0]["artifact"]
+            keep = self.context.recipe.promote.keep_models
+            entry |= NewEntry(run=training.run, data=training.data, checks=training.checks)
+            entry["judged"] = judged_models(store, ledger, training.run, digest, champion, keep)
         else:
-            # None if another challenger was first: this one is then compared with the new champion
-            entry = append_ledger(store, recipe.name, new, ledger.number)
-        if entry is not None:
-            title = entry["stands"]["champions"][0]
-            return Decision(
-                verdict.promoted, title["number"], title["artifact"], digest, verdict.comparison, frozen,
-                before is None, verdict.why, entry["n"],
+            entry["run"] = (run_of_model(store, digest) or {}).get("run")
+        if verdict.promoted and scores is not None:
+            entry |= NewEntry(
+                champion=digest, replaces=titles[0]["artifact"] if titles else None, shaping=challenger.shaping,
+                task=challenger.artifact.meta["task"],
+                records=[*challenger.records, {"stage": "score_rows", "key": scores.key}],
             )  # fmt: skip
+        return entry
 
 
 def rollback(recipe: Recipe, store: Store) -> Entry:
-    """Make the model that the champion replaced the champion again, and return the ledger's entry. No model is scored.
+    """Make the model that the champion replaced the champion again; return the ledger's entry. No model is scored.
 
-    Raises:
-        ConfigError: There is no champion, or no earlier one.
-        BlobLost: The store has lost the earlier model's bytes.
-        StoreError: Another process changed the champion meanwhile.
+    Raises ConfigError without an earlier champion, BlobLost if the store has lost its bytes, StoreError if another process
+    changed the champion meanwhile.
     """
     ledger = read_ledger(store, recipe.name)
     champions = ledger.champions()
     if not champions:
-        raise ConfigError(f"{recipe.name} has no champion", f"`trnflow promote {recipe.name}` makes the first")
+        raise no_champion(recipe.name)
     present = champions[0]["champion"]
     won = next(entry for entry in champions if (entry["champion"], entry["outcome"]) == (present, "promoted"))
     earlier = next((entry for entry in champions if entry["champion"] == won["replaces"]), None)
@@ -217,34 +257,6 @@ def describe(pair: Comparison) -> str:
     )
 
 
-def _compared(
-    context: RunContext,
-    champion: Entry,
-    challenger: Contender,
-    ours: Scored,
-    frozen: Frozen,
-    log: EventLog,
-) -> Comparison:
-    recipe, store = context.recipe, context.store
-    holder = of_champion(store, champion)
-    tasks = holder.artifact.meta["task"], challenger.artifact.meta["task"]
-    if tasks[0] != tasks[1]:
-        raise DataError(
-            f"the champion is a model for {tasks[0]}, the challenger for {tasks[1]}", "give the recipe another name"
-        )
-    try:
-        theirs = score(context, holder, frozen.artifact, log)
-    except DataError as error:
-        fix = "give the recipe another name, under which the challenger is the first champion"
-        raise DataError(f"the champion can't be scored on frozen rows {frozen.number}: {error.message}", fix) from error
-    with workplace(store.home, "comparison") as work:
-        theirs_at, ours_at = (
-            store.link_files(scored.artifact, work / side) / "scores.parquet"
-            for side, scored in (("champion", theirs), ("challenger", ours))
-        )
-        return compare(theirs_at, ours_at, tasks[0], recipe.promote)
-
-
 def _without_comparison(ledger: Ledger, digest: str, training: Round | None) -> _Verdict | None:
     """Return the verdict on a challenger, None where the models must be compared."""
     champion = ledger.champion
@@ -264,37 +276,3 @@ def _without_comparison(ledger: Ledger, digest: str, training: Round | None) -> 
         again = f"`trnflow promote {ledger.recipe}` compares it again"
         return _Verdict(False, f"the model was rolled back in champion {last['number']}; {again}")
     return None
-
-
-def _new_entry(
-    store: Store,
-    recipe: Recipe,
-    ledger: Ledger,
-    challenger: Contender,
-    scores: Scored | None,
-    frozen: Frozen,
-    verdict: _Verdict,
-    training: Round | None,
-) -> NewEntry:
-    """Return the decision as an entry of the ledger."""
-    digest, titles = challenger.artifact.digest, ledger.stands["champions"]
-    entry = NewEntry(
-        outcome="promoted" if verdict.promoted else "kept", by="retrain" if training else "promote", why=verdict.why,
-        challenger=digest, frozen=frozen.artifact.digest, scores=scores.artifact.digest if scores else None,
-        evaluation=_kept(store, challenger.evaluation),
-        comparison=verdict.comparison.to_json() if verdict.comparison else None,
-    )  # fmt: skip
-    if training is not None:
-        champion = digest if verdict.promoted else titles[0]["artifact"]
-        keep = recipe.promote.keep_models
-        entry |= NewEntry(run=training.run, data=training.data, checks=training.checks)
-        entry["judged"] = judged_models(store, ledger, training.run, digest, champion, keep)
-    else:
-        entry["run"] = (run_of_model(store, digest) or {}).get("run")
-    if verdict.promoted and scores is not None:
-        entry |= NewEntry(
-            champion=digest, replaces=titles[0]["artifact"] if titles else None, shaping=challenger.shaping,
-            task=challenger.artifact.meta["task"],
-            records=[*challenger.records, {"stage": "score_rows", "key": scores.key}],
-        )  # fmt: skip
-    return entry

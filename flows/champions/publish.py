@@ -7,10 +7,12 @@ load, and the same command resumes it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from trnflow.flows.champions.contenders import evaluations_of
 from trnflow.flows.champions.destinations import CARD, Report, to_folder, to_object_store
 from trnflow.flows.champions.hub import SCHEME, to_hub
 from trnflow.flows.champions.model_card import with_results
@@ -25,8 +27,7 @@ ADAPTER = "adapter/"
 
 
 class Kind(NamedTuple):
-    """What is published (`--what`). artifact: the kind of the artifact; loadable: the file that makes the folder
-    loadable."""
+    """What is published (`--what`): kind of the artifact, and the file that makes the folder loadable."""
 
     artifact: str
     loadable: str
@@ -43,12 +44,7 @@ KINDS = {
 class Published:
     """The result of a publication.
 
-    Attributes:
-        to: As the user gave it.
-        what: `model`, `adapter` or `export`.
-        artifact: Digest.
-        files, bytes: Of all published files.
-        copied: Number of files that the destination did not have.
+    to: as the user gave it; artifact: a digest; copied: number of files that the destination did not have.
     """
 
     to: str
@@ -75,7 +71,6 @@ def publish(
     """Copy a model, an adapter or an export to a folder, an object store (`s3://...`) or a hub (`hf://USER/NAME`).
 
     Args:
-        what: `model`, `adapter` or `export`.
         to: A new or empty folder, an empty prefix, or a model repository.
         evaluation: Metadata of this model's evaluation, for the card.
         report: Called with a sentence for each file.
@@ -92,7 +87,8 @@ def publish(
         part = Artifact(artifact.digest, artifact.kind, artifact.meta, files)
         folder = store.link_files(part, work / "files")
         _write_card(folder, to, evaluation)
-        names = _ordered([path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], what)
+        files_there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        names = sorted(files_there, key=lambda name: (name == KINDS[what].loadable, name))
         size = sum((folder / name).stat().st_size for name in names)
         if to.startswith(SCHEME):
             summary = f"Publish {what} {artifact.digest[:19]}"
@@ -142,17 +138,9 @@ def _write_card(folder: Path, to: str, evaluation: Meta | None) -> None:
     card.write_text(text, encoding="utf-8")
 
 
-def _ordered(names: list[str], what: str) -> list[str]:
-    """Return names sorted, the file that makes the folder loadable last."""
-    return sorted(names, key=lambda name: (name == KINDS[what].loadable, name))
-
-
 def evaluation_of(store: Store, digest: str) -> Meta | None:
     """Return the metadata of a model's newest evaluation, or None."""
-    for record in store.records(ROLES["evaluation"]):
-        if record["document"]["inputs"].get("weights") == digest:
-            try:
-                return store.artifact(record["artifact"]).meta
-            except BlobLost:
-                continue
+    for record in evaluations_of(store, digest):
+        with suppress(BlobLost):
+            return store.artifact(record["artifact"]).meta
     return None

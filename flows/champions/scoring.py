@@ -39,11 +39,7 @@ class Scored(NamedTuple):
 def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog) -> Scored:
     """Score a model on each of the frozen rows, or find its scores in the store.
 
-    context: its recipe's processes and device are used.
-
-    Raises:
-        DataError: The frozen rows have other labels than the model, or a column is missing.
-        BlobLost: The store has lost a file of the model.
+    Raises DataError if the frozen rows have other labels than the model or lack a column, BlobLost for a lost file.
     """
     recipe, store = context.recipe, context.store
     missing = store.missing(model.artifact)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import argparse
 import secrets
 import shutil
-import tempfile
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
 from trnflow.flows.finetune import KINDS, finetune
 from trnflow.flows.runner.attempts import unfinished
 from trnflow.flows.runner.context import make_plan, open_context
 from trnflow.flows.runner.plan import Plan, Step
 from trnflow.flows.runner.stored import check_record
+from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.explain import ValueChange, difference, leaves, moved_settings
@@ -29,21 +29,16 @@ from trnflow.tasks.system.clock import now
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    adopt = sub.add_parser("accept", parents=[recipe], help="record a stage's past result as that of the present code")
+    adopt = add_command(sub, "accept", accept, recipe, "record a stage's past result as that of the present code")
     adopt.add_argument("stage", nargs="?")
     adopt.add_argument("--all", action="store_true", help="every stage, and the partial state of a training")
-    adopt.set_defaults(command=accept)
 
 
 def accept(options: Namespace) -> int:
     """Make past artifacts the results of a stage's present key, or of each stage's.
 
-    Candidates have the same inputs, no setting with another value (one may be new, gone or moved), and their bytes in
-    the store; the one with the fewest differences is taken. Nothing is written for a cached stage. With --all a stage
-    without a candidate is reported, and the partial state of a training is taken instead.
-
-    Raises:
-        ConfigError: There is no candidate for the stage, or the stage's inputs are not known yet.
+    Candidates have the same inputs, no setting with another value, and their bytes in the store; the one with the fewest
+    differences is taken. Raises ConfigError without a candidate, and if the stage's inputs are not known yet.
     """
     if options.all == (options.stage is not None):
         raise ConfigError("accept takes a stage or --all", "name one of them")
@@ -107,11 +102,11 @@ def _accept_partial(store: Store, stage: str, document: Meta) -> int | None:
     steps = ours.steps()
     if steps:
         return steps[-1]
-    near = [
-        (difference(other["document"], document), other["document"])
-        for other in unfinished(store, stage)
-        if _is_same_result(other["document"], document)
-    ]
+    near = []
+    for other in unfinished(store, stage):
+        changes = difference(other["document"], document)
+        if not any(_is_another_result(change, other["document"], document) for change in changes):
+            near.append((changes, other["document"]))
     if not near:
         return None
     changes, before = min(near, key=lambda pair: len(pair[0]))
@@ -119,17 +114,12 @@ def _accept_partial(store: Store, stage: str, document: Meta) -> int | None:
     for step in theirs.steps():  # all: the best evaluation's state may be another than the last
         folder = theirs.sound(step, lambda text: None)
         if folder is not None:
-            with tempfile.TemporaryDirectory(dir=store.home) as aside:
-                copy = Path(aside) / "state"
-                shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("COMMIT"))
+            with workplace(store.home, "accept") as work:
+                copy = shutil.copytree(folder, work / "state", ignore=shutil.ignore_patterns("COMMIT"))
                 ours.commit(step, copy)
     adopted = {"from": key_of(before), "changes": [str(change) for change in changes]}
     _write_journal(store, stage, document, {"document": document, "adopted": adopted})
     return max(store.partial(key).steps(), default=None)
-
-
-def _is_same_result(before: Meta, after: Meta) -> bool:
-    return not any(_is_another_result(change, before, after) for change in difference(before, after))
 
 
 def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[ValueChange]]:

@@ -35,16 +35,21 @@ class Check(NamedTuple):
 
 def checkup(home: Path) -> list[Check]:
     """Run all checks of this machine. Creates the store if there is none."""
-    return [_python(), *_packages(), _memory(), _store(home), _home(home), _disk(home), _devices(), _prefect()]
+    return [
+        _python(),
+        *map(_package, NEEDED),
+        _memory(),
+        _store(home),
+        _home(home),
+        _disk(home),
+        _devices(),
+        _prefect(),
+    ]
 
 
 def _python() -> Check:
     fine = (3, 11) <= sys.version_info[:2] <= (3, 12)
     return Check(fine, "python", sys.version.split()[0], "use Python 3.11 or 3.12")
-
-
-def _packages() -> list[Check]:
-    return [_package(name) for name in NEEDED]
 
 
 def _package(name: str) -> Check:

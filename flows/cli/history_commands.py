@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run, store_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.recipes.names import model_name
@@ -19,9 +20,7 @@ from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.keys.lineage import Family, compare
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD, newest_runs
-from trnflow.tasks.store.location import default_root
 from trnflow.tasks.store.model_names import find_artifact, find_run
-from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -33,39 +32,16 @@ ACTED = ("hit", "ran", "skip")
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    ancestry = sub.add_parser(
-        "lineage", parents=[store], help="print what an artifact was made of, and what was made of it"
+    ancestry = add_command(
+        sub, "lineage", lineage, store, "print what an artifact was made of, and what was made of it"
     )
     ancestry.add_argument("artifact", metavar="DIGEST|RUN", help="a digest or its beginning; of a run, its model")
-    ancestry.set_defaults(command=lineage)
-    pair = sub.add_parser("diff", parents=[store], help="print how two runs differ: settings, data, code, metrics")
-    pair.add_argument(
-        "before", metavar="RUN", help="a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion"
-    )
+    pair = add_command(sub, "diff", diff, store, "print how two runs differ: settings, data, code, metrics")
+    pair.add_argument("before", metavar="RUN", help=RUN_NAMES)
     pair.add_argument("after", metavar="RUN")
-    pair.set_defaults(command=diff)
-    written = sub.add_parser("report", parents=[store], help="write the page of a run and open it in a browser")
-    written.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default="last",
-        help="a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion",
-    )
+    written = add_command(sub, "report", write_report, store, "write the page of a run and open it in a browser")
+    add_run(written)
     written.add_argument("--no-open", action="store_true", help="write the page only")
-    written.set_defaults(command=write_report)
-
-
-def root_of(options: Namespace) -> str:
-    """Return the store's root: --store, else TRNFLOW_STORE, else `<home>/store`."""
-    return options.store or default_root(home_folder())
-
-
-def store_of(options: Namespace) -> Store:
-    """Open the store that the options name. Raises ConfigError when there is none; never creates one."""
-    store = Store(root_of(options), home_folder())
-    store.check()
-    return store
 
 
 def all_records(store: Store) -> list[Meta]:

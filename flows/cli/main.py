@@ -21,17 +21,18 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
 
-from trnflow.flows.cli.output import exit_at_once, say_error
-from trnflow.flows.recipes.suggested_command import complete
+from trnflow.flows.cli.output import complete, exit_at_once, print_error, say_error
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
 from trnflow.tasks.system.redaction import scrub_logs, scrubbed
 from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "new_commands": (("new",), ("common",)),
     "run_commands": (("run", "prepare"), ("recipe",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
+    "rehearse_command": (("rehearse",), ("recipe",)),
     "accept": (("accept",), ("recipe",)),
     "model.predict": (("predict",), ("store",)),
     "live.runs_command": (("runs",), ("store",)),
@@ -111,10 +112,7 @@ def fail(error: TrnflowError, options: argparse.Namespace) -> int:
     error = scrubbed(complete(error, options))
     if options.json:
         print(json.dumps({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}}))
-    say_error(error)
-    if options.debug:
-        sys.stderr.write(error.details)
-    return error.exit_code
+    return print_error(error, options)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -136,10 +134,19 @@ def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
     options, rest = top.parse_known_args(arguments)
     more = [*rest, *texts]
     if more and (not hasattr(options, "texts") or any(text.startswith("-") for text in rest)):
-        top.error(f"unrecognized arguments: {' '.join(more)}")
+        top.error(f"unrecognized arguments: {' '.join(more)}{_hint(rest)}")
     if more:
         options.texts += more
     return options
+
+
+def _hint(unknown: list[str]) -> str:
+    """Return a sentence about the first unknown option that another tool has, or ""."""
+    from trnflow.flows.recipes.other_names import suggested_option
+    from trnflow.flows.recipes.recipe import Recipe
+
+    hints = (suggested_option(word, Recipe) for word in unknown if word.startswith("--"))
+    return next((f" ({hint})" for hint in hints if hint), "")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 from argparse import Namespace
 from typing import NoReturn
@@ -11,7 +13,10 @@ from typing import NoReturn
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.log_lines import LogLines
-from trnflow.tasks.system.redaction import hide_secrets, scrub
+from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
+
+# A suggested command without a recipe means that of the failed command.
+_OWN_RECIPE = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 
 
 def emit(options: Namespace, document: Meta, *lines: object) -> None:
@@ -28,6 +33,16 @@ def emit_json(document: Json) -> None:
     sys.stdout.write(f"{json.dumps(document)}\n")
 
 
+def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
+    """Insert the failed command's recipe and overrides, secrets hidden, into the commands of the error's fix, in
+    place."""
+    recipe = getattr(options, "recipe", None)
+    if recipe is not None:
+        given = shlex.join([recipe, *map(hide_override, options.overrides)])
+        error.fix = _OWN_RECIPE.sub(lambda match: f"`trnflow {match[1]} {given}{match['rest']}`", error.fix)
+    return error
+
+
 def say_error(error: TrnflowError) -> None:
     """Print an error and its fix on stderr, with secrets hidden; as a JSON line if TRNFLOW_LOG=json."""
     if isinstance(sys.stderr, LogLines):
@@ -40,6 +55,14 @@ def say_error(error: TrnflowError) -> None:
     sys.stderr.write(f"error{where}: {scrub(error.message)}\n")
     if error.fix:
         sys.stderr.write(f"  fix: {scrub(error.fix)}\n")
+
+
+def print_error(error: TrnflowError, options: Namespace) -> int:
+    """Print an error, its fix completed, and with --debug its traceback; return its exit code."""
+    say_error(complete(error, options))
+    if options.debug:
+        sys.stderr.write(scrub(error.details))
+    return error.exit_code
 
 
 def exit_at_once(code: int) -> NoReturn:

@@ -10,52 +10,47 @@ from typing import Any
 import yaml
 
 from trnflow.flows.champions.frozen_rows import other_model
-from trnflow.flows.cli.output import emit, say_error
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.output import complete, emit, print_error
 from trnflow.flows.display import report
 from trnflow.flows.finetune import STAGES, finetune
 from trnflow.flows.models import find_model, result_of_recipe
-from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.forecast import dollars, total
 from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.memory_check import report_memory
-from trnflow.flows.runner.plan import Plan, Step
+from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.errors import BlobLost, ConfigError, TrnflowError
 from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    expected = sub.add_parser(
-        "plan", parents=[recipe], help="print what would run, why, and what it is expected to cost"
-    )
+    expected = add_command(sub, "plan", plan, recipe, "print what would run, why, and what it is expected to cost")
     expected.add_argument("--trace", action="store_true", help="trace the memory that training needs: takes seconds")
-    expected.set_defaults(command=plan)
-    why = sub.add_parser("explain", parents=[recipe], help="print what changed since the nearest past run of a stage")
+    why = add_command(sub, "explain", explain, recipe, "print what changed since the nearest past run of a stage")
     why.add_argument("stage")
-    why.set_defaults(command=explain)
-    made = sub.add_parser("show", parents=[recipe], help="print the artifacts of a recipe, or one of them in full")
+    made = add_command(sub, "show", show, recipe, "print the artifacts of a recipe, or one of them in full")
     made.add_argument("stage", nargs="?")
-    made.set_defaults(command=show)
-    copy = sub.add_parser(
-        "get", parents=[recipe], help="copy a stage's artifact, of a recipe or any model, into a new folder"
-    )
+    copy = add_command(sub, "get", get, recipe, "copy a stage's artifact, of a recipe or any model, into a new folder")
     copy.add_argument("stage")
     copy.add_argument("dest")
-    copy.set_defaults(command=get)
 
 
 def plan(options: Namespace) -> int:
     """Print what a run would do with each stage, why, the expected seconds, dollars and bytes, and the memory of
     training (measured now only with --trace). The exit code is the error's when training can't run."""
-    context, found = _planned(options)
+    context = open_context(options.recipe, options.overrides, offline=True, create=False)
+    found = make_plan(finetune(context.recipe), context)
     recipe, steps = context.recipe, list(found.steps.values())
-    refuse_unknown_vocabulary(recipe, found.steps)
-    memory = report_memory(recipe, found, trace_in_process if options.trace else None)
-    if memory.error is not None:
-        complete(memory.error, options)
+    refuse_unknown_vocabulary(recipe, found)
+    error = _refusal(found)
+    memory = report_memory(recipe, found, trace_in_process if options.trace and not error else None)
+    error = error or memory.error
+    if error is not None:
+        complete(error, options)
     price = recipe.price_per_hour
     notes = _notes(context, found)
     document = {
@@ -64,19 +59,19 @@ def plan(options: Namespace) -> int:
         "expected": total(steps, price),
         "memory": memory.to_json(),
         "notes": notes,
-        **({"error": memory.error.to_json()} if memory.error else {}),
+        **({"error": error.to_json()} if error else {}),
     }
     emit(options, document, report.plan_table(steps, price), memory, *(f"note: {note}" for note in notes))
-    if memory.error is not None:
-        say_error(memory.error)
-        return memory.error.exit_code
-    return 0
+    return print_error(error, options) if error else 0
 
 
-def _planned(options: Namespace) -> tuple[RunContext, Plan]:
-    """Plan a run, without asking the network or creating the store."""
-    context = open_context(options.recipe, options.overrides, offline=True, create=False)
-    return context, make_plan(finetune(context.recipe), context)
+def _refusal(found: Plan) -> TrnflowError | None:
+    """Return why a run is bound to fail, as far as is known; else note what the stages remark."""
+    try:
+        found.check_needs(Options())
+    except TrnflowError as error:
+        return error
+    return None
 
 
 def _notes(context: RunContext, plan: Plan) -> list[str]:
@@ -140,9 +135,7 @@ def show(options: Namespace) -> int:
 def get(options: Namespace) -> int:
     """Copy a stage's artifact into a new folder, which appears when it is complete.
 
-    Raises:
-        ConfigError: The folder is not empty, or the recipe, run or champion has no artifact of the stage.
-        BlobLost: Files are missing or corrupt; the next run makes them again.
+    Raises ConfigError if the folder is not empty or there is no artifact, BlobLost if its files are lost or corrupt.
     """
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):

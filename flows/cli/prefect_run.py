@@ -8,15 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trnflow.flows.runner.context import RunContext
-from trnflow.flows.runner.plan import Options
-from trnflow.flows.runner.run import Result
 from trnflow.flows.services.events import unreachable
 from trnflow.flows.services.prefect_server import ensure_server
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import Reader
 from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
@@ -44,57 +42,25 @@ def quiet() -> None:
     os.environ.update(HEARTBEATS)
 
 
-def run_here(
-    recipe: str, overrides: list[str], options: Options, readers: tuple[Reader, ...], context: RunContext
-) -> Result:
-    """Run the flow `finetune` in this process; start the local server if there is none. The error of a failed stage is
-    in the result. context: has the plan of the run."""
-
-    def call(shown: list[str]) -> None:
-        from trnflow.flows.deployments import finetune
-
-        finetune(recipe, shown, options.until, sorted(options.force), options.offline)
-
-    session = _call_flow(call, overrides, readers, context)
-    assert session.result is not None
-    return session.result
-
-
-def retrain_here(
-    recipe: str,
+def call_flow(
+    name: str,
+    parameters: Meta,
     overrides: list[str],
-    readers: tuple[Reader, ...],
-    context: RunContext,
-    change: RetrainReason,
-    *,
-    offline: bool,
-    wait: bool,
-) -> Session:
-    """Run the flow `retrain` in this process; start the local server if there is none.
-
-    wait: whether to wait while another retrain of the recipe is under way. Returns the session, whose `retrained` says
-    how it ended; `result` is None if nothing was trained.
-    """
-
-    def call(shown: list[str]) -> None:
-        from trnflow.flows.deployments import retrain
-
-        retrain(recipe, shown, offline, wait)
-
-    session = _call_flow(call, overrides, readers, context, change)
-    assert session.retrained is not None
-    return session
-
-
-def _call_flow(
-    call: Callable[[list[str]], None],
-    overrides: list[str],
-    readers: tuple[Reader, ...],
+    progress: Reader,
     context: RunContext,
     change: RetrainReason | None = None,
 ) -> Session:
-    """Call a flow with the overrides as Prefect may store them, and return the session that it filled in. Raises what
-    the flow raised before it had a result."""
+    """Call a flow of `deployments.py` in this process, and return the session that it filled in. The local server is
+    started if there is none.
+
+    Args:
+        overrides: Given to the flow as Prefect may store them, without secrets.
+        progress: Reads the events of the run.
+        context: Has the plan of the run.
+
+    Raises:
+        TrnflowError, CancelledRun: Raised by the flow before it had a result; the error of a stage is in the result.
+    """
     quiet()
     url = ensure_server(context.store.home)
     os.environ["PREFECT_API_URL"] = url
@@ -104,14 +70,14 @@ def _call_flow(
     from prefect import tags
     from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectHTTPStatusError
 
-    from trnflow.flows.deployments import SESSION, Session
+    from trnflow.flows import deployments
 
     _check_server(url)
-    session = Session(context, readers, signal.getsignal(signal.SIGTERM), change)
-    token = SESSION.set(session)
+    session = deployments.Session(context, (progress,), signal.getsignal(signal.SIGTERM), change)
+    token = deployments.SESSION.set(session)
     try:
         with tags(TAG):
-            call([hide_override(text) for text in overrides])
+            getattr(deployments, name)(**parameters, overrides=[hide_override(text) for text in overrides])
     except (TrnflowError, CancelledRun):
         if session.result is None and session.retrained is None:
             raise
@@ -124,7 +90,7 @@ def _call_flow(
         if session.result is not None:
             session.result.prefect_lost = True
     finally:
-        SESSION.reset(token)
+        deployments.SESSION.reset(token)
     if session.result is not None and session.result.prefect_lost:
         session.result.notes.append(
             f"Prefect's server at {hide_secrets(url)} went away: its page does not show how this run ended"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from argparse import ArgumentParser, Namespace, _SubParsersAction
-from pathlib import Path
 from typing import TextIO
 
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.runner.context import new_run_id, open_context
 from trnflow.flows.runner.run import preview_id, settle
+from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.preview import Row, preview
 from trnflow.tasks.events import EventLog
@@ -21,10 +21,9 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser) -> None:
-    parser = sub.add_parser("preview", parents=[recipe], help="print the first rows as the model reads them")
+    parser = add_command(sub, "preview", show_rows, recipe, "print the first rows as the model reads them")
     parser.add_argument("rows", nargs="?", type=int, default=3, metavar="N", help="the number of rows (3)")
     parser.add_argument("--split", default="train", help="train, validation or test")
-    parser.set_defaults(command=show_rows)
 
 
 def show_rows(options: Namespace) -> int:
@@ -35,10 +34,9 @@ def show_rows(options: Namespace) -> int:
         run = context.for_run(EventLog(progress), run=preview_id(new_run_id()), kind="preview")
         artifact = settle(finetune(context.recipe), run, until=ROLES["tokens"]).steps[ROLES["tokens"]].artifact
     assert artifact is not None
-    with tempfile.TemporaryDirectory(dir=store.home) as folder:
-        tokens: Input = Input(
-            store.link_files(artifact, Path(folder) / "tokens"), artifact.kind, artifact.meta, artifact.digest
-        )
+    with workplace(store.home, "preview") as work:
+        folder = store.link_files(artifact, work / "tokens")
+        tokens: Input = Input(folder, artifact.kind, artifact.meta, artifact.digest)
         rows = preview(tokens, options.split, options.rows)
     if options.json:
         # printed without hiding secrets: rows are the user's data, not settings

@@ -9,25 +9,24 @@ from typing import Any
 
 import yaml
 
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit, emit_json
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, read_tree, recipe_names
-from trnflow.flows.recipes.other_names import suggested
+from trnflow.flows.recipes.other_names import missing, suggested
 from trnflow.flows.recipes.reference import Setting, json_schema, markdown, settings_of
 from trnflow.tasks.errors import ConfigError
 
 
 def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:
-    resolved = sub.add_parser("config", parents=[recipe], help="print a recipe with every setting filled in")
-    resolved.set_defaults(command=config)
-    shipped = sub.add_parser("recipes", parents=[common], help="list the shipped recipes")
-    shipped.set_defaults(command=recipes)
-    described = sub.add_parser("settings", parents=[common], help="describe all settings, a section or one setting")
+    add_command(sub, "config", config, recipe, "print a recipe with every setting filled in")
+    add_command(sub, "recipes", recipes, common, "list the shipped recipes")
+    described = add_command(
+        sub, "settings", describe_settings, common, "describe all settings, a section or one setting"
+    )
     described.add_argument("name", nargs="?", metavar="SECTION|NAME", help="such as train, or train.learning_rate")
     described.add_argument("--markdown", action="store_true", help="print the page docs/settings.md")
-    described.set_defaults(command=describe_settings)
-    schema = sub.add_parser("schema", parents=[common], help="print the JSON schema of recipe files, for editors")
-    schema.set_defaults(command=print_schema)
+    add_command(sub, "schema", print_schema, common, "print the JSON schema of recipe files, for editors")
 
 
 def describe_settings(options: Namespace) -> int:
@@ -49,9 +48,8 @@ def _named(name: str | None) -> list[Setting]:
     chosen = chosen or [setting for setting in known if setting.name.split(".")[-1] == name]
     if not chosen:
         close = suggested((name,), settings.Recipe) or nearest(name, [setting.name for setting in known])
-        raise ConfigError(
-            f"there is no setting {name}", f"did you mean {close}?" if close else "`trnflow settings` lists all of them"
-        )
+        fix = f"did you mean {close}?" if close else "`trnflow settings` lists all of them"
+        raise ConfigError(f"there is no setting {name}", missing(name) or fix)
     return chosen
 
 

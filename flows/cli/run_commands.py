@@ -7,13 +7,13 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from trnflow.flows.cli.output import emit_json, exit_at_once, say_error
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.output import complete, emit_json, exit_at_once, print_error
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.suggested_command import complete
-from trnflow.flows.runner.context import RunContext, make_plan, new_run_id, open_context
+from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
@@ -30,13 +30,10 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
     )
     stages.add_argument("--direct", action="store_true", help="run without Prefect")
     stages.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
-    everything = sub.add_parser("run", parents=[stages], help="run a recipe; cached stages are not run again")
+    everything = add_command(sub, "run", run, stages, "run a recipe; cached stages are not run again")
     everything.add_argument("--until", metavar="STAGE", help="stop after this stage")
-    everything.set_defaults(command=run)
-    data = sub.add_parser(
-        "prepare", parents=[stages], help="run the data stages alone, on a machine without an accelerator"
-    )
-    data.set_defaults(command=run, until=DATA_STAGES[-1])
+    data = add_command(sub, "prepare", run, stages, "run the data stages alone, on a machine without an accelerator")
+    data.set_defaults(until=DATA_STAGES[-1])
 
 
 def run(options: Namespace) -> int:
@@ -47,6 +44,7 @@ def run(options: Namespace) -> int:
     recipe, graph = context.recipe, finetune(context.recipe)
     what.check(graph)
     context.plan = make_plan(graph, context)
+    context.plan.check_needs(what, here=True)
     idle = not context.plan.due(what)
     result = run_graph(graph, context, what) if idle else _run_stages(options, context, what)
     if result.error is not None:
@@ -55,11 +53,7 @@ def run(options: Namespace) -> int:
         emit_json(result.to_json())
     else:
         _print_result(recipe, result, idle)
-    if result.error is not None:
-        say_error(result.error)
-        if options.debug:
-            sys.stderr.write(scrub(result.error.details))
-    code = result.error.exit_code if result.error else 0
+    code = print_error(result.error, options) if result.error else 0
     if result.prefect_lost:
         exit_at_once(code)
     return code
@@ -68,20 +62,28 @@ def run(options: Namespace) -> int:
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:
     with Progress() as progress:
         if options.direct:
-            from trnflow.flows.services.mlflow_listener import Tracking
+            from trnflow.flows.services.tracked_run import run_tracked
 
-            with Tracking(context.recipe, context.store.home, new_run_id()) as tracking:
-                run = context.for_run(EventLog(progress, tracking), run=tracking.run)
-                return tracking.finish(run_graph(finetune(context.recipe), run, what))
-        from trnflow.flows.cli.prefect_run import quiet, run_here
+            return run_tracked(finetune(context.recipe), context.for_run(EventLog(progress)), what)
+        from trnflow.flows.cli.prefect_run import call_flow, quiet
 
         quiet()  # before the warm parents start, which compare the environment
         assert context.plan is not None
         start_warm_parents(context.plan.due(what), context)  # they import while this process imports Prefect
-        return run_here(options.recipe, options.overrides, what, (progress,), context)
+        parameters = {
+            "recipe": options.recipe,
+            "until": what.until,
+            "force": sorted(what.force),
+            "offline": what.offline,
+        }
+        session = call_flow("finetune", parameters, options.overrides, progress, context)
+        assert session.result is not None
+        return session.result
 
 
 def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
+    from trnflow.flows.services.pages import pages
+
     out = sys.stdout
     out.write(f"\n{report.table(result.steps)}\n\n")
     for note in result.notes:
@@ -91,10 +93,4 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     elif result.error is None:
         cost = f" (${result.dollars:.2f} on {recipe.hardware.name})" if result.dollars else ""
         out.write(f"{recipe.name} done in {report.seconds(result.seconds)} s{cost}; run {result.run}\n")
-    out.write(_pages(recipe))
-
-
-def _pages(recipe: settings.Recipe) -> str:
-    from trnflow.flows.services.pages import pages
-
-    return "".join(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))
+    out.writelines(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.work_folders import open_home
@@ -23,12 +24,10 @@ def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
         ("worker", worker, "start a Prefect worker that runs deployments, until Ctrl-C"),
         ("ui", ui, "print the addresses of the Prefect and MLflow pages"),
     ):
-        parser = sub.add_parser(name, parents=[common], help=text)
-        parser.set_defaults(command=command)
-        if name == "deploy":
-            parser.add_argument(
-                "--replace", action="store_true", help="delete the deployments of another checkout on the same server"
-            )
+        parser = add_command(sub, name, command, common, text)
+        if command is deploy:
+            replacing = "delete the deployments of another checkout on the same server"
+            parser.add_argument("--replace", action="store_true", help=replacing)
 
 
 def doctor(options: Namespace) -> int:

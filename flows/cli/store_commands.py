@@ -7,7 +7,8 @@ import re
 from argparse import Namespace
 from typing import Any
 
-from trnflow.flows.cli.history_commands import all_records, store_of
+from trnflow.flows.cli.arguments import add_command, store_of
+from trnflow.flows.cli.history_commands import all_records
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.finetune import KINDS
@@ -26,14 +27,11 @@ PIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    check = sub.add_parser("verify", parents=[store], help="read everything in the store and report damage")
+    check = add_command(sub, "verify", verify, store, "read everything in the store and report damage")
     check.add_argument(
         "--repair", action="store_true", help="move damaged files to quarantine; the stages that need them run again"
     )
-    check.set_defaults(command=verify)
-    collect = sub.add_parser(
-        "gc", parents=[store], help="print what garbage collection would remove; with --yes, remove it"
-    )
+    collect = add_command(sub, "gc", gc, store, "print what garbage collection would remove; with --yes, remove it")
     collect.add_argument(
         "--yes", action="store_true", help="move garbage to the trash, and free what the trash held for a grace period"
     )
@@ -51,14 +49,11 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
         "--grace", type=_age, default=Policy.grace, metavar="SECONDS",
         help="keep everything younger (%(default)s); must be longer than a run takes from one stage to the next",
     )  # fmt: skip
-    collect.set_defaults(command=gc)
-    keep = sub.add_parser("pin", parents=[store], help="keep an artifact, or all of a run, whatever gc's options")
+    keep = add_command(sub, "pin", pin, store, "keep an artifact, or all of a run, whatever gc's options")
     keep.add_argument("target", metavar="DIGEST|RUN", help="a digest or a run, or RECIPE@champion")
     keep.add_argument("--name", help="default: the run's id, or the beginning of the digest")
-    keep.set_defaults(command=pin)
-    drop = sub.add_parser("unpin", parents=[store], help="remove a pin")
+    drop = add_command(sub, "unpin", unpin, store, "remove a pin")
     drop.add_argument("name")
-    drop.set_defaults(command=unpin)
 
 
 def verify(options: Namespace) -> int:

@@ -1,4 +1,1 @@
-"""Show runs to people: progress on a terminal or in a log, tables of results, and the HTML page of `trnflow report`.
-
-Used by the command line and for Prefect's logs and pages.
-"""
+"""Show runs to people: progress, tables of results, the page of `trnflow report`. Also used for Prefect's logs and pages."""

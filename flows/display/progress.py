@@ -1,8 +1,7 @@
 """Show the progress of stages while they run: on a terminal in one line that is refreshed, elsewhere as lines of a log.
 
-The shown values are the last ones that the stage reported, so showing them never waits for a device. In a log (nohup, CI,
-Slurm) a line is written when training reports its loss, which happens every `train.log_every` steps, but at most one
-line in ten seconds. For any stage, a line is written when sixty seconds have passed without one.
+Values are the last that the stage reported, so no display waits for a device. A log (nohup, CI, Slurm) gets a line when
+training reports its loss, at most one in ten seconds, and for any stage one after sixty seconds without.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ BAR = 20
 
 
 def log_line(at: StageState, now: float) -> str:
-    """Return the progress of a stage as a line for a log, such as `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA
-    0:12:34` (the speed counts tokens without padding; the ETA is h:mm:ss).
+    """Return a stage's progress for a log, such as `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA 0:12:34`.
 
-    If the stage has reported neither a count nor a metric, the line is `train: running for 0:01:10`. now: seconds
-    since 1970."""
+    now: seconds since 1970. Tokens are counted without padding. Without a count or a metric: `train: running for 0:01:10`.
+    """
     known = [*_count(at), *_figures(at), *_ends(at, now)] or [f"running for {clock_face(at.elapsed(now))}"]
     return f"{at.stage}: {', '.join(known)}"
 
 
 def terminal_line(at: StageState, width: int, now: float) -> str:
-    """Return the progress of a stage as a line for a terminal: the most detailed layout that fits into `width` columns.
-    If none fits, the shortest layout is cut. Until the stage has reported how much of its work is done, the line has
-    the stage's name and the time that the stage has run. now: seconds since 1970."""
+    """Return a stage's progress in at most `width` columns: the widest layout that fits, else the narrowest, cut.
+
+    now: seconds since 1970. Without a count: the stage's name and its time so far.
+    """
     if not at.total:
         return f"  {at.stage:<15} {clock_face(at.elapsed(now))}"[:width]
     text = ""
@@ -76,8 +75,7 @@ def _count(at: StageState) -> list[str]:
 
 
 def _figures(at: StageState, *, tight: bool = False) -> Iterator[str]:
-    """Yield the texts of loss, evaluation loss, evaluation accuracy and speed (tokens without padding per second), of
-    those that are known. tight: three digits and short names, without accuracy."""
+    """Yield loss, evaluation loss and accuracy, and speed, where known. tight: three digits, short names, no accuracy."""
     names = {"loss": "loss", "eval_loss": "eval"} if tight else {n: n for n in ("loss", "eval_loss", "eval_accuracy")}
     for name, shown in names.items():
         if name in at.values:
@@ -93,13 +91,13 @@ def _ends(at: StageState, now: float) -> list[str]:
 
 
 def _brief(value: float) -> str:
-    """A number in at most six characters: 0.412, 1234, 2.3e-5."""
+    """Return a number in at most six characters: 0.412, 1234, 2.3e-5."""
     text = f"{value:.3g}"
     return text if "e" not in text and len(text) <= 6 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _short(value: float) -> str:
-    """A number in at most four characters, up to 999 million: 1.2k, 34k, 5.6M."""
+    """Return a number below 999 million in at most four characters: 1.2k, 34k, 5.6M."""
     for letter in ("", "k", "M"):
         if value < 999.5:
             return f"{value:.2g}{letter}" if value < 9.95 and letter else f"{value:.0f}{letter}"
@@ -108,21 +106,19 @@ def _short(value: float) -> str:
 
 
 def clock_face(value: float) -> str:
-    """Return a duration as text: h:mm:ss, such as `0:12:34`; from 100 hours on, days and hours, such as `4d 05h`.
-    value: seconds."""
+    """Return seconds as h:mm:ss, such as `0:12:34`; from 100 hours on as days and hours, such as `4d 05h`."""
     minutes, rest = divmod(int(value), 60)
     hours = minutes // 60
     return f"{hours}:{minutes % 60:02}:{rest:02}" if hours < 100 else f"{hours // 24}d {hours % 24:02}h"
 
 
 class Lines:
-    """Writes the progress of stages as lines of a log.
+    """Writes the progress of stages as lines of a log. Threads may share it.
 
-    The caller must call `begin` and `end` around a stage, `update` after each event of the stage, and `tick` about once
-    a second. Calls may come from several threads.
+    Call `begin` and `end` around a stage, `update` after each of its events, and `tick` about once a second.
 
     Args:
-        say: A function that writes one line.
+        say: Writes one line.
         clock: Returns seconds since 1970.
     """
 
@@ -133,35 +129,31 @@ class Lines:
         self._logged = self._spoke = float("-inf")
 
     def begin(self, at: StageState) -> None:
-        """Start to follow a stage, whose state others change. Writes no line."""
+        """Follow a stage, whose state others change. Writes no line."""
         with self._lock:
             self._progress, self._spoke = at, self._clock()
 
     def say(self, text: str, **fields: Any) -> None:
-        """Write a line to the log.
-
-        fields: the line's values by name, such as stage and level, for a log of JSON lines; a plain log ignores
-        them."""
+        """Write a line. fields: its values by name, for a log of JSON lines."""
         with self._lock:
             self._write(text, fields)
             self._spoke = self._clock()
 
     def update(self, event: Event) -> None:
-        """Write a line with the progress if the event is a training loss, unless such a line was written in the last ten
-        seconds."""
+        """Write the progress if the event is a training loss, at most once in ten seconds."""
         with self._lock:
             logs = event["event"] == "metrics" and "loss" in event["values"]
             if self._progress is not None and logs and self._clock() - self._logged >= LOG_SECONDS:
                 self._log(self._progress)
 
     def tick(self) -> None:
-        """Write a line with the last known progress if a stage runs and no line was written for sixty seconds."""
+        """Write the progress if a stage runs and no line was written for sixty seconds."""
         with self._lock:
             if self._progress is not None and self._clock() - self._spoke >= SILENT_SECONDS:
                 self._log(self._progress)
 
     def end(self) -> None:
-        """Stop following the stage, which has ended. Writes no line."""
+        """Stop following the stage. Writes no line."""
         with self._lock:
             self._progress = None
 
@@ -175,9 +167,7 @@ class Lines:
 
 
 class LineLog(Lines):
-    """Writes the progress of stages as lines of a log, as `Lines` does: for training at most one in ten seconds, and
-    always one after sixty seconds without any. Its own thread, which runs from `begin` to `end`, calls `tick` each
-    second. say: a function that writes one line."""
+    """`Lines` with a thread of its own, from `begin` to `end`, that calls `tick` each second."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(say)
@@ -200,9 +190,7 @@ class LineLog(Lines):
 
 
 class JsonLog(LineLog):
-    """Writes the progress of stages as `LineLog` does (for training at most one line in ten seconds, and always one after
-    sixty seconds without any), each line as a JSON object with the text and its values by name. lines: the stream that
-    the lines are written to."""
+    """`LineLog` whose lines are JSON objects with the text and its values by name."""
 
     def __init__(self, lines: LogLines) -> None:
         super().__init__(partial(print, file=lines))
@@ -213,9 +201,7 @@ class JsonLog(LineLog):
 
 
 class Screen:
-    """Shows the progress of a stage in the last line of a terminal, which a thread of the library rich refreshes, and
-    writes other lines above that line. Has the methods `begin`, `say`, `update` and `end` of `Lines`. stream: the
-    terminal."""
+    """Shows a stage's progress in the last line of a terminal, and other lines above it, by rich. Methods as of `Lines`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -253,11 +239,10 @@ class Screen:
 
 
 class Progress(Reader):
-    """Shows a run's progress on stderr: in one refreshed line if stderr is a terminal, else in lines of a log. When a
-    stage ends, a line has its action (hit or ran) and its seconds; messages of a stage are lines, too.
+    """Shows a run's progress on stderr: in one refreshed line on a terminal, else in lines of a log.
 
-    Use it as a context manager: at the end of the context the refreshed line is removed from the terminal, and the
-    thread that writes to a log ends."""
+    A context manager: its end removes the refreshed line, and ends the thread that writes to a log.
+    """
 
     def __init__(self) -> None:
         stream = sys.stderr
@@ -289,7 +274,7 @@ class Progress(Reader):
             self._view.update(event)
 
     def begin(self, at: StageState) -> None:
-        """Start to show the progress of a stage or of other work, without a line that names it."""
+        """Show the progress of a stage or of other work, without a line that names it."""
         self._view.begin(at)
 
     def __enter__(self) -> Progress:
@@ -300,10 +285,7 @@ class Progress(Reader):
 
 
 def columns(stream: TextIO, default: int) -> int:
-    """Return the width of the stream's terminal in columns, or `default` if the stream is no terminal.
-
-    The environment variable COLUMNS, which rich reads, is ignored: it may belong to another terminal.
-    """
+    """Return the width of the stream's terminal in columns, or `default` without a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or default
     except (OSError, ValueError):

@@ -19,9 +19,7 @@ example."""
 
 
 def table(steps: list[Step]) -> str:
-    """Return the table of a finished run as text: one line for each stage with its action (`hit`: its artifact was in
-    the store, `ran`, or `skip`: not needed), seconds, the first 12 digits of its artifact's digest, and its main
-    metrics or, if it has none, the reason for the action."""
+    """Return the table of a finished run: stage, action, seconds, artifact, and main metrics, else the action's reason."""
     rows = [("stage", "", "seconds", "artifact", "key figures")]
     for step in steps:
         digest = step.artifact.digest.removeprefix("sha256:")[:12] if step.artifact else "-"
@@ -30,11 +28,9 @@ def table(steps: list[Step]) -> str:
 
 
 def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> str:
-    """Return the table of a plan as text: what a run would do with each stage (`hit`: its artifact is in the store,
-    `run`, `maybe`: not known yet, or `skip`: not needed), the expected seconds and size, and the reason; then a line of
-    totals, if any stage would or may run.
+    """Return the table of a plan: stage, action, expected seconds and size, and why, with totals if any stage is due.
 
-    price_per_hour: USD per hour of the hardware; the table has a column of dollars if it is above 0.
+    price_per_hour: USD; above 0 the table has a column of dollars.
     """
     rows = [("stage", "action", "seconds", "size", "dollars", "why")]
     for step in steps:
@@ -53,36 +49,32 @@ def _expected(time: float | None, size: int | None, price_per_hour: float) -> tu
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows of cells as text with aligned columns. The first row is the heading, which a line of dashes
-    underlines. All rows must have the same number of cells."""
+    """Return rows of equally many cells as text in aligned columns; the first row is the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def highlights(step: Step) -> str:
-    """Return up to four results of a stage as text: the metrics of its artifact, or if there are none, values of the
-    artifact's metadata, such as the number of rows of each split or the number of compiled graphs. Empty if the outcome
-    has no artifact."""
+    """Return up to four results of a stage: metrics of its artifact, else facts such as its numbers of rows."""
     return figures(step.metrics or step.facts)
 
 
 def figures(values: Meta, most: int = 4) -> str:
-    """Return up to `most` metrics as text, such as `accuracy 0.91  loss 0.2`. Those of FIRST come
-    first, in that order. values: {name of a metric: value}."""
+    """Return up to `most` metrics, such as `accuracy 0.91  loss 0.2`; FIRST_METRICS come first."""
     names = sorted(values, key=lambda name: FIRST_METRICS.index(name) if name in FIRST_METRICS else len(FIRST_METRICS))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 
 
 def seconds(value: float | None) -> str:
-    """Return a number of seconds as text: with two decimals below 10, else without; `?` for None."""
+    """Return seconds with two decimals below 10, else with none; `?` for None."""
     if value is None:
         return "?"
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def bytes_(value: int | None) -> str:
-    """Return a number of bytes as text with three digits, in B, kB, MB or GB (powers of 1000); `?` for None."""
+    """Return a number of bytes with three digits, in B, kB, MB or GB (powers of 1000); `?` for None."""
     if value is None:
         return "?"
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -92,12 +84,7 @@ def bytes_(value: int | None) -> str:
 
 
 def change_cells(found: Meta) -> tuple[str, str, str]:
-    """Return one difference between two runs as three short texts for a table: (the name of the stage, of the value
-    that differs, or both; the value in the earlier run; the value in the later run).
-
-    Digests are cut to 19 characters, other values to 60; a missing value (None) is shown as `nothing`. found: one
-    difference from the result of `trnflow.tasks.keys.lineage.compare`: {"before", "after": the values; "stage", "name": either
-    or both}."""
+    """Return (name, value before, value after) of one of the changes that `trnflow.tasks.keys.lineage.compare` found."""
     name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
     return name, _brief(found["before"]), _brief(found["after"])
 
@@ -108,8 +95,7 @@ def _brief(value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a value as text for a table: floats with four significant digits, mappings as `name:value,...`, other
-    values as `str` formats them."""
+    """Return a value for a table: floats with four significant digits, mappings as `name:value,...`."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):

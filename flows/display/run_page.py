@@ -1,6 +1,4 @@
-"""Make the HTML page of a run for `trnflow report`: the evaluation (that of report.html), the stages, training
-curves, the data, lineage, and the differences from the run before.
-"""
+"""Make the page of a run: evaluation, stages, training curves, data, lineage, differences from the run before."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
 from trnflow.tasks.evaluation.scores import MAIN, TRAINING
-from trnflow.tasks.events import Event, follow, log_file, parse_events
+from trnflow.tasks.events import Event, log_file, parse_events
 from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
@@ -45,13 +43,11 @@ DIFFERENCES = ("settings", "data", "code", "env", "artifacts", "metrics")
 
 
 class Previous(NamedTuple):
-    """The run before another run of the same recipe.
+    """The recipe's run before.
 
     Attributes:
-        run: The id of the run before.
-        changes: How the two runs differ, as `trnflow.tasks.keys.lineage.compare` returns it. The entries "settings" (of the
-            recipe), "data" (the inputs of load_data), "code", "env" (library versions, hardware, host), "artifacts" and
-            "metrics" are lists of differences, each with the values "before" and "after".
+        run: Its id.
+        changes: How the two differ, as `trnflow.tasks.keys.lineage.compare` returns it.
     """
 
     run: str
@@ -59,15 +55,12 @@ class Previous(NamedTuple):
 
 
 def run_page(store: Store, run: str, document: Meta, previous: Previous | None, lineage: Meta | None) -> str:
-    """Return the page of a run as HTML text, without secrets. Reads the run's artifacts in the store, and training
-    curves from event logs; a note on the page says if the evaluation is no longer in the store.
+    """Return the page of a run as HTML, without secrets. A note says if the store has lost the evaluation.
 
     Args:
-        run: The run's id.
-        document: The run record, the store's JSON document about the run.
-        previous: The recipe's run before; None if there was none.
-        lineage: What the run's last artifact was made from, as `trnflow.tasks.keys.lineage.Family.up` returns it; None if the
-            run has no artifact.
+        document: The run record.
+        previous: None for the recipe's first run.
+        lineage: `Family.up` of the run's last artifact, None without one.
     """
     document = hide_secrets(document)
     notes, report, evaluation = _evaluation(store, document)
@@ -91,8 +84,7 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
 
 
 def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:
-    """Return (notes for the user, the content of report.json, the page's part about the evaluation). The last two are
-    None if the run has no evaluation, the store has lost it, or an earlier version of the project made it."""
+    """Return (notes, report.json, the page's part about the evaluation); None for what is not there."""
     digest = artifact_in(document, ROLES["evaluation"])
     if digest is None:
         return [], None, None
@@ -102,18 +94,11 @@ def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, M
         except BlobLost as error:
             return [f"the evaluation is no longer in the store: {error.message}"], None, None
         report = read_json(Path(folder) / "report.json")
-        if "intervals" not in report:
-            return (
-                ["the evaluation is of an earlier version: run the recipe again for its part of this page"],
-                None,
-                None,
-            )
         return report["notes"], report, evaluation_part(Path(folder), report)
 
 
 def _price(document: Meta) -> float:
-    """Return the price of the run's hardware in USD per hour; 0 if it has none, or if the run record says that the run
-    cost nothing."""
+    """Return the USD per hour of the run's hardware; 0 if it has none, or the run cost nothing."""
     price = document.get("resolved", {}).get("hardware", {}).get("price_per_hour", 0.0)
     return float(price) if document.get("dollars") else 0.0
 
@@ -145,8 +130,7 @@ def _curves(store: Store, document: Meta) -> Iterator[Meta]:
 
 
 def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
-    """Return {step: {metric: value}} of the run's training, from the event logs of all attempts of its key; {} if there
-    are none. If a resumed training repeated a step, the values of the latest attempt count."""
+    """Return {step: {metric: value}} of all attempts of the training's key; the latest attempt counts."""
     key = next((one["key"] for one in document["stages"] if one["stage"] == ROLES["training"]), None)
     found: dict[int, dict[str, float]] = {}
     attempts = sorted(document_name(name) for name in store.backend.names(f"attempts/{key}")) if key else []
@@ -160,16 +144,11 @@ def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float
 def _events(store: Store, run: str) -> Iterator[Event]:
     """Yield the events of a run: of its log on this machine, else of the store's copy."""
     file = log_file(store.home, run)
-    if not file.exists():
-        names = store.backend.names(f"logs/{run}")
-        for name in sorted(names, key=lambda name: (len(name), name)):
-            yield from parse_events(store.backend.read(name), name)
+    if file.exists():
+        yield from parse_events(file.read_bytes(), str(file))
         return
-    before, offset = -1, 0
-    while offset != before:
-        before = offset
-        events, offset = follow(file, offset)
-        yield from events
+    for name in sorted(store.backend.names(f"logs/{run}"), key=lambda name: (len(name), name)):
+        yield from parse_events(store.backend.read(name), name)
 
 
 def _metrics_of(events: Iterable[Event], stage: str, key: str | None) -> Iterator[Metrics]:
@@ -183,8 +162,7 @@ def _metrics_of(events: Iterable[Event], stage: str, key: str | None) -> Iterato
 
 
 def _drawn(points: list[tuple[int, float]]) -> Meta:
-    """Return a curve for the page's template: the points of its line in the drawing's units, and the first and last
-    step and lowest and highest value, which label the axes. points: (step, value), sorted by step."""
+    """Return a curve for the template: its line, and first and last step, lowest and highest value."""
     every = -(-len(points) // POINTS)
     kept = [*points[:-1:every], points[-1]]
     steps, values = [step for step, _ in kept], [value for _, value in kept]
@@ -198,8 +176,7 @@ def _drawn(points: list[tuple[int, float]]) -> Meta:
 
 
 def _data(store: Store, document: Meta) -> Meta:
-    """Return {"data": the table of splits, "data_lines": lines about dropped rows, duplicates, labels, and rows that
-    occur in two splits}; None and [] if the store no longer has the run's rows."""
+    """Return the table of splits and lines about the data; None and [] if the store has lost the rows."""
     names = (ROLES["rows"], ROLES["texts"], ROLES["tokens"], ROLES["chunks"])
     rows, texts, tokens, packed = (_meta(store, document, name) for name in names)
     if not rows:
@@ -233,7 +210,7 @@ def _counts(counts: Meta) -> str:
 
 
 def _meta(store: Store, document: Meta, stage: str) -> Meta:
-    """Return the metadata of a stage's artifact in the run; {} if the run has none or the store lost it."""
+    """Return the metadata of a stage's artifact; {} if the run has none or the store lost it."""
     digest = artifact_in(document, stage)
     try:
         return store.artifact(digest).meta if digest else {}
@@ -263,11 +240,7 @@ def _difference(previous: Previous | None) -> Meta:
 
 
 def _tree(node: Meta, name: str) -> Meta:
-    """Return a node of the lineage for the page's template: {"line": text, "below": the nodes of the inputs}. If an
-    artifact occurs a second time, its inputs are not repeated. Inputs that the recipe does not set are left out.
-
-    node: as `trnflow.tasks.keys.lineage.Family.up` returns it; name: the name under which the stage above reads the
-    artifact."""
+    """Return a node of `Family.up` for the template. name: under which the stage above reads it."""
     head = f"{name}: " if name else ""
     if "source" in node:
         return {"line": f"{head}source {_source(node['source'])}", "below": []}

@@ -93,8 +93,8 @@ class RecipeTree:
             place = SettingOrigin(f"{OVERRIDE}{'.'.join(setting)}")
             nested = _nested(setting, value)
             _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
-            merge(tree, nested, root)
-            merge(given, nested, root)
+            _merge(tree, nested, root)
+            _merge(given, nested, root)
             origins |= dict.fromkeys(_settings_in(value, setting), place)
         if "train" in root.model_fields and not hardware.fixes_hardware(tree):
             settings, why = hardware.choose(hardware.AUTO, tree)
@@ -112,14 +112,10 @@ class RecipeTree:
 
 
 def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
-    """Read a recipe and the recipes that it extends.
+    """Read a recipe of `conf/` or a YAML file, and the recipes that it extends.
 
-    Args:
-        name: A recipe of `conf/`, or a YAML file.
-        root: The config class, whose annotations decide what null and `{}` mean.
-
-    Raises:
-        ConfigError: A recipe is unknown or malformed, or recipes extend each other in a circle.
+    root: the config class, whose annotations decide what null and `{}` mean. Raises ConfigError if a recipe is unknown or
+    malformed, or recipes extend each other in a circle.
     """
     path = _find(name, Path.cwd())
     return RecipeTree(root, path.stem, *_read(path, [], root))
@@ -180,10 +176,19 @@ def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[st
         for setting in OWN:
             base_tree.pop(setting, None)
             base_origins.pop((setting,), None)
-        merge(tree, base_tree, root)
+        _merge(tree, base_tree, root)
         origins |= base_origins
-    merge(tree, own, root)
+    _merge(tree, own, root)
     return tree, origins | own_origins
+
+
+def _merge(tree: dict[str, Any], other: dict[str, Any], root: type[BaseModel]) -> None:
+    """Merge settings; another source does not inherit the revision of the first."""
+    for section in ("data", "model"):
+        new, inherited = other.get(section), tree.get(section)
+        if isinstance(new, dict) and isinstance(inherited, dict) and new.get("source") and "revision" not in new:
+            inherited.pop("revision", None)
+    merge(tree, other, root)
 
 
 def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel], fix: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,23 +202,28 @@ class Recipe(StageConfig):
         """Return whether this machine decides these settings, and has not yet set one."""
         return {*names} <= {*self._chosen} and not any(getattr(self.train, name.split(".")[1]) for name in names)
 
-    def with_training(self, chosen: dict[str, Any]) -> Recipe:
-        """Return this recipe with settings of `train` that were chosen for this machine."""
-        recipe = self.model_copy(update={"train": self.train.model_copy(update=chosen)})
-        recipe._machine = "; ".join([self._machine, *(f"train.{name}, for memory" for name in chosen)])
-        return recipe
-
     def on_machine_of(self, recorded: dict[str, Any]) -> Recipe | None:
         """Return this recipe with what a machine decides taken from a run's settings; None if no machine decides."""
-        values: dict[str, dict[str, Any]] = {}
-        for part, name in (setting.split(".") for setting in self._chosen):
-            values.setdefault(part, getattr(self, part).model_dump())
-            values[part] |= {name: recorded[part][name]} if name in recorded.get(part, {}) else {}
+        places = {setting: setting.split(".") for setting in self._chosen}
+        values = {setting: recorded[part][name] for setting, (part, name) in places.items() if name in recorded[part]}
         try:
-            other = {part: type(getattr(self, part)).model_validate(settings) for part, settings in values.items()}
+            return self.changed(values) if values else None
         except ValidationError:  # the recipe's own settings are for this machine alone
             return None
-        return self.model_copy(update=other) if other else None
+
+    def changed(self, settings: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other values of some settings, such as {"train.epochs": 1}. Raises pydantic's
+        ValidationError."""
+        document = self.model_dump()
+        for path, value in settings.items():
+            *above, last = path.split(".")
+            section = document
+            for name in above:
+                section = section[name]
+            section[last] = value
+        recipe = Recipe.model_validate(document)
+        recipe._folders, recipe._machine, recipe._chosen = self._folders, self._machine, self._chosen
+        return recipe
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings with defaults, secrets hidden."""

@@ -9,23 +9,19 @@ import re
 import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from trnflow.flows.recipes.schema import allowed, config_in, config_listed, table_in, takes_null
+from trnflow.flows.recipes.schema import ANY_NAME, allowed, config_below, config_in, takes_null
 from trnflow.tasks.config import NOT_KEYED
 
 UNKEYED = ("name", "description", "checks", "hardware", "store", "launch", "task_runner", "tracking", "sweep")
 """Sections and settings that are in no stage's key."""
 _SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
-ANY_NAME = "NAME"
-"""Stands for a name that the user chooses, as in `data.mix.NAME.weight`."""
-ANY_NUMBER = "N"
-"""Stands for the place in a list of sections, as in `checks.N.limit`."""
 
 
 class Setting(NamedTuple):
@@ -76,13 +72,10 @@ def settings_of(kind: type[BaseModel], above: str = "", without: frozenset[str] 
         meaning = texts.get(name, "")
         default = _default(field, meaning)
         yield Setting(f"{above}{name}", meaning, _takes(field), default, keyed, _group(kind, name))
-        inner, table = config_in(field.annotation), table_in(field.annotation)
+        entry, inner = config_below(field.annotation)
         if inner is not None:
-            yield from settings_of(inner, f"{above}{name}.")
-        elif table is not None and (entries := config_in(get_args(table)[1])) is not None:
-            yield from settings_of(entries, f"{above}{name}.{ANY_NAME}.", frozenset(kind.model_fields))
-        elif (listed := config_listed(field.annotation)) is not None:
-            yield from settings_of(listed, f"{above}{name}.{ANY_NUMBER}.")
+            place = f"{above}{name}.{entry}." if entry else f"{above}{name}."
+            yield from settings_of(inner, place, frozenset(kind.model_fields if entry == ANY_NAME else ()))
 
 
 def groups_of(kind: type[BaseModel]) -> list[tuple[str, set[str]]]:
@@ -132,9 +125,7 @@ def json_schema(kind: type[BaseModel]) -> dict[str, Any]:
 
 def _configs_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for field in kind.model_fields.values():
-        table = table_in(field.annotation)
-        inner = config_in(get_args(table)[1]) if table is not None else config_in(field.annotation)
-        inner = inner or config_listed(field.annotation)
+        inner = config_below(field.annotation)[1]
         if inner is not None:
             yield inner
             yield from _configs_below(inner)

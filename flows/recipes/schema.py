@@ -17,6 +17,10 @@ from trnflow.tasks.system.redaction import scrub
 
 # an error shows so many characters of a value
 LONGEST = 60
+ANY_NAME = "NAME"
+"""Stands for a name that the user chooses, as in `data.mix.NAME.weight`."""
+ANY_NUMBER = "N"
+"""Stands for the place in a list of sections, as in `checks.N.limit`."""
 
 
 def known_settings(root: type[BaseModel], path: Iterable[str]) -> list[str]:
@@ -61,10 +65,12 @@ def config_in(annotation: Any) -> type[BaseModel] | None:
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
-def config_listed(annotation: Any) -> type[BaseModel] | None:
-    """Return the config class of a list's entries, such as `tuple[CheckConfig, ...]`, or None."""
+def config_below(annotation: Any) -> tuple[str, type[BaseModel] | None]:
+    """Return (name of an entry, config class) of a section, whose name is "", or of a table's or list's entries."""
+    if (table := table_in(annotation)) is not None:
+        return ANY_NAME, config_in(get_args(table)[1])
     lists = [kind for kind in kinds_of(annotation) if get_origin(kind) in (tuple, list)]
-    return config_in(get_args(lists[0])[0]) if lists else None
+    return (ANY_NUMBER, config_in(get_args(lists[0])[0])) if lists else ("", config_in(annotation))
 
 
 def kinds_of(annotation: Any) -> list[Any]:
@@ -78,9 +84,7 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 def takes_null(annotation: Any) -> bool:
     """Return whether null is an allowed value."""
-    return annotation is None or not {Any, NoneType}.isdisjoint(
-        kind for kind in kinds_of(annotation) if kind in (Any, NoneType)
-    )
+    return annotation is None or any(kind in (Any, NoneType) for kind in kinds_of(annotation))
 
 
 def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:

@@ -20,7 +20,6 @@ from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.keys.lineage import start_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
-from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.model_names import CHAMPION
 
 FOLLOWING = ("shards", "weights", "dtype")
@@ -36,14 +35,10 @@ REASONS = {
 
 
 class RetrainReason(NamedTuple):
-    """Whether a recipe must be trained again.
+    """Whether a recipe must be trained again, and why.
 
     Attributes:
-        is_changed: Whether data, code or settings differ from those of the newest judged model.
-        why: In a sentence.
-        context: Of the recipe with `train.warm_start_from` fixed to the present champion if it named `@champion`; has
-        the
-            plan of its training.
+        context: Has the plan of the training; `@champion` in `train.warm_start_from` is the present champion's number.
         champion, challenger: Digests of the champion and the newest judged model, or None.
         data: The digest of the present data.
         ledger: The number of the ledger's newest entry.
@@ -64,22 +59,18 @@ class RetrainReason(NamedTuple):
 
     def to_json(self) -> Meta:
         frozen = self.frozen.artifact.digest if self.frozen else None
-        names = ("champion", "challenger", "why")
-        fields = {name: getattr(self, name) for name in names}
-        return {"schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, **fields, "frozen": frozen}
+        fields = {"champion": self.champion, "challenger": self.challenger, "why": self.why, "frozen": frozen}
+        return {"schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, **fields}
 
 
 def find_change(context: RunContext) -> RetrainReason:
     """Find out whether a recipe must be trained again. Changed files are hashed; URLs and hubs are asked.
 
-    Raises:
-        ConfigError: A source can't be found.
-        BlobLost: The store has lost the frozen rows.
+    Raises ConfigError if a source can't be found, BlobLost if the store has lost the frozen rows.
     """
     recipe, store = context.recipe, context.store
-    fixed = recipe.model_copy(
-        update={"train": recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})}
-    )
+    train = recipe.train.model_copy(update={"warm_start_from": _start(recipe, store)})
+    fixed = recipe.model_copy(update={"train": train})
     ledger = read_ledger(store, recipe.name)
     frozen, judged = newest_frozen(recipe, store, ledger), ledger.judged
     training = context.with_recipe(fixed)
@@ -89,16 +80,15 @@ def find_change(context: RunContext) -> RetrainReason:
     champion = ledger.champion["champion"] if ledger.champion else None
     challenger = model_in(run) if run else None
     data = data_digest(plan.sources["data"])
-    number = ledger.number
-    elsewhere = fixed.on_machine_of(run.get("resolved") or {}) if why and run else None
+    elsewhere = fixed.on_machine_of(run["resolved"]) if why and run else None
     if run and elsewhere is not None:
         # workers of two kinds would else train each other's models again, in turns
         planned = make_plan(finetune_without(elsewhere, frozen), context.with_recipe(elsewhere))
         why = why if _difference(planned, store, run, portable=True) else ""
-    if not why:
-        sentence = _unchanged(judged, challenger) + (", on another machine" if elsewhere else "")
-        return RetrainReason(False, sentence, training, champion, challenger, frozen, data, number)
-    return RetrainReason(True, why, training, champion, challenger, frozen, data, number)
+    verdict = "promoted" if judged and judged["outcome"] == "promoted" else "not promoted"
+    same = f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"
+    same += ", on another machine" if elsewhere else ""
+    return RetrainReason(bool(why), why or same, training, champion, challenger, frozen, data, ledger.number)
 
 
 def _start(recipe: Recipe, store: Store) -> str | None:
@@ -191,8 +181,3 @@ def _settled(document: Meta) -> Meta:
     """Return a key document of consolidate without FOLLOWING."""
     inputs = {name: value for name, value in document["inputs"].items() if name not in FOLLOWING}
     return {**document, "inputs": inputs}
-
-
-def _unchanged(judged: Entry | None, challenger: str | None) -> str:
-    verdict = "promoted" if judged and judged["outcome"] == "promoted" else "not promoted"
-    return f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"

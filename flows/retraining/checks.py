@@ -27,9 +27,7 @@ Verdict = Literal["passed", "warned", "stopped", "not applied"]
 class Checked(NamedTuple):
     """The result of one check.
 
-    result: `passed` (within the limit, or explained by chance), `warned` or `stopped` as `check.then` says, `not
-    applied`
-    without a measured value.
+    result: `passed` (within the limit, or explained by chance), as `check.then` says, or `not applied` without a value.
     """
 
     check: CheckConfig
@@ -60,11 +58,8 @@ class Checked(NamedTuple):
 def check_data(change: RetrainReason, log: EventLog) -> tuple[Checked, ...]:
     """Load a recipe's present data as a retrain does, and make the checks of the section `checks`.
 
-    change: its plan loads the rows that are checked and trained on; log: gets the events of `load_data`.
-
-    Raises:
-        ConfigError: A check names a column that the data does not have.
-        DataError: The data can't be read, or has other labels than the frozen rows.
+    change: its plan loads the rows that are checked and trained on. Raises ConfigError for a column that the data does not
+    have, DataError if the data can't be read or has other labels than the frozen rows.
     """
     recipe, store, frozen, champion = change.recipe, change.context.store, change.frozen, change.champion
     rows = _loaded(change, log)
@@ -90,11 +85,7 @@ def check_data(change: RetrainReason, log: EventLog) -> tuple[Checked, ...]:
 
 
 def check_cheaply(change: RetrainReason) -> tuple[tuple[Checked, ...], str]:
-    """Check the data as `check_data` does, if it is loaded or loads within a minute.
-
-    Returns:
-        The results, and why the data was not checked, or "".
-    """
+    """Check the data as `check_data` does if that takes at most a minute; return (results, why not, or "")."""
     recipe, plan = change.recipe, change.context.plan
     assert plan is not None
     if not recipe.checks and (change.frozen is None or recipe.format.task != "classification"):

@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
@@ -16,32 +15,31 @@ from trnflow.flows.runner.context import open_store
 from trnflow.flows.services.crashed_runs import CrashedRun, send_report, unreported_crashes
 from trnflow.flows.services.recovery import TIMES
 from trnflow.tasks.errors import ProcessFailed, TrnflowError
-from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets
 
 
 def report_crashed(times: int = TIMES) -> int:
-    """Report each retrain that crashed more than `times` times within the last day; return how many.
-
-    Raises ConfigError if Prefect's server can't be reached: reported the next time.
-    """
+    """Report each retrain of the last day that crashed more than `times` times; return how many. Raises ConfigError."""
     return sum(report(run) for run in unreported_crashes(times))
 
 
 def report(run: CrashedRun) -> bool:
     """Send the event `trnflow.retrain.failed` of a crashed retrain, and add the failure to the ledger.
 
-    Returns False if another retrain of the recipe has ended since, or is under way. Raises ConfigError if Prefect's
-    server
-    can't be reached: nothing is written then.
+    Returns False if another retrain of the recipe has ended since, or is under way. Raises ConfigError, and writes nothing,
+    if Prefect's server can't be reached.
     """
-    error = _error(run)
+    fix = f"see the log of the flow run {run.name} in Prefect; `trnflow retrain {run.recipe}` goes on from its last checkpoint"
+    error = ProcessFailed(f"the retrain crashed {run.starts} times, and is not scheduled again", fix)
     with ExitStack() as held:
         try:
             recipe = settings.load(run.recipe, run.overrides)
             store = open_store(recipe)
             lease = held.enter_context(hold_lease(recipe, store, wait=False))
-            if isinstance(lease, str) or _has_ended_since(recipe, store, run):
+            if isinstance(lease, str):
+                return False
+            ended = newest_ended(store, recipe.name)
+            if ended is not None and datetime.fromisoformat(ended.created) > run.crashed:
                 return False
         except TrnflowError:  # the recipe or the store can't be used: the recipe's name is that of the file
             _send(run, Retrained(Path(run.recipe).stem, None, False, error.message, error=error))
@@ -49,17 +47,6 @@ def report(run: CrashedRun) -> bool:
         _send(run, failure(recipe, store, error))
         record_failure(recipe, store, error)
     return True
-
-
-def _error(run: CrashedRun) -> ProcessFailed:
-    fix = f"see the log of the flow run {run.name} in Prefect; `trnflow retrain {run.recipe}` goes on from its last checkpoint"
-    return ProcessFailed(f"the retrain crashed {run.starts} times, and is not scheduled again", fix)
-
-
-def _has_ended_since(recipe: Recipe, store: Store, run: CrashedRun) -> bool:
-    """Return whether a retrain of the recipe has ended since the crash."""
-    ended = newest_ended(store, recipe.name)
-    return ended is not None and datetime.fromisoformat(ended.created) > run.crashed
 
 
 def _send(run: CrashedRun, ended: Retrained) -> None:

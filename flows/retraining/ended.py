@@ -20,7 +20,6 @@ class Ended(NamedTuple):
     """How the newest retrain of a recipe ended.
 
     Attributes:
-        outcome: `promoted`, `kept`, `unchanged`, `stopped` or `failed`.
         created: ISO 8601, UTC.
         data: The digest of its data, None if it failed before.
         settled: The data of the newest retrain that did not fail: it is not trained on again.
@@ -40,12 +39,7 @@ def data_digest(data: Source) -> str:
 
 
 def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
-    """Return the digest of a recipe's present data; new and changed files are hashed.
-
-    Raises:
-        ConfigError: There is no data, or the hub can't be reached.
-        DataError: A file can't be read.
-    """
+    """Return the digest of a recipe's present data; changed files are hashed. Raises ConfigError, DataError."""
     source = data_source(recipe.data, context_of(recipe, store, offline=offline).resolver)
     store.memo.save()
     return data_digest(source)
@@ -58,10 +52,7 @@ def newest_ended(store: Store, name: str) -> Ended | None:
 
 
 def write_ended(store: Store, ended: Retrained, data: str | None) -> None:
-    """Add to the ledger how a retrain ended that judged no model. Raises StoreError.
-
-    data: its digest, None if it was not found.
-    """
+    """Add to the ledger how a retrain ended that judged no model. data: a digest, if known. Raises StoreError."""
     if isinstance(ended.error, Interrupted) or ended.entry is not None:
         return
     entry = None

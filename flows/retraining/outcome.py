@@ -15,7 +15,6 @@ class Retrained:
     """How a retrain ended.
 
     Attributes:
-        recipe: Its name.
         run: The run that trained, or None.
         changed: Whether data, code or settings differed from the newest judged model's.
         promoted: Whether the new model is the champion now.
@@ -23,9 +22,6 @@ class Retrained:
         champion: Digest of the champion afterwards.
         challenger: Digest of the newest judged model.
         frozen: Digest of the frozen rows.
-        why: In a sentence.
-        margin: `promote.margin`.
-        checks: What the checks found, as JSON.
         notes: Sentences for the user.
         earlier: How the first round ended, if this is of a second one.
         entry: The n of the ledger's entry that judged the challenger now.

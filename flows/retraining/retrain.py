@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trnflow.flows.champions.contenders import of_run
-from trnflow.flows.champions.freeze import freeze
-from trnflow.flows.champions.frozen_rows import finetune_without, newest_frozen
+from trnflow.flows.champions.frozen_rows import finetune_without, freeze, newest_frozen
 from trnflow.flows.champions.mirror import mirror
-from trnflow.flows.champions.promote import Decision, Round, promote
+from trnflow.flows.champions.promote import Round, promote
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import RetrainReason, find_change
 from trnflow.flows.retraining.checks import Checked, check_data
@@ -40,11 +39,9 @@ Train = Callable[[RunContext, Graph], Result]
 def retrain(
     context: RunContext, log: EventLog, train: Train, *, wait: bool = False, change: RetrainReason | None = None
 ) -> Retrained:
-    """Retrain a recipe if its data, code or settings changed since its newest judged model.
+    """Retrain a recipe if its data, code or settings changed since its newest judged model, and return how it ended.
 
-    Without frozen rows the present test rows are frozen first. If the data changes during training, a second round
-    follows.
-    The ledger gets how it ended, unless interrupted.
+    If the data changed during training, a second round follows. The ledger gets how each ended, unless interrupted.
 
     Args:
         context: Its sources are asked once; the look after a round asks again.
@@ -53,11 +50,8 @@ def retrain(
         wait: Wait while another process retrains this recipe; else end as unchanged.
         change: What the caller has found; it holds unless the ledger has a new entry.
 
-    Returns:
-        How it ended; a TrnflowError is in `error`.
-
     Raises:
-        Exception: Any other error, after it was recorded as a failure.
+        Exception: Any but a TrnflowError, which is in the result's `error`; it was recorded as a failure.
     """
 
     recipe, store = context.recipe, context.store
@@ -94,8 +88,7 @@ def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
 
 
 def unchanged(change: RetrainReason, store: Store) -> Retrained:
-    """Return the outcome of a retrain that found nothing changed, and add it to the ledger unless the data is
-    settled."""
+    """Return the outcome of a retrain that found nothing changed; the ledger gets it unless the data is settled."""
     frozen = change.frozen.artifact.digest if change.frozen else None
     name, champion, challenger = change.recipe.name, change.champion, change.challenger
     ended = Retrained(name, None, False, change.why, champion=champion, challenger=challenger, frozen=frozen)
@@ -103,10 +96,7 @@ def unchanged(change: RetrainReason, store: Store) -> Retrained:
 
 
 def on_record(store: Store, ended: Retrained, data: str | None) -> Retrained:
-    """Add how a retrain ended to the ledger, and return `ended`, with a note if that fails.
-
-    data: the digest of its data, None if not known.
-    """
+    """Add how a retrain ended to the ledger, and return it, with a note if that fails. data: a digest, if known."""
     try:
         write_ended(store, ended, data)
     except StoreError as error:
@@ -215,7 +205,10 @@ def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:
             training, of_run(store, result.run, recipe.name), work.log, frozen=frozen,
             training=Round(result.run, change.data, list(begun.checks), lease.check),
         )  # fmt: skip
-        ended = _judged(begun, decision)
+        ended = replace(
+            begun, promoted=decision.promoted, champion=decision.champion, challenger=decision.challenger,
+            comparison=decision.comparison, why=decision.why, entry=decision.entry,
+        )  # fmt: skip
     except LeaseLost as error:
         return replace(begun, changed=False, why=f"another retrain of {recipe.name} took over: {error}")
     except TrnflowError as error:
@@ -242,10 +235,3 @@ def _with_present(recipe: Recipe, store: Store, ended: Retrained) -> Retrained:
     return replace(
         ended, champion=champion["champion"] if champion else None, frozen=frozen.artifact.digest if frozen else None
     )
-
-
-def _judged(begun: Retrained, decision: Decision) -> Retrained:
-    return replace(
-        begun, promoted=decision.promoted, champion=decision.champion, challenger=decision.challenger,
-        frozen=decision.frozen.artifact.digest, comparison=decision.comparison, why=decision.why, entry=decision.entry,
-    )  # fmt: skip

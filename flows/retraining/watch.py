@@ -55,11 +55,7 @@ class Look(NamedTuple):
 class WatchState(NamedTuple):
     """What earlier looks saw. Times are seconds since 1970.
 
-    Attributes:
-        data: The digest that the last look found, or "".
-        since: When a look first found it.
-        told: How often the change was announced.
-        last: When it was announced last, or 0.
+    data: the digest that the last look found, first at `since`; told: how often it was announced; last: when, or 0.
     """
 
     data: str = ""
@@ -78,14 +74,8 @@ def look(
 ) -> Look:
     """Look at a recipe's data once. If the outcome is `changed`, the caller announces it, then calls `note_announced`.
 
-    Args:
-        every: Seconds between two looks; also the first wait before a change is announced again.
-        clock: Returns the seconds since 1970.
-
-    Raises:
-        ConfigError: There is no data, or the hub can't be reached.
-        DataError: A file can't be read.
-        StoreError: The ledger can't be read, or the look can't be written.
+    every: seconds between two looks, also the first wait before a change is announced again; clock: returns seconds since
+    1970. Raises ConfigError, DataError or StoreError if data, ledger or the home can't be used.
     """
     data = present_data(recipe, store, offline=offline)
     time_now, seen = clock(), _read(_file(store, recipe.name))

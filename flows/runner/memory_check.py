@@ -112,7 +112,7 @@ def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> Mem
             the report's `memory` is None and its `why` gives the reason.
     """
     config, limit = recipe.training, known_memory(recipe.training)
-    graphs = plan.steps["precompile"].artifact
+    graphs = plan.roles["graphs"].artifact
     if graphs is not None and graphs.meta.get("memory") is not None:
         config, memory = config.with_micro_batch(graphs.meta["micro_batch"]), Memory.from_json(graphs.meta["memory"])
         return MemoryReport(config, limit, memory, exact=True, error=_refusal(config, memory, limit, plan))
@@ -170,7 +170,9 @@ def fit_to_machine(recipe: Recipe, model: Source, memo: Memo, trace: Trace | Non
             if traced is None or traced.memory is None:
                 break
             if traced.memory.total <= limit:
-                return recipe.with_training(update) if update else recipe
+                fitting = recipe.changed({f"train.{name}": value for name, value in update.items()})
+                fitting._machine += "".join(f"; train.{name}=true, for memory" for name in update)
+                return fitting
     return recipe
 
 
@@ -178,7 +180,7 @@ def expected_rows(recipe: Recipe, plan: Plan) -> Rows:
     """Return the properties of the training rows on which the memory of training depends. They are read from the
     artifact of pack_chunks (the stage that makes the training rows) if the store has it. Otherwise the row length
     follows from the recipe's settings, and the vocabulary from the artifact of tokenize_text or the settings."""
-    packed, tokens = (plan.steps[name].artifact for name in ("pack_chunks", "tokenize_text"))
+    packed, tokens = plan.roles["chunks"].artifact, plan.roles["tokens"].artifact
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)
     rows = _rows_of_settings(recipe, plan.sources["model"])
@@ -236,7 +238,7 @@ def _traced(
 
 def _trains(plan: Plan) -> bool:
     """Return whether a run would run the training stage."""
-    return plan.steps["train"].action not in ANYWAY
+    return plan.roles["training"].action not in ANYWAY
 
 
 def _refusal(config: TrainConfig, memory: Memory, limit: int | None, plan: Plan) -> ModelError | None:

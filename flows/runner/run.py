@@ -75,7 +75,7 @@ class Result:
             "recipe": self.recipe,
             "seconds": round(self.seconds, 3),
             "dollars": round(self.dollars, 4),
-            "stages": [_stage_json(step) for step in self.steps],
+            "stages": [step.outcome() for step in self.steps],
             "notes": self.notes,
         }
         if self.start is not None:  # what a run's document names is kept by garbage collection
@@ -100,44 +100,38 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
     """
     begun = time.monotonic()
     options.check(graph)
-    context.force = options.force
-    if context.plan is None or context.plan.due(options):
+    context.force, plan = options.force, context.plan
+    if plan is None or plan.due(options):
         context.check(options)
     clean(context.store)
-    with begin_log(context, options):
-        return _run(graph, context, options, around, begun)
-
-
-def _run(graph: Graph, context: RunContext, options: Options, around: Around, begun: float) -> Result:
-    """Plan and settle, and write the run record whatever happens. begun: of the monotonic clock."""
     result = Result(context.run, context.recipe.name, 0.0, [], price_per_hour=context.recipe.price_per_hour)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
-    plan = context.plan
     before = plan.seconds if plan else 0.0
-    try:
-        plan = plan or make_plan(graph, context)
-        _settle_all(plan, context, options, around)
-    except TrnflowError as error:
-        result.error = scrubbed(error)
-    except KeyboardInterrupt:
-        result.error = stopped
-    except Exception as error:  # an error of this program: on record as one, and raised
-        result.error = scrubbed(unexpected(error))
-        raise
-    except BaseException:  # Prefect's TerminationSignal, raised when a run is cancelled: Prefect's engine acts on it
-        result.error = stopped
-        raise
-    finally:
-        if plan is not None:
-            result.steps = [step for step in plan.until(options) if step.settled]
-            result.start = plan.start
-        notes = [*(plan.notes if plan else ()), *context.notes]
-        result.notes = [scrub(note) for note in dict.fromkeys(notes)]
-        result.seconds = time.monotonic() - begun + before
-        context.store.memo.save()
-        if options.record:
-            _put_on_record(context, result, options)
-        context.log.end(result.error, result.notes)
+    with begin_log(context, options):
+        try:
+            plan = plan or make_plan(graph, context)
+            _settle_all(plan, context, options, around)
+        except TrnflowError as error:
+            result.error = scrubbed(error)
+        except KeyboardInterrupt:
+            result.error = stopped
+        except Exception as error:  # an error of this program: on record as one, and raised
+            result.error = scrubbed(unexpected(error))
+            raise
+        # Prefect's TerminationSignal, raised when a run is cancelled: Prefect's engine acts on it
+        except BaseException:
+            result.error = stopped
+            raise
+        finally:
+            if plan is not None:
+                result.steps, result.start = [step for step in plan.until(options) if step.settled], plan.start
+            notes = [*(plan.notes if plan else ()), *context.notes]
+            result.notes = [scrub(note) for note in dict.fromkeys(notes)]
+            result.seconds = time.monotonic() - begun + before
+            context.store.memo.save()
+            if options.record:
+                _put_on_record(context, result, options)
+            context.log.end(result.error, result.notes)
     return result
 
 
@@ -160,6 +154,7 @@ def preview_id(run: str) -> str:
 
 def _settle_all(plan: Plan, context: RunContext, options: Options, around: Around) -> None:
     if due := plan.due(options):  # else no process starts
+        plan.check_needs(options, here=True)
         start_warm_parents(due, context)
         plan.graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
     if options.record:
@@ -169,7 +164,8 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
             for step in plan.until(options):
                 if step.name not in plan.graph.deferred or step.name == options.until:
                     _settle(step, plan, context, around)
-            _skip_the_rest(plan, context, options)
+                    plan.check_needs(options, here=True)
+            _skip_the_rest(plan.until(options), plan, context)
             return
         except BlobLost as error:  # the stage that made the blob runs again
             context.note(f"{error.message}; made anew")
@@ -215,9 +211,9 @@ def _make(step: Step, plan: Plan, context: RunContext) -> Stored:
     return make_result(step, plan.inputs_of(step) | after, before, context)
 
 
-def _skip_the_rest(plan: Plan, context: RunContext, options: Options) -> None:
+def _skip_the_rest(steps: list[Step], plan: Plan, context: RunContext) -> None:
     """Settle the steps that would have run only for a step that was a hit: as hits if the store has their results."""
-    for step in plan.until(options):
+    for step in steps:
         if not step.settled:
             stored = _found(step, plan, context)
             if stored is not None:
@@ -230,19 +226,12 @@ def _skip_the_rest(plan: Plan, context: RunContext, options: Options) -> None:
 
 
 def _put_on_record(context: RunContext, result: Result, options: Options) -> None:
-    """Write the run record. A store that can only be read is noted in the result; another error of the store becomes
-    the run's, unless it failed before."""
-    try:
-        context.store.write_run(result.run, run_record(context, result, options))
-    except ReadOnlyStore:
-        result.notes.append(f"the store {scrub(context.store.root)} can only be read: this run is not on record")
-    except StoreError as error:
-        result.error = result.error or scrubbed(error)
+    """Write the run record: all that is needed to repeat the run except secrets.
 
-
-def run_record(context: RunContext, result: Result, options: Options) -> Meta:
-    """Return the run record: all that is needed to repeat the run except secrets."""
-    return {
+    A store that can only be read is noted in the result; another error of the store becomes the run's, unless it failed
+    before.
+    """
+    record = {
         **result.to_json(),
         "resolved": context.recipe.to_json(),
         "until": options.until,
@@ -252,21 +241,14 @@ def run_record(context: RunContext, result: Result, options: Options) -> Meta:
         "host": context.log.state.host,
         "checkout": context.log.state.checkout,
     }
+    try:
+        context.store.write_run(result.run, record)
+    except ReadOnlyStore:
+        result.notes.append(f"the store {scrub(context.store.root)} can only be read: this run is not on record")
+    except StoreError as error:
+        result.error = result.error or scrubbed(error)
 
 
 def artifact_in(run: Meta, stage: str) -> str | None:
     """Return the digest of a stage's artifact in a run record, made or found; None if there is none."""
     return next((each.get("artifact") for each in run.get("stages", []) if each["stage"] == stage), None)
-
-
-def _stage_json(step: Step) -> Meta:
-    return {
-        "stage": step.name,
-        "action": step.action,
-        "key": step.key,
-        "artifact": step.artifact.digest if step.artifact else None,
-        "seconds": step.seconds,
-        "metrics": step.metrics,
-        "figures": step.figures,
-        "why": step.why,
-    }

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.flows.services.deployed_recipes import Case, case_of
-from trnflow.flows.services.events import CHANGED, RECIPE, RETRAINED
+from trnflow.flows.services.events import CHANGED, RECIPE, RETRAINED, automation
 from trnflow.flows.services.notification import Block, find_block, forget_addresses, plain_message, retrain_message
 from trnflow.flows.services.recovery import TAG
 
@@ -47,25 +47,19 @@ def renew(
 ) -> Renewed:
     """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`.
 
-    A disabled automation stays disabled.
-
-    Args:
-        recipe_names: {case: the recipe's own name}.
-        notify: The value of TRNFLOW_NOTIFY; None keeps the block in use.
-        further: More automations that are wanted.
-
-    Raises:
-        ConfigError: Prefect does not have the block, or the block can't notify.
+    recipe_names: {case: the recipe's own name}; notify: the value of TRNFLOW_NOTIFY, None keeps the block in use; further:
+    more wanted automations. A disabled one stays disabled. Raises ConfigError for a block that Prefect does not have, or that
+    can't notify.
     """
     from prefect.events.filters import AutomationFilter, AutomationFilterTags
 
     ours = AutomationFilter(tags=AutomationFilterTags(all_=[TAG]))
-    present = {automation.name: automation for automation in client.read_automations(automations=ours)}
+    present = {each.name: each for each in client.read_automations(automations=ours)}
     block = find_block(client, notify) if notify is not None else _block_of(client, present.values())
-    wanted = {automation.name: automation for automation in (*_wanted(retrain, recipe_names, block), *further)}
-    for name, automation in wanted.items():
+    wanted = {each.name: each for each in (*_wanted(retrain, recipe_names, block), *further)}
+    for name, each in wanted.items():
         # an unchanged automation is not updated: Prefect would begin to count its time anew
-        _put(client, automation.model_copy(update={"tags": [TAG]}), present.get(name))
+        _put(client, each.model_copy(update={"tags": [TAG]}), present.get(name))
     for name in present.keys() - wanted.keys():
         client.delete_automation(present[name].id)
     if notify is not None:
@@ -99,58 +93,30 @@ def _wanted(
 
 def _data_changed(retrain: DeploymentResponse) -> AutomationCore:
     from prefect.events.actions import RunDeployment
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
-    return AutomationCore(
-        name="trnflow: data changed",
-        description="Retrain a recipe when its data changed.",
-        trigger=EventTrigger(expect={CHANGED}, match=_match("*")),
-        actions=[
-            RunDeployment(
-                source="selected",
-                deployment_id=retrain.id,
-                job_variables=None,
-                parameters={
-                    "recipe": "{{ event.payload.recipe }}",
-                    "overrides": "{{ (event.payload.overrides or []) }}",
-                },
-            )
-        ],
-    )
+    payload = {"recipe": "{{ event.payload.recipe }}", "overrides": "{{ (event.payload.overrides or []) }}"}
+    run = RunDeployment(source="selected", deployment_id=retrain.id, job_variables=None, parameters=payload)
+    trigger = {"expect": {CHANGED}, "match": _match("*")}
+    return automation("trnflow: data changed", "Retrain a recipe when its data changed.", trigger, run)
 
 
 def _retrained(block: Block) -> AutomationCore:
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger
-
-    return AutomationCore(
-        name="trnflow: retrained",
-        description=f"Send a notification when a retraining was {', '.join(NOTIFIED[:-1])} or {NOTIFIED[-1]}.",
-        trigger=EventTrigger(expect={RETRAINED + outcome for outcome in NOTIFIED}, match=_match("*")),
-        actions=[retrain_message(block)],
-    )
+    description = f"Send a notification when a retraining was {', '.join(NOTIFIED[:-1])} or {NOTIFIED[-1]}."
+    trigger = {"expect": {RETRAINED + outcome for outcome in NOTIFIED}, "match": _match("*")}
+    return automation("trnflow: retrained", description, trigger, retrain_message(block))
 
 
 def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
     """Return the automation that waits for any end of a recipe's retrain."""
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
     within = max(1.5 * pause, timedelta(seconds=10))  # Prefect's least
     text = f"{recipe} did not run: no retrain of it ended within {_said(within)}. Does a worker run? `trnflow worker` starts one."
-    return AutomationCore(
-        name=f"trnflow: {recipe} did not run",
-        description=f"Send a notification when no retraining of {recipe} ended within {_said(within)}.",
-        # one event ends a waiting time and begins the next, so each retraining begins it anew
-        trigger=EventTrigger(
-            posture=Posture.Proactive,
-            after={RETRAINED + "*"},
-            expect={RETRAINED + "*"},
-            match=_match(recipe),
-            within=within,
-        ),
-        actions=[
-            plain_message(block, f"trnflow: {recipe} did not run", text, event="trnflow.retrain.missing", recipe=recipe)
-        ],
-    )
+    name = f"trnflow: {recipe} did not run"
+    description = f"Send a notification when no retraining of {recipe} ended within {_said(within)}."
+    # one event ends a waiting time and begins the next, so each retraining begins it anew
+    ended = {RETRAINED + "*"}
+    trigger = {"posture": "Proactive", "after": ended, "expect": ended, "match": _match(recipe), "within": within}
+    message = plain_message(block, name, text, event="trnflow.retrain.missing", recipe=recipe)
+    return automation(name, description, trigger, message)
 
 
 def _pauses(retrain: DeploymentResponse, recipe_names: dict[Case, str]) -> dict[str, timedelta]:
@@ -175,27 +141,17 @@ def _put(client: SyncPrefectClient, wanted: AutomationCore, present: Automation 
         client.create_automation(wanted)
         return
     unsaid = {"id", "owner_resource"}  # Prefect refuses them in an update
-    document = wanted.model_dump(mode="json", exclude=unsaid) | {"enabled": present.enabled}
-    if _sorted(document) != _sorted(present.model_dump(mode="json", exclude=unsaid)):
+    document = wanted.model_dump(exclude=unsaid) | {"enabled": present.enabled}
+    if document != present.model_dump(exclude=unsaid):
         client.update_automation(present.id, type(wanted).model_validate(document))
-
-
-def _sorted(value: Any) -> Any:
-    """Return a JSON value with its lists of texts sorted."""
-    if isinstance(value, dict):
-        return {name: _sorted(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        # Prefect's sets have no order
-        return sorted(value) if all(isinstance(inner, str) for inner in value) else [_sorted(inner) for inner in value]
-    return value
 
 
 def _block_of(client: SyncPrefectClient, present: Iterable[Automation]) -> Block | None:
     """Return the block through which the present automations notify, if Prefect still has it."""
     from prefect.exceptions import ObjectNotFound
 
-    for automation in present:
-        for action in automation.actions:
+    for each in present:
+        for action in each.actions:
             if (number := getattr(action, "block_document_id", None)) is None:
                 continue
             try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from trnflow.flows.services.events import RETRAINED, connected, recipe_resource, send_events
-from trnflow.flows.services.recovery import FORGOTTEN_SECONDS, NEWEST_FIRST, TAG
+from trnflow.flows.services.recovery import FORGOTTEN_SECONDS, age, runs_in
 from trnflow.tasks.artifact import Meta
 
 if TYPE_CHECKING:
@@ -41,20 +41,9 @@ def unreported_crashes(times: int) -> list[CrashedRun]:
     """Return the last day's crashed retrains that began more than `times` and have no report. Raises ConfigError if
     Prefect's server can't be reached."""
     with connected() as client:
-        crashed = [_crashed_run(run) for run in _crashed_retrains(client) if run.run_count > times]
-        return [run for run in crashed if _is_recent(run) and not _is_sent(client, run.event_id)]
-
-
-def _crashed_retrains(client: SyncPrefectClient) -> list[FlowRun]:
-    from prefect.client.schemas import filters
-
-    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [TAG]}}
-    runs = client.read_flow_runs(
-        flow_filter=filters.FlowFilter(name=filters.FlowFilterName(any_=["retrain"])),
-        flow_run_filter=filters.FlowRunFilter.model_validate(wanted),
-        sort=NEWEST_FIRST,
-    )
-    return [run for run in runs if run.deployment_id]
+        retrains = [run for run in runs_in(client, ["retrain"], ["CRASHED"]) if run.deployment_id]
+        crashed = [_crashed_run(run) for run in retrains if run.run_count > times and age(run) < FORGOTTEN_SECONDS]
+        return [run for run in crashed if not _is_sent(client, run.event_id)]
 
 
 def _crashed_run(run: FlowRun) -> CrashedRun:
@@ -62,10 +51,6 @@ def _crashed_run(run: FlowRun) -> CrashedRun:
     given = run.parameters
     overrides = list(given.get("overrides") or [])
     return CrashedRun(run.id, run.name, run.run_count, run.state.timestamp, str(given.get("recipe")), overrides)
-
-
-def _is_recent(run: CrashedRun) -> bool:
-    return (datetime.now(UTC) - run.crashed).total_seconds() < FORGOTTEN_SECONDS
 
 
 def _is_sent(client: SyncPrefectClient, event: UUID) -> bool:

@@ -52,14 +52,12 @@ class Deployed(NamedTuple):
 
 
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
-    """Register all deployments of `folder`/prefect.yaml and their automations, and wait for their schedules' first
-    runs.
+    """Register the deployments of `folder`/prefect.yaml and their automations, and wait for the schedules' first runs.
 
     The local server is started if no other is configured. replace: delete another checkout's deployments.
 
     Raises:
-        ConfigError: There is no prefect.yaml, a recipe or block can't be read, the server has deployments of another
-        checkout, or it can't be reached.
+        ConfigError: No prefect.yaml, a recipe or block that can't be read, another checkout's deployments, or no server.
         ProcessFailed: Prefect refused a deployment, its server failed, or a schedule has no run after `seconds`.
     """
     document = _declared(folder / PREFECT_FILE)
@@ -75,9 +73,7 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
-    """Tend lost flow runs, then replace this process by a Prefect worker. Raises ConfigError if Prefect's server can't
-    be
-    reached.
+    """Tend lost flow runs, then replace this process by a Prefect worker. Raises ConfigError without a server.
 
     report: reports the retrains that crashed too often.
     """
@@ -94,8 +90,24 @@ def _declared(file: Path) -> Meta:
     try:
         document: Meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{file.parent} has no {PREFECT_FILE}", "run it in the project's folder") from error
+        raise ConfigError(
+            f"{file.parent} has no {PREFECT_FILE}",
+            'run it in the project\'s folder; `trnflow new DATA --deploy "0 3 * * *"` writes one beside a recipe',
+        ) from error
     return document
+
+
+def check_cron(text: str) -> None:
+    """Raise ConfigError unless a text is a schedule that Prefect takes."""
+    from prefect.client.schemas.schedules import CronSchedule
+    from pydantic import ValidationError
+
+    try:
+        CronSchedule(cron=text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{text!r} is no schedule", 'give minute, hour, day, month and weekday: "0 3 * * *" is each night at 3'
+        ) from error
 
 
 def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> Renewed:
@@ -149,7 +161,8 @@ def _register(home: Path, folder: Path, file: Path) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if process.returncode:
-        declared, message = folder / PREFECT_FILE, _last_line(process)
+        lines = (process.stderr.strip() or process.stdout.strip()).splitlines()
+        declared, message = folder / PREFECT_FILE, lines[-1].strip() if lines else f"exit code {process.returncode}"
         if SERVER_FAILED in message:
             cause, fix = cause_of_failure(home)
             raise ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or message}", fix)
@@ -196,8 +209,3 @@ def _named(names: list[str]) -> DeploymentFilter:
     from prefect.client.schemas import filters
 
     return filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=names))
-
-
-def _last_line(process: subprocess.CompletedProcess[str]) -> str:
-    lines = (process.stderr.strip() or process.stdout.strip()).splitlines()
-    return lines[-1].strip() if lines else f"exit code {process.returncode}"

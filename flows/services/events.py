@@ -15,6 +15,8 @@ from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.events import Event
+    from prefect.events.actions import ActionTypes
+    from prefect.events.schemas.automations import AutomationCore
 
 
 CHANGED = "trnflow.data.changed"
@@ -43,6 +45,14 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
 def recipe_resource(name: str) -> dict[str, str]:
     """Return the resource of an event about a recipe."""
     return {"prefect.resource.id": f"{RECIPE}{name}", "prefect.resource.name": name}
+
+
+def automation(name: str, description: str, trigger: Meta, action: ActionTypes) -> AutomationCore:
+    """Return an automation of Prefect. trigger: the fields of an `EventTrigger`."""
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger
+
+    found = EventTrigger.model_validate(trigger)
+    return AutomationCore(name=name, description=description, trigger=found, actions=[action])
 
 
 def send_events(events: list[Event]) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -19,7 +20,6 @@ from trnflow.tasks.system.redaction import add_secret
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import BlockDocument
     from prefect.events.actions import ActionTypes
 
 VARIABLE = "TRNFLOW_NOTIFY"
@@ -29,25 +29,6 @@ BLOCK = "trnflow"
 WEBHOOK, SLACK = "webhook", "slack-webhook"
 SLACK_HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
 FIX = f"set {VARIABLE} to the address of a webhook, to TYPE/NAME of a block in Prefect, or to {OFF}"
-
-RETRAIN_TEXT = """\
-{% set it = event.payload %}{% set m = it.metrics %}\
-{{ it.recipe }} {{ event.event.split('.') | last }}: {{ it.why }}
-{% if m %}{{ m.name }} {{ '%.4g' | format(m.challenger) }}, the champion's {{ '%.4g' | format(m.champion) }}: \
-difference {{ '%+.4g' | format(m.difference) }} \
-[{{ '%+.4g' | format(m.interval[0]) }}, {{ '%+.4g' | format(m.interval[1]) }}], margin {{ '%.4g' | format(m.margin) }}
-{% endif %}\
-{% for check in it.checks if check.result == 'warned' %}warning of the check {{ check.what }}\
-{% if check.column %} of {{ check.column }}{% endif %}: \
-{{ '%.4g' | format(check.value) }}, limit {{ '%.4g' | format(check.limit) }}
-{% endfor %}\
-{% if it.error %}{{ it.error.fix }}
-{% endif %}\
-{% if it.report %}report: {{ it.report }}
-{% endif %}\
-{% set page = flow_run | ui_url %}{% if page %}{{ page }}
-{% endif %}"""
-"""Template of a message; the event's payload is the JSON of `trnflow retrain`."""
 
 
 class Block(NamedTuple):
@@ -101,12 +82,15 @@ def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
 
 
 def retrain_message(block: Block) -> ActionTypes:
-    """Return an automation's action: a message how a retrain ended, why, and the compared metrics."""
-    rendered = "{% set text %}" + RETRAIN_TEXT + "{% endset %}"
+    """Return an automation's action: a message how a retrain ended, why, and the compared metrics.
+
+    The event's payload is the JSON of `trnflow retrain`.
+    """
+    subject = "trnflow: {{ event.payload.recipe }} {{ event.event.split('.') | last }}"
+    text = Path(__file__).with_name("retrain_message.jinja").read_text(encoding="utf-8")
+    rendered = "{% set text %}" + text + "{% endset %}"
     document = rendered + "{{ {'text': text, 'event': event.event, 'retrain': event.payload} | tojson }}"
-    return _message(
-        block, "trnflow: {{ event.payload.recipe }} {{ event.event.split('.') | last }}", RETRAIN_TEXT, document
-    )
+    return _message(block, subject, text, document)
 
 
 def plain_message(block: Block, subject: str, text: str, **further: Any) -> ActionTypes:
@@ -140,7 +124,8 @@ def _existing_block(client: SyncPrefectClient, value: str) -> Block:
         raise ConfigError(
             f"{VARIABLE}: Prefect has no block {value}", f"make it on Prefect's page; or {FIX}"
         ) from error
-    if kind != WEBHOOK and not _notifies(document):
+    schema = document.block_schema
+    if kind != WEBHOOK and (schema is None or "notify" not in schema.capabilities):
         raise ConfigError(f"{VARIABLE}: the block {value} sends no notifications", FIX)
     return Block(document.id, kind, name)
 
@@ -161,7 +146,3 @@ def _keep_address(client: SyncPrefectClient, address: str) -> Block:
 
 def _is_address(value: str) -> bool:
     return value.startswith(("http://", "https://")) and bool(urlsplit(value).hostname) and not re.search(r"\s", value)
-
-
-def _notifies(document: BlockDocument) -> bool:
-    return document.block_schema is not None and "notify" in document.block_schema.capabilities

@@ -15,7 +15,16 @@ from trnflow.tasks.tracking import tracking_page
 
 def pages(home: Path, tracking: TrackingConfig, folder: Path = Path()) -> list[str]:
     """Return two lines: Prefect's and MLflow's pages. folder: what a relative `tracking.uri` is joined to."""
-    return [f"prefect: {_prefect(home)}", f"mlflow:  {_mlflow(home, tracking, folder)}"]
+    url, page = api_url(home), "off (tracking.enabled)"
+    prefect = (
+        str(hide_secrets(url)).removesuffix("/api")
+        if url
+        else "`trnflow up` starts a local server and prints its address"
+    )
+    if tracking.enabled:
+        uri = tracking_uri(home, tracking, folder)
+        page = scrub(tracking_page(home, uri, tracking.experiment, tracking.uri))
+    return [f"prefect: {prefect}", f"mlflow:  {page}"]
 
 
 def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
@@ -23,18 +32,3 @@ def tracking_uri(home: Path, tracking: TrackingConfig, folder: Path) -> str:
     if tracking.uri:
         return located_database(fill_address(tracking.uri, "tracking.uri"), folder)
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"
-
-
-def _prefect(home: Path) -> str:
-    url = api_url(home)
-    return (
-        str(hide_secrets(url)).removesuffix("/api")
-        if url
-        else "`trnflow up` starts a local server and prints its address"
-    )
-
-
-def _mlflow(home: Path, tracking: TrackingConfig, folder: Path) -> str:
-    if not tracking.enabled:
-        return "off (tracking.enabled)"
-    return scrub(tracking_page(home, tracking_uri(home, tracking, folder), tracking.experiment, tracking.uri))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,13 @@ def api_url(home: Path) -> str | None:
 
 def configured_url() -> str | None:
     """Return the URL of Prefect's API from the places where Prefect looks, in its order, or None."""
-    tables = (
-        os.environ.get(URL_VARIABLE),
-        _dotenv().get(URL_VARIABLE),
-        _toml(Path("prefect.toml")).get("api", {}).get("url"),
-        _pyproject().get("api", {}).get("url"),
-        _active_profile().get(URL_VARIABLE),
-    )
-    return next((str(url) for url in tables if url), None)
+    return _setting(URL_VARIABLE, lambda table: table.get("api", {}).get("url")) or _active_profile().get(URL_VARIABLE)
 
 
 def recorded_server(home: Path) -> dict[str, Any]:
     """Return `<home>/prefect/server.json`, the record of the last local server, running or not; {} without one.
 
-    Its fields: "url" of the API, "page", "port", "pid", "process" (a `Process.tag`), "started", "log", "stays" (until
-    `trnflow down`).
+    It has url (of the API), page, port, pid, process (a `Process.tag`), started, log, stays (until `trnflow down`).
     """
     try:
         return dict(json.loads((home / "prefect" / "server.json").read_text(encoding="utf-8")))
@@ -47,18 +40,16 @@ def _active_profile() -> dict[str, Any]:
 
 
 def _profiles_path() -> Path:
-    named = (
-        os.environ.get("PREFECT_PROFILES_PATH"),
-        _dotenv().get("PREFECT_PROFILES_PATH"),
-        _toml(Path("prefect.toml")).get("profiles_path"),
-        _pyproject().get("profiles_path"),
-    )
+    named = _setting("PREFECT_PROFILES_PATH", lambda table: table.get("profiles_path"))
     folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    return Path(next((path for path in named if path), folder / "profiles.toml"))
+    return Path(named or folder / "profiles.toml")
 
 
-def _pyproject() -> dict[str, Any]:
-    return dict(_toml(Path("pyproject.toml")).get("tool", {}).get("prefect", {}))
+def _setting(variable: str, read: Callable[[dict[str, Any]], str | None]) -> str | None:
+    """Return a setting from the places where Prefect looks before its profiles. read: gets it from a TOML table."""
+    project = _toml(Path("pyproject.toml")).get("tool", {}).get("prefect", {})
+    places = (os.environ.get(variable), _dotenv().get(variable), read(_toml(Path("prefect.toml"))), read(project))
+    return next((str(value) for value in places if value), None)
 
 
 def _dotenv() -> dict[str, str | None]:

@@ -29,6 +29,7 @@ from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.private_files import make_home
 from trnflow.tasks.system.process import process_of, read_tag
 from trnflow.tasks.system.redaction import scrub
+from trnflow.tasks.system.whole_file import write_whole
 
 HOST = "127.0.0.1"
 PREFERRED_PORT = 4200
@@ -60,11 +61,8 @@ PROGRAM = Path(__file__).with_name("server_process.py")
 def ensure_server(home: Path, *, stays: bool = False) -> str:
     """Return the URL of a Prefect API; start the home's local server if no other is configured.
 
-    stays: the server runs until `stop_server`.
-
-    Raises:
-        ConfigError: TRNFLOW_SERVER_IDLE_SECONDS is no positive number.
-        ProcessFailed: The server ended at once or did not answer in time.
+    stays: it runs until `stop_server`. Raises ConfigError for a wrong TRNFLOW_SERVER_IDLE_SECONDS, ProcessFailed if the server
+    ended at once or did not answer in time.
     """
     if url := configured_url():
         return url
@@ -128,14 +126,9 @@ def last_error(home: Path) -> str:
 def cause_of_failure(home: Path) -> tuple[str, str]:
     """Return (cause, fix) for a server that answers with errors; only a full disk is recognised, else the cause is
     ""."""
-    folder = home / "prefect"
     if configured_url() not in (None, recorded_server(home).get("url")):
         return "", "read the server's log; does its database run?"
-    if setting := _database_setting():
-        return "", f"check {setting}, read {folder / 'server.log'}"
-    if folder.is_dir() and shutil.disk_usage(folder).free < LEAST_FREE:
-        return f"the disk of {folder} is full", FREE_SPACE
-    return "", f"read {folder / 'server.log'}"
+    return _cause(home / "prefect", "")
 
 
 def _last_error(lines: list[str]) -> str:
@@ -170,22 +163,17 @@ def _not_started(folder: Path) -> ProcessFailed:
 
 
 def _cause(folder: Path, text: str) -> tuple[str, str]:
-    """Return (cause, fix) by the server's log or disk."""
+    """Return (cause, fix) by the server's disk and the text of its log."""
     log, file = folder / "server.log", folder / "prefect.db"
-    if setting := _database_setting():
+    if setting := next((name for name in DATABASE_SETTINGS if os.environ.get(name)), ""):
         return scrub(_last_error(text.splitlines())), f"check {setting}, read {log}"
-    if shutil.disk_usage(folder).free < LEAST_FREE or "disk is full" in text:
+    if "disk is full" in text or (folder.is_dir() and shutil.disk_usage(folder).free < LEAST_FREE):
         return f"the disk of {folder} is full", FREE_SPACE
     for sign, trouble in DATABASE_TROUBLES.items():
         if sign in text:
             return f"its database {file} {trouble}", f"{MOVE_ASIDE}, or install the Prefect that made it"
     lines = text.splitlines()
     return scrub(_last_error(lines) or (lines[-1] if lines else "")), f"read {log}"
-
-
-def _database_setting() -> str:
-    """Return the variable that names the server's database, or ""."""
-    return next((name for name in DATABASE_SETTINGS if os.environ.get(name)), "")
 
 
 def _answers(url: str) -> bool:
@@ -230,9 +218,7 @@ def _spawn(folder: Path, listener: socket.socket, seconds: float) -> dict[str, A
 
 
 def _record(folder: Path, server: dict[str, Any]) -> None:
-    """Write server.json."""
-    (folder / "server.json.new").write_text(json.dumps(server), encoding="utf-8")
-    (folder / "server.json.new").replace(folder / "server.json")
+    write_whole(folder / "server.json", json.dumps(server))
 
 
 def _idle_seconds() -> float:

@@ -10,7 +10,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from trnflow.flows.services.events import connected, send_events
+from trnflow.flows.services.events import automation, connected, send_events
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -112,20 +112,15 @@ def recovery_automations(
 def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, times: int = TIMES) -> int:
     """Act on the lost flow runs that the automations missed, and return their number, live ones among them.
 
-    A run that did not begin within `pending` seconds is crashed; one that crashed more than `left` seconds and less
-    than a
-    day ago, after at most `times` starts, is scheduled again. Raises ConfigError if Prefect's server can't be reached.
+    A run that did not begin within `pending` seconds is crashed; one that crashed more than `left` seconds and less than a day
+    ago, after at most `times` starts, is scheduled again. Raises ConfigError if Prefect's server can't be reached.
     """
-    from prefect.client.schemas import filters
     from prefect.states import Scheduled
 
     unbegun = end_unbegun_runs(pending)
-    kinds = ["RUNNING", "CANCELLING", "CRASHED"]
-    wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": kinds}}, "tags": {"all_": [TAG]}})
-    flows = our_flows()
     with connected() as client:
-        names = {flow.id: flow.name for flow in client.read_flows(flow_filter=flows)}
-        runs = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
+        names = {flow.id: flow.name for flow in client.read_flows(flow_filter=our_flows())}
+        runs = runs_in(client, FLOWS, ["RUNNING", "CANCELLING", "CRASHED"])
         left_runs = [run for run in runs if _is_left(run, names[run.flow_id], left, times)]
         crashed = [run for run in left_runs if not _was_tried(client, run)]
         for run in crashed:
@@ -138,22 +133,28 @@ def tend_runs(pending: float = PENDING_SECONDS, left: float = LEFT_SECONDS, time
 
 def our_flows() -> FlowFilter:
     """Return Prefect's filter for trnflow's five flows."""
-    from prefect.client.schemas import filters
+    from prefect.client.schemas.filters import FlowFilter
 
-    return filters.FlowFilter(name=filters.FlowFilterName(any_=FLOWS))
+    return FlowFilter.model_validate({"name": {"any_": FLOWS}})
+
+
+def runs_in(client: SyncPrefectClient, flows: list[str], states: list[str]) -> list[FlowRun]:
+    """Return the flow runs of these flows and types of states that have our tag, the newest first."""
+    from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+
+    flow = FlowFilter.model_validate({"name": {"any_": flows}})
+    run = FlowRunFilter.model_validate({"state": {"type": {"any_": states}}, "tags": {"all_": [TAG]}})
+    return client.read_flow_runs(flow_filter=flow, flow_run_filter=run, sort=NEWEST_FIRST)
 
 
 def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
     """Mark as crashed the runs that a worker took but that did not begin within `pending` seconds; return their number.
     Raises ConfigError if Prefect's server can't be reached."""
-    from prefect.client.schemas import filters
     from prefect.states import Crashed
 
-    wanted = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING"]}}, "tags": {"all_": [TAG]}})
-    flows = our_flows()
     with connected() as client:
-        runs = client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, sort=NEWEST_FIRST)
-        unbegun = [run for run in runs if run.deployment_id is not None and _age(run) > pending]
+        runs = runs_in(client, FLOWS, ["PENDING"])
+        unbegun = [run for run in runs if run.deployment_id is not None and age(run) > pending]
         for run in unbegun:
             client.set_flow_run_state(run.id, Crashed(message=_unbegun(pending)))
     return len(unbegun)
@@ -215,7 +216,7 @@ def _is_unfinished(run: FlowRun) -> bool:
 def _is_left(run: FlowRun, flow: str, left: float, times: int) -> bool:
     """Return whether a crashed flow run should have been scheduled again."""
     is_ours = run.deployment_id is not None and flow in SCHEDULED_AGAIN and 1 <= run.run_count <= times
-    return is_ours and run.state is not None and run.state.is_crashed() and left < _age(run) < FORGOTTEN_SECONDS
+    return is_ours and run.state is not None and run.state.is_crashed() and left < age(run) < FORGOTTEN_SECONDS
 
 
 def _was_tried(client: SyncPrefectClient, run: FlowRun) -> bool:
@@ -225,7 +226,7 @@ def _was_tried(client: SyncPrefectClient, run: FlowRun) -> bool:
     return any(state.is_scheduled() for state in states[ran + 1 :])
 
 
-def _age(run: FlowRun) -> float:
+def age(run: FlowRun) -> float:
     """Return the seconds since a flow run took on its state."""
     assert run.state is not None
     return (datetime.now(UTC) - run.state.timestamp).total_seconds()
@@ -241,33 +242,23 @@ def _lost(
     name: str, description: str, after: set[str], expect: set[str], seconds: float, action: ChangeFlowRunState
 ) -> AutomationCore:
     """Return an automation that acts if none of the events `expect` follows one of `after` within `seconds`."""
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
-    trigger = EventTrigger.model_validate(
-        {
-            "after": after, "expect": expect, "match": {"prefect.resource.id": ANY}, "match_related": [_flow(FLOWS), TAGGED],
-            "for_each": {"prefect.resource.id"}, "posture": Posture.Proactive, "threshold": 1,
-            "within": timedelta(seconds=seconds),
-        }
-    )  # fmt: skip
-    return AutomationCore(name=name, description=description, trigger=trigger, actions=[action])
+    trigger = {
+        "after": after, "expect": expect, "match": {"prefect.resource.id": ANY}, "match_related": [_flow(FLOWS), TAGGED],
+        "for_each": {"prefect.resource.id"}, "posture": "Proactive", "within": timedelta(seconds=seconds),
+    }  # fmt: skip
+    return automation(name, description, trigger, action)
 
 
 def _again(
     name: str, description: str, expect: set[str], counts: list[str], action: ChangeFlowRunState
 ) -> AutomationCore:
     """Return an automation that acts, once a day at most, on an event of a run with one of these numbers of starts."""
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
-    trigger = EventTrigger.model_validate(
-        {
-            "expect": expect, "match": {"prefect.resource.id": ANY, "prefect.run-count": counts},
-            "match_related": [_flow(SCHEDULED_AGAIN), TAGGED, {"prefect.resource.role": "deployment"}],
-            "for_each": {"prefect.resource.id", "prefect.run-count"}, "posture": Posture.Reactive, "threshold": 1,
-            "within": timedelta(days=1),
-        }
-    )  # fmt: skip
-    return AutomationCore(name=name, description=description, trigger=trigger, actions=[action])
+    trigger = {
+        "expect": expect, "match": {"prefect.resource.id": ANY, "prefect.run-count": counts},
+        "match_related": [_flow(SCHEDULED_AGAIN), TAGGED, {"prefect.resource.role": "deployment"}],
+        "for_each": {"prefect.resource.id", "prefect.run-count"}, "within": timedelta(days=1),
+    }  # fmt: skip
+    return automation(name, description, trigger, action)
 
 
 def _flow(names: list[str]) -> dict[str, Any]:

@@ -72,7 +72,9 @@ class TaskRunner:
         except BaseException as error:
             ended = is_interruption(error) and not isinstance(error, GeneratorExit)
             if ended and self._config.kind == "processes":
-                _kill_processes()  # otherwise the pool waits until they are done
+                # the only processes that the flow starts through multiprocessing; the pool would wait for them
+                for worker in multiprocessing.active_children():
+                    worker.kill()
             raise
         finally:
             for future in waiting:
@@ -178,12 +180,6 @@ def _dask(config: TaskRunnerConfig) -> Any:
     # one thread per worker, because each part is watched by the thread that runs it
     local = {"n_workers": config.count, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
     return DaskTaskRunner(cluster_kwargs=local)
-
-
-def _kill_processes() -> None:
-    """Kill the pool's workers, the only processes that the flow starts through multiprocessing."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
 
 
 def _end_with_the_flow(flow: int) -> None:

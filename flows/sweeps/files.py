@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,15 +39,10 @@ def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta |
     }
 
 
-def write_json(folder: Path, content: Meta) -> None:
-    """Write sweep.json into `folder`, secrets hidden."""
-    write_whole(folder / "sweep.json", f"{json.dumps(hide_secrets(content), indent=1)}\n")
-
-
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
     """Write best.yaml into `folder`: a recipe that extends the sweep's by all settings of the best trial that differ,
     without `launch`, `sweep` and secrets."""
-    recipe = plan.best_recipe(best.settings)
+    recipe = plan.with_values(best.settings, plan.recipe.name)
     after = recipe.model_dump(mode="json")
     try:
         before = plan.plain_recipe().model_dump(mode="json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,48 +40,40 @@ def sweep_page(content: Meta, study: Study) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     trials, best, winner, metric = content["trials"], content["best"], content["winner"], content["metric"]
     states = [trial["state"] for trial in trials]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=_rank))
+    completed_first = sorted(set(states), key=lambda state: (state != "completed", state))
+    counts = ", ".join(f"{states.count(state)} {state}" for state in completed_first)
     shared = f"{content['shared_seconds']:.0f} s of stages shared between trials"
     return template.render(
         title=f"Sweep {content['study']}",
         subtitle=f"{content['recipe']}, {metric} ({content['direction']}): {counts or 'no trial yet'}; {shared}",
-        best=_best(best) if best else None,
+        best=_values("setting", best["settings"].items()) if best else None,
         about_best=f"Trial {best['number']}: {metric} {number(best['value'])} on validation. best.yaml has these settings."
         if best
         else "",
         winner=_winner(winner) if winner else [],
         plots=list(_plots(study, metric)) if best else [],
-        trials=_trials(trials, metric, best),
+        trials=_trials(trials, metric),
+        best_trial=best["number"] if best else None,
         legend="; ".join(meaning for state, meaning in STATES.items() if state in states),
         errors=_errors(trials),
     )
 
 
-def _rank(state: str) -> tuple[bool, str]:
-    """Return a key that sorts the state `completed` before all others."""
-    return state != "completed", state
-
-
-def _best(best: Meta) -> Meta:
-    return table(("setting", "value"), ((name, number(value)) for name, value in best["settings"].items())) | {
-        "best": None
-    }
+def _values(kind: str, values: Iterable[tuple[str, Any]]) -> Meta:
+    return table((kind, "value"), ((name, number(value)) for name, value in values))
 
 
 def _winner(winner: Meta) -> list[Meta]:
     """Return a table of the metrics on the test split, and one of all others."""
-    test = winner.get("test", {})  # sweeps of an earlier version did not tell them apart
+    test = winner["test"]
     training = {name: value for name, value in winner["metrics"].items() if name not in test}
     tables = {"Its whole run, on the test split": test, "Its data, training and export": training}
     return [
-        {"title": title, "best": None}
-        | table(("metric", "value"), ((name, number(value)) for name, value in sorted(metrics.items())))
-        for title, metrics in tables.items()
-        if metrics
+        {"title": title} | _values("metric", sorted(metrics.items())) for title, metrics in tables.items() if metrics
     ]
 
 
-def _trials(trials: list[Meta], metric: str, best: Meta | None) -> Meta:
+def _trials(trials: list[Meta], metric: str) -> Meta:
     settings = list(dict.fromkeys(name for trial in trials for name in trial["settings"]))
     rows = [
         (
@@ -91,12 +83,12 @@ def _trials(trials: list[Meta], metric: str, best: Meta | None) -> Meta:
         for trial in trials
     ]  # fmt: skip
     columns = ("trial", "state", metric, *settings, "run")
-    return table(columns, rows, ("trial", metric, *settings)) | {"best": best["number"] if best else None}
+    return table(columns, rows, ("trial", metric, *settings))
 
 
 def _errors(trials: list[Meta]) -> Meta | None:
     rows = [(trial["number"], scrub(trial["error"])) for trial in trials if trial["error"]]
-    return table(("trial", "error"), rows, ("trial",)) | {"best": None} if rows else None
+    return table(("trial", "error"), rows, ("trial",)) if rows else None
 
 
 def _plots(study: Study, metric: str) -> Iterator[Meta]:
@@ -115,11 +107,8 @@ def _plots(study: Study, metric: str) -> Iterator[Meta]:
             except (ValueError, RuntimeError):  # such as the importances of a single trial
                 plt.close("all")
                 continue
-            yield {"caption": caption, "data": _image(axes)}
+            drawn = io.BytesIO()
+            axes.figure.savefig(drawn, format="png", bbox_inches="tight", dpi=110, metadata={"Software": None})
+            image = base64.b64encode(drawn.getvalue()).decode()
+            yield {"caption": caption, "data": f"data:image/png;base64,{image}"}
         plt.close("all")
-
-
-def _image(axes: Any) -> str:
-    drawn = io.BytesIO()
-    axes.figure.savefig(drawn, format="png", bbox_inches="tight", dpi=110, metadata={"Software": None})
-    return f"data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}"

@@ -35,8 +35,6 @@ FREE_SECTIONS = (
     "export",
     "evaluate",
 )
-# ends the recipe's name in trials, which do not count as runs of the recipe
-SUFFIX = ".sweep"
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,11 @@ class Plan:
     overrides: tuple[str, ...]
     recipe: Recipe
     space: tuple[Dimension, ...]
+
+    @property
+    def trial_name(self) -> str:
+        """The recipe's name in trials, which do not count as runs of the recipe."""
+        return f"{self.recipe.name}.sweep"
 
     @property
     def name(self) -> str:
@@ -75,23 +78,15 @@ class Plan:
         # another machine may have another local store at the same path
         return lookup_name(store.home, root) if store.is_local else sha256(root.encode()).hexdigest()
 
-    def trial_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe of a trial, its name with `.sweep` at the end. Raises ConfigError if it does not allow
-        these values."""
-        varied = [override(setting, value) for setting, value in values.items()]
-        return self._recipe([*varied, f"name={self.recipe.name}{SUFFIX}"])
-
-    def best_recipe(self, values: Meta) -> Recipe:
-        """Return the recipe with the best trial's values, under its own name."""
-        return self._recipe([override(*pair) for pair in values.items()])
+    def with_values(self, values: Meta, name: str) -> Recipe:
+        """Return the recipe with values of a trial, under this name. Raises ConfigError if it does not allow them."""
+        # not read again: all trials have the recipe that the sweep began with, whatever happens to its file
+        varied = [override(*pair) for pair in {**values, "name": name}.items()]
+        return settings.validated(self.read.with_overrides([*self.overrides, *varied]), self.named)
 
     def plain_recipe(self) -> Recipe:
         """Return the recipe as its files say. Raises ConfigError if it is complete only with the overrides."""
         return settings.validated(self.read.with_overrides(()), self.named)
-
-    def _recipe(self, overrides: list[str]) -> Recipe:
-        # not read again: all trials have the recipe that the sweep began with, whatever happens to its file
-        return settings.validated(self.read.with_overrides([*self.overrides, *overrides]), self.named)
 
     def definition(self) -> Meta:
         """Return what must be unchanged when a sweep is resumed: the recipe without varied settings and AROUND, the
@@ -108,8 +103,7 @@ class Plan:
 def read_plan(named: str, texts: Sequence[str]) -> Plan:
     """Read a recipe, and check the sweep that its section `sweep` and the command line describe.
 
-    texts: `section.setting=value`; a range or choices vary the setting, a single value fixes it. Raises ConfigError for
-    a
+    texts: `section.setting=value`; a range or choices vary the setting, a single value fixes it. Raises ConfigError for a
     wrong setting, range or choice, and if nothing varies.
     """
     varied, fixed = separate(texts)

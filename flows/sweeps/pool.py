@@ -86,12 +86,7 @@ class Leases:
         """Hold a lease. error: what to say if another process has it."""
         run, ttl = f"{new_run_id()} of {self.recipe.name}, a sweep", self.recipe.store.lease_ttl_seconds
         waiter = self.store.waiter(key, run=run, attempt=attempt, ttl=ttl, patient=patient)
-        lease = waiter.acquire()
-        if lease is None:
-            holder = waiter.holder
-            if self.wait or (holder and holder.seems_silent):
-                self.say(f"waits: {error}: {holder or 'another process'}")
-            lease = waiter.acquire_watching(wait=self.wait)
+        lease = waiter.acquire_watching(wait=self.wait, tell=lambda holder: self.say(f"waits: {error}: {holder}"))
         if lease is None:
             raise ConfigError(f"{error}: {waiter.holder or 'another process'}", "wait until that one ends, or stop it")
         with lease:

@@ -106,9 +106,7 @@ def separate(texts: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[Dimension, ...]:
     """Return the dimensions of a sweep. Raises ConfigError.
 
-    written: {setting: a range as text, or choices as text or list}; refuse: called with (setting, value) of each end
-    and
-    choice, raises ConfigError.
+    written: {setting: a range as text, or choices as text or list}; refuse: called with each end and choice, may raise.
     """
     dimensions = tuple(_dimension(name, value) for name, value in sorted(written.items()))
     for dimension in dimensions:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.flows.recipes.sweep_settings import SweepConfig
 from trnflow.flows.runner.context import new_run_id
 from trnflow.flows.sweeps.space import Dimension, combinations
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, StoreError
 from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.system.databases import missing_driver, reason
@@ -43,7 +43,6 @@ class Tried(NamedTuple):
     Attributes:
         value: The trial's metric; None unless the trial completed.
         state: completed, pruned, failed, running, waiting, or killed (a later trial repeats it).
-        run: The id of its run; None before it began.
         error: Why the trial failed, such as "killed 3 times".
         shared_seconds: Saved because stages before training were in the store.
     """
@@ -152,20 +151,15 @@ class SweepStudy:
             self._study.sampler = self._sampler(self._config.seed + begun)
             return self._study.ask({dimension.setting: dimension.distribution() for dimension in self._space})
 
-    def note_run(self, trial: Trial, run: str) -> None:
-        """Record the id of a trial's run."""
+    def note(self, trial: Trial, attribute: str, value: Json) -> None:
+        """Record an attribute of a trial, before its end."""
         with self._access():
-            trial.set_user_attr(RUN, run)
-
-    def note_shared(self, trial: Trial, seconds: float) -> None:
-        """Record `Tried.shared_seconds`, before the trial's end."""
-        with self._access():
-            trial.set_user_attr(SHARED, round(seconds, 3))
+            trial.set_user_attr(attribute, value)
 
     def note_stopped(self, trial: Trial) -> None:
-        """Record that a trial was stopped for another reason than its settings: it is repeated."""
-        with self._access():
-            trial.set_user_attr(STOPPED, True)
+        """Record, if the database can be used, that a trial was stopped for another reason than its settings."""
+        with suppress(StoreError):  # the first cause is the one to show
+            self.note(trial, STOPPED, True)
 
     def report(self, trial: Trial, value: float, step: int) -> bool:
         """Record a trial's metric at a step; return whether to prune it: worse than the median of earlier trials."""
@@ -228,10 +222,7 @@ def open_study(
 ) -> SweepStudy:
     """Open the study with this name, or create it.
 
-    Args:
-        definition: `Plan.definition`: another sweep does not continue the study.
-        database: The SQLAlchemy URL.
-        store: `Plan.store_id`.
+    definition: `Plan.definition`; database: its SQLAlchemy URL; store: `Plan.store_id`.
 
     Raises:
         ConfigError: The study has results and another definition, or is of another store.

@@ -6,25 +6,37 @@ from their partial state.
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import new_run_id, open_store
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
-from trnflow.flows.sweeps.files import document, write_best, write_json
+from trnflow.flows.sweeps.files import document, write_best
 from trnflow.flows.sweeps.page import sweep_page
-from trnflow.flows.sweeps.plan import SUFFIX, Plan
+from trnflow.flows.sweeps.plan import Plan
 from trnflow.flows.sweeps.pool import Leases, check_fit, on_slot
-from trnflow.flows.sweeps.study import SweepStudy, database_errors, open_study
-from trnflow.flows.sweeps.trial import SWEEP, TESTED, Run, run_trial
+from trnflow.flows.sweeps.study import RUN, SHARED, SweepStudy, database_errors, open_study
+from trnflow.flows.sweeps.trial import (
+    LAST,
+    NOT_THE_SETTINGS,
+    TESTED,
+    Run,
+    Watch,
+    remove_partial,
+    seconds_of,
+    unreported,
+)
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import ConfigError, TrnflowError
+from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError
 from trnflow.tasks.events import Reader
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets, scrub
@@ -35,7 +47,6 @@ if TYPE_CHECKING:
 
 # the sweep ends if so many trials failed and none ended well
 HOPELESS = 3
-POLL_SECONDS = 0.5
 PAGE_SECONDS = 60.0
 """The page is drawn again if it is older."""
 
@@ -69,20 +80,21 @@ class Sweep:
     def run_trials(self) -> None:
         """Run all trials that are left, `sweep.parallel` at a time, and write the results after each.
 
-        Raises TrnflowError if the first three trials (or all) failed, the recipe's file changed, or the sweep can't go
-        on.
+        Raises TrnflowError if the first three trials (or all) failed, or the sweep can't go on.
         """
+        # not by `Study.optimize`: its threads seed the sampler at random, Ctrl-C waits for the trials that run, and a
+        # killed trial is repeated only when its heartbeat has been silent for a while
         parallel = self.plan.recipe.sweep.parallel
         if parallel == 1:
             self._work(0)
             return
-        pool = ThreadPoolExecutor(parallel, "sweep")
-        try:
+        with ThreadPoolExecutor(parallel, "sweep") as pool:
             workers = [pool.submit(self._work, slot) for slot in range(parallel)]
-            _await(workers)
-        finally:
-            self.stopping.set()
-            pool.shutdown(wait=True)
+            try:
+                for worker in wait(workers, return_when=FIRST_EXCEPTION).done:
+                    worker.result()
+            finally:
+                self.stopping.set()
 
     def write(self) -> Meta:
         """Write sweep.json and, if a trial completed, best.yaml; return the content of sweep.json."""
@@ -90,7 +102,7 @@ class Sweep:
         content = document(self.plan, self.study.trials(), best, self.study.winner)
         if best is not None:
             write_best(folder, self.plan, best)
-        write_json(folder, content)
+        write_whole(folder / "sweep.json", f"{json.dumps(hide_secrets(content), indent=1)}\n")
         return content
 
     def write_page(self, content: Meta) -> None:
@@ -108,18 +120,13 @@ class Sweep:
             self._try(trial, slot)
 
     def _try(self, trial: Trial, slot: int) -> None:
-        store = open_store(self.plan.recipe)
         try:
-            recipe = on_slot(self.plan.trial_recipe(trial.params), slot)
+            recipe = on_slot(self.plan.with_values(trial.params, self.plan.trial_name), slot)
         except ConfigError as error:
             self.study.fail(trial, error.message)
             self.errors.append(error)
         else:
-            result = run_trial(
-                self.study, trial, recipe, store, self.run, offline=self.offline, stopping=self.stopping, say=self.say
-            )
-            if result.error is not None:
-                self.errors.append(result.error)
+            self._train(trial, recipe)
         with self.writing:
             content = self.write()
             self.show(content)
@@ -127,6 +134,50 @@ class Sweep:
                 self.write_page(content)
                 self.drawn = time.monotonic()
         self.say(self._line(trial.number))
+
+    def _train(self, trial: Trial, recipe: Recipe) -> None:
+        """Run the pipeline up to training with a trial's settings, and record its end in the study.
+
+        Raises TrnflowError if the trial was not ended by its settings, ConfigError if training does not report `sweep.metric`.
+        """
+        study, watch = self.study, Watch(self.study, trial, recipe.sweep.metric, self.stopping, self.say)
+        run = new_run_id()
+        study.note(trial, RUN, run)
+        try:
+            result = self.run(recipe, Options(until=LAST, offline=self.offline), run, (watch,), study.identity)
+        except BaseException:  # such as Prefect's TerminationSignal when the flow run is cancelled
+            study.note_stopped(trial)
+            raise
+        error = watch.lost or result.error
+        study.note(trial, SHARED, round(sum(seconds_of(self.store, step) for step in result.steps), 3))
+        if watch.pruned:
+            if watch.key is not None:
+                remove_partial(self.store, watch.key, run, recipe.store.lease_ttl_seconds)
+            study.prune(trial)
+        elif isinstance(error, (Interrupted, *NOT_THE_SETTINGS)):
+            study.note_stopped(trial)
+            raise error
+        elif error is not None:
+            study.fail(trial, error.message)
+        else:
+            self._record_value(trial, result)
+        if watch.lost is not None:
+            raise watch.lost
+        if result.error is not None:
+            self.errors.append(result.error)
+
+    def _record_value(self, trial: Trial, result: Result) -> None:
+        metric = self.plan.recipe.sweep.metric
+        metrics = next((step.metrics for step in result.steps if step.name == LAST), {})
+        value = metrics.get(metric)
+        if not isinstance(value, int | float):
+            error = unreported(metric, metrics)
+            self.study.fail(trial, error.message)
+            raise error
+        if math.isfinite(value):
+            self.study.complete(trial, float(value))
+        else:
+            self.study.fail(trial, f"{metric} is {value}")
 
     def _line(self, number: int) -> str:
         trials = self.study.trials()
@@ -201,7 +252,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
     """Record the sweep's own run in MLflow; nothing if the sweep is resumed."""
     from trnflow.flows.services.mlflow_listener import new_tracker
 
-    recipe = plan.recipe.model_copy(update={"name": f"{plan.recipe.name}{SUFFIX}"})
+    recipe = plan.recipe.model_copy(update={"name": plan.trial_name})
     tags = {"trnflow.study": plan.name}
     tracker = new_tracker(recipe, store.home, study.identity, tags) if study.is_new else None
     if tracker is None:
@@ -221,9 +272,8 @@ def _winner(going: Sweep, readers: tuple[Reader, ...] = ()) -> Result | None:
     around = {name: sections[name] for name in ("export", "evaluate")}
     if (before.get("settings"), before.get("around")) == (best.settings, around):
         return None
-    recipe = going.plan.best_recipe(best.settings)
-    tags = {SWEEP: going.study.identity}
-    result = going.run(recipe, Options(offline=going.offline), new_run_id(), readers, tags)
+    recipe = going.plan.with_values(best.settings, going.plan.recipe.name)
+    result = going.run(recipe, Options(offline=going.offline), new_run_id(), readers, going.study.identity)
     if result.error is None:
         metrics = {name: value for step in result.steps for name, value in step.metrics.items()}
         test = next((step.metrics for step in result.steps if step.name == TESTED), {})
@@ -237,13 +287,3 @@ def shown(values: Meta) -> str:
     return " ".join(
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
     )
-
-
-def _await(workers: list[Future[None]]) -> None:
-    """Wait until all threads have ended, and raise the first error."""
-    left = set(workers)
-    # in short waits: Python raises KeyboardInterrupt between them
-    while left:
-        ended, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
-        for worker in ended:
-            worker.result()

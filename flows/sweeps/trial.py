@@ -1,20 +1,18 @@
-"""Run one trial of a sweep."""
+"""What a sweep needs of the run of a trial: to run it, and to watch its events."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import context_of, new_run_id, open_store
+from trnflow.flows.runner.context import context_of, open_store
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
-from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
@@ -33,10 +31,8 @@ TESTED = ROLES["evaluation"]
 # These end the sweep: the trial's settings are not to blame, and it is repeated.
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
 
-Run = Callable[[Recipe, Options, str, tuple[Reader, ...], dict[str, str]], Result]
-"""Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, MLflow's tags) -> result."""
-SWEEP = "trnflow.sweep"
-"""The tag that nests a run in the sweep's own run in MLflow."""
+Run = Callable[[Recipe, Options, str, tuple[Reader, ...], str], Result]
+"""Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, the sweep's id) -> result."""
 
 
 class Pruned(Interrupted):
@@ -51,7 +47,6 @@ class Watch(Reader):
         stopping: Set by the sweep to end its trials.
         say: Called with a line for each other run that the trial waits for.
         key: The key of train; None until training begins.
-        pruned: Whether the study ended the trial.
         lost: The error that ends the whole sweep.
     """
 
@@ -64,7 +59,7 @@ class Watch(Reader):
     say: Callable[[str], None] = lambda line: None
     key: str | None = None
     pruned: bool = False
-    lost: TrnflowError | None = field(default=None)
+    lost: TrnflowError | None = None
 
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] in ("run_begun", "stage_failed", "run_ended"):  # an error now would hide the first one
@@ -106,55 +101,6 @@ class Watch(Reader):
             raise self.lost
 
 
-def run_trial(
-    study: SweepStudy,
-    trial: Trial,
-    recipe: Recipe,
-    store: Store,
-    run: Run,
-    *,
-    offline: bool,
-    stopping: threading.Event,
-    say: Callable[[str], None],
-) -> Result:
-    """Run the pipeline up to training with a trial's settings, and record its end in the study; return the run's
-    result.
-
-    Args:
-        stopping: When set, the trial ends; the same sweep command repeats it.
-        say: Called with a line for each other run that the trial waits for.
-
-    Raises:
-        TrnflowError: The trial was interrupted, or store, machine or a missing library made it fail.
-        ConfigError: Training does not report `sweep.metric`.
-    """
-    metric = recipe.sweep.metric
-    watch, identity = Watch(study, trial, metric, stopping, say), new_run_id()
-    study.note_run(trial, identity)
-    try:
-        result = run(recipe, Options(until=LAST, offline=offline), identity, (watch,), {SWEEP: study.identity})
-    except BaseException:  # such as Prefect's TerminationSignal when the flow run is cancelled
-        _note_stopped(study, trial)
-        raise
-    error = watch.lost or result.error
-    study.note_shared(trial, sum(_seconds_of(store, step) for step in result.steps))
-    if watch.pruned:
-        if watch.key is not None:
-            _remove_partial(store, watch.key, identity, recipe.store.lease_ttl_seconds)
-        study.prune(trial)
-    elif isinstance(error, (Interrupted, *NOT_THE_SETTINGS)):
-        _note_stopped(study, trial)
-        raise error
-    elif watch.lost is not None:
-        study.fail(trial, watch.lost.message)
-        raise watch.lost
-    elif error is not None:
-        study.fail(trial, error.message)
-    else:
-        _record_value(study, trial, metric, result)
-    return result
-
-
 def unreported(metric: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a metric that training does not report. known: those that it reports."""
     return ConfigError(
@@ -163,25 +109,7 @@ def unreported(metric: str, known: Iterable[str]) -> ConfigError:
     )
 
 
-def _note_stopped(study: SweepStudy, trial: Trial) -> None:
-    with contextlib.suppress(StoreError):  # of the study's database: the first cause is the one to show
-        study.note_stopped(trial)
-
-
-def _record_value(study: SweepStudy, trial: Trial, metric: str, result: Result) -> None:
-    metrics = next((step.metrics for step in result.steps if step.name == LAST), {})
-    value = metrics.get(metric)
-    if not isinstance(value, int | float):
-        error = unreported(metric, metrics)
-        study.fail(trial, error.message)
-        raise error
-    if math.isfinite(value):
-        study.complete(trial, float(value))
-    else:
-        study.fail(trial, f"{metric} is {value}")
-
-
-def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
+def remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
     """Remove a pruned trial's partial state."""
     # unless another run trains with the same key
     lease = store.waiter(key, run=run, attempt=run, ttl=ttl).acquire()
@@ -190,7 +118,7 @@ def _remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
             store.partial(key).prune(0)
 
 
-def _seconds_of(store: Store, step: Step) -> float:
+def seconds_of(store: Store, step: Step) -> float:
     """Return how long it once took to make what a stage found in the store; 0 for one that ran."""
     if step.action != "hit" or step.key is None or step.name == LAST:
         return 0.0
@@ -203,17 +131,13 @@ def direct_runs() -> Run:
     too, have the answers that the first one got about its sources."""
     answers = Answers()
 
-    def run_directly(
-        recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], tags: dict[str, str]
-    ) -> Result:
-        from trnflow.flows.services.mlflow_listener import Tracking
+    def run_directly(recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], sweep: str) -> Result:
+        from trnflow.flows.services.tracked_run import run_tracked
 
-        store = open_store(recipe)
-        with Tracking(recipe, store.home, run, tags) as tracking:
-            context = context_of(recipe, store, offline=what.offline, answers=answers)
-            context = context.for_run(EventLog(*readers, tracking), run=run)
-            context.parent = tags.get(SWEEP)
-            context.kind = "trial" if context.parent and what.until else "run"
-            return tracking.finish(run_graph(finetune(recipe), context, what))
+        context = context_of(recipe, open_store(recipe), offline=what.offline, answers=answers)
+        context = context.for_run(EventLog(*readers), run=run, kind="trial" if what.until else "run")
+        context.parent = sweep
+        # the tag nests the run in the sweep's own run in MLflow
+        return run_tracked(finetune(recipe), context, what, tags={"trnflow.sweep": sweep})
 
     return run_directly

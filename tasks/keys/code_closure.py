@@ -18,7 +18,7 @@ from pathlib import Path
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.keys.hash_cache import Memo, stamp
+from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 
 # Python 3.11 counts the depth of a syntax tree for all threads together: parsing may fail while another thread parses.
 ATTEMPTS = 5
@@ -71,23 +71,49 @@ def project_folder(package: str) -> Path:
     return Path(next(iter(import_module(package).__path__))).parent
 
 
-def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
+def closure(module: str, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp) -> tuple[dict[str, str], dict[str, str]]:
     """Return the tables (code, env) of the key document of a stage in `module`.
 
+    stamp_of: returns a path's stamp; keys that are made together may look at each file once.
     code: {module: `sha256:<hex>`, or `schema:<number>`}; env: {distribution: version, "python": such as `3.12`}.
     Raises CodeError when the stage's module has no file.
     """
+    folders = {root: project_folder(root) for root in (module.split(".")[0], "trnflow")}
+    # the hash cache keeps the whole closure as long as each of its files and of their folders has its stamp
+    where = f"{module} in {' and '.join(map(str, folders.values()))}"
+    known = memo.get("closure", where, ANALYSIS)
+    if known is None or not _are_unchanged(known["stamps"], stamp_of):
+        code, foreign, stamps = _find_closure(module, memo)
+        known = {"code": code, "foreign": sorted(foreign), "stamps": stamps}
+        memo.put("closure", where, ANALYSIS, known)
+    return known["code"], _environment(set(known["foreign"]), memo)
+
+
+def _are_unchanged(stamps: dict[str, Stamp], stamp_of: Callable[[str], Stamp]) -> bool:
+    try:
+        return all(stamp_of(path) == then for path, then in stamps.items())
+    except OSError:
+        return False
+
+
+def _find_closure(module: str, memo: Memo) -> tuple[dict[str, str], set[str], dict[str, Stamp]]:
+    """Return the table code, the packages that are imported, and {path: stamp} of all that both depend on: files, and the
+    folders in which names were looked up."""
     top = module.split(".")[0]
     locate = locator({top, "trnflow"})
     code: dict[str, str] = {}
     foreign: set[str] = set()
+    stamps = {__file__: stamp(__file__)}  # which modules are PLUMBING
     seen = {module}
     pending = [module]
     while pending:
         name = pending.pop()
+        # before each look: what changes meanwhile has another stamp later
+        stamps.update((folder, stamp(folder)) for folder in _folders_of(name, top) if folder not in stamps)
         path = locate(name)
         if path is None:
             continue
+        stamps[path] = stamp(path)
         if name in PLUMBING:
             code[name] = f"schema:{_schema(name)}"
             continue
@@ -103,7 +129,18 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
             f"the code of {module} is not in its key: {project_folder(top)} has no file of this module",
             "move the stage into a file of its package, and import it from there",
         )
-    return dict(sorted(code.items())), _environment(foreign, memo)
+    return dict(sorted(code.items())), foreign, stamps
+
+
+def _folders_of(name: str, top: str) -> Iterator[str]:
+    """Yield the folders whose entries decide which file a name is."""
+    root, *rest = name.split(".")
+    path = f"{project_folder(root)}/{root}" if root in (top, "trnflow") else ""
+    while os.path.isdir(path):
+        yield path
+        if not rest:
+            return
+        path = f"{path}/{rest.pop(0)}"
 
 
 def locator(roots: set[str]) -> Callable[[str], str | None]:

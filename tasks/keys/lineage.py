@@ -104,7 +104,7 @@ def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[st
     both = list(dict.fromkeys([*stages[0], *stages[1]]))
     return {
         "settings": _settings(before.get("resolved", {}), after.get("resolved", {})),
-        "data": _shared(changes, "inputs", only="load_data"),
+        "data": _shared(changes, "inputs", only=next(iter(both), "")),  # the first stage reads the data
         "code": _shared(changes, "code"),
         "env": _shared(changes, "env") + _shared(changes, "accel") + _surroundings(before, after),
         "artifacts": _differing("stage", both, _digests_of(stages[0]), _digests_of(stages[1])),

@@ -36,12 +36,13 @@ def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Sour
 
 
 def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
-    filesystem, files = _remote_files(source)
+    filesystem, files, known = _remote_files(source)
     cache = resolver.downloads()
 
     def fetch(file: DataFile) -> str:
         try:
-            return _download(filesystem, file.path, source, resolver)
+            info = known.get(file.path) or filesystem.info(file.path)
+            return _download(filesystem, file.path, info, source, resolver)
         except Exception as error:  # each library raises its own errors, and not all are OSErrors
             raise _unreadable(source, error) from error
 
@@ -52,21 +53,18 @@ def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
     return {"files": [split_file.entry(digest) for split_file, digest in zip(chosen, digests, strict=True)]}
 
 
-def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
-    """Return (file system, files at the URL)."""
+def _remote_files(source: str) -> tuple[Any, list[DataFile], dict[str, Meta]]:
+    """Return (file system, files at the URL, {path: what the file system said of the file})."""
     from fsspec.core import url_to_fs
 
     try:
         filesystem, path = url_to_fs(source)
         if source.startswith(("http://", "https://")):
             # http has no folders: the URL names one file
-            return filesystem, [DataFile(PurePosixPath(urlsplit(path).path).name, path)]
-        if glob.has_magic(path):
-            paths = filesystem.glob(path)
-        elif filesystem.isdir(path):
-            paths = filesystem.find(path, maxdepth=2)
-        else:
-            paths = [path] if filesystem.exists(path) else []
+            return filesystem, [DataFile(PurePosixPath(urlsplit(path).path).name, path)], {}
+        known = _known_files(filesystem, path)
+    except FileNotFoundError:
+        known = {}
     except ImportError as error:
         raise MissingDependency(
             f"data.source: reading {source.split('://')[0]}:// needs a package: {_one_line(error)}",
@@ -74,17 +72,23 @@ def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
         ) from error
     except Exception as error:
         raise _unreadable(source, error) from error
-    if not paths:
+    if not known:
         raise DataError(f"data.source: there is nothing at {scrub(source)}", _NETWORK)
-    return filesystem, visible_files(
-        (file.removeprefix(path).strip("/") or PurePosixPath(path).name, file) for file in paths
-    )
+    names = ((file.removeprefix(path).strip("/") or PurePosixPath(path).name, file) for file in known)
+    return filesystem, visible_files(names), known
 
 
-def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> str:
-    """Download a file, unless its strong ETag is unchanged, and return its digest."""
+def _known_files(filesystem: Any, path: str) -> dict[str, Meta]:
+    """Return {path: what the file system says} of the files at a path: a glob, a file or a folder."""
+    if glob.has_magic(path):
+        return dict(filesystem.glob(path, detail=True))
+    info = filesystem.info(path)  # before any listing: of an object, one request
+    return {path: info} if info["type"] == "file" else dict(filesystem.find(path, maxdepth=2, detail=True))
+
+
+def _download(filesystem: Any, path: str, info: Meta, source: str, resolver: Resolver) -> str:
+    """Download a file, unless its strong ETag is unchanged, and return its digest. info: of the file system."""
     cache = resolver.downloads()
-    info = filesystem.info(path)
     tag = _etag(info)
     asked = resolver.lookup_name(f"{source} {path}")
     known = resolver.memo.get("etag", asked, tag) if tag else None

@@ -128,6 +128,15 @@ def check_model(config: TrainConfig, model: Source) -> None:
     check_heads({**(known["pretrained"] or {}), **known["overrides"]}, config.tensor_parallel_size)
 
 
+def check_positions(longest: int, positions: int, model: str) -> None:
+    """Raise ModelError for rows of more tokens than the model has positions for."""
+    if longest > positions:
+        raise ModelError(
+            f"rows of {longest} tokens, but {model} has {positions} positions",
+            "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
+        )
+
+
 def check_processes(config: TrainConfig) -> None:
     """Raise ValueError when `xla_processes: per_device` comes with what it does not support."""
     if config.xla_processes == "one":

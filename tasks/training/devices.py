@@ -38,7 +38,7 @@ def check_device(config: TrainConfig) -> None:
             "pip install setuptools, or set train.compile=false",
         )
     if config.device == "neuron":
-        _check_neuron(config)
+        check_neuron(config)
 
 
 def cautions(config: TrainConfig) -> list[str]:
@@ -80,7 +80,8 @@ def device_name(config: TrainConfig) -> str:
     return str(torch.cuda.get_device_name())
 
 
-def _check_neuron(config: TrainConfig) -> None:
+def check_neuron(config: TrainConfig) -> None:
+    """Raise MissingDependency without AWS's packages, ModelError when there are too few NeuronCores."""
     versions = {name: _version(name) for name in NEURON_PACKAGES}
     for name, number in versions.items():
         if number is not None and (number == "1.0" or number.startswith("1.0.post")):

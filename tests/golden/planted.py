@@ -166,7 +166,7 @@ FAULTS = [
           "for form in {part, unquote(part), unquote_plus(part)}:", "for form in {part}:", "system/test_redaction.py"),
     Fault("secrets: a short one hides inside a long one", "tasks/system/redaction.py",
           "sorted([*_known], key=len, reverse=True)", "sorted([*_known], key=len)", "system/test_redaction.py"),
-    Fault("cli: every error ends with 1", "flows/cli/main.py",
+    Fault("cli: every error ends with 1", "flows/cli/output.py",
           "return error.exit_code", "return 1", "flows/cli/test_main.py"),
     Fault("recipes: a name is inherited", "flows/recipes/files.py",
           "for setting in OWN:", "for setting in ():", "flows/recipes/test_extends.py flows/recipes/test_recipes.py"),

@@ -9,7 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnflow.flows.cli.history_commands import store_of
+from trnflow.flows.cli.arguments import add_command, add_run, store_of
 from trnflow.flows.cli.live.status_command import leases_of_stages
 from trnflow.flows.cli.output import emit_json
 from trnflow.flows.recipes.names import model_name
@@ -31,16 +31,9 @@ class Log(NamedTuple):
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    found = sub.add_parser("logs", parents=[store], help="print the logs of a run's stages")
-    found.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default="last",
-        help="a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion",
-    )
+    found = add_command(sub, "logs", logs, store, "print the logs of a run's stages")
+    add_run(found)
     found.add_argument("--follow", action="store_true", help="go on until the run ends")
-    found.set_defaults(command=logs)
 
 
 def logs(options: Namespace) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from trnflow.flows.cli.history_commands import ACTED, run_ids, run_summary, store_of
+from trnflow.flows.cli.arguments import add_command, store_of
+from trnflow.flows.cli.history_commands import ACTED, run_ids, run_summary
 from trnflow.flows.cli.live.status_command import counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
@@ -27,8 +28,7 @@ HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figur
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    listing = sub.add_parser("runs", parents=[store], help="list runs, newest first; those in progress, too")
-    listing.set_defaults(command=runs)
+    add_command(sub, "runs", runs, store, "list runs, newest first; those in progress, too")
 
 
 def runs(options: Namespace) -> int:

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from trnflow.flows.cli.history_commands import store_of
+from trnflow.flows.cli.arguments import add_command, store_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import clock_face
@@ -22,8 +22,7 @@ from trnflow.tasks.store.lease import Holder, live_leases
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    found = sub.add_parser("status", parents=[store], help="list the stages that run now, on any machine")
-    found.set_defaults(command=status)
+    add_command(sub, "status", status, store, "list the stages that run now, on any machine")
 
 
 def status(options: Namespace) -> int:

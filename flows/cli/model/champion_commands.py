@@ -7,6 +7,7 @@ from argparse import Namespace
 from contextlib import suppress
 from typing import Any
 
+from trnflow.flows.cli.arguments import add_command, store_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
@@ -16,21 +17,17 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import PromoteConfig
-from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger.entries import Entry
-from trnflow.tasks.store.location import default_root
-from trnflow.tasks.system.home import home_folder
 
 HIDDEN = ("schema", "recipe", "stands", "imported", "records", "shaping", "scores", "evaluation", "task")
 """The fields of an entry that `trnflow history --json` leaves out."""
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.ArgumentParser) -> None:
-    keep = sub.add_parser("freeze", parents=[recipe], help="keep the present test rows, to compare models on them")
+    keep = add_command(sub, "freeze", freeze, recipe, "keep the present test rows, to compare models on them")
     keep.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
-    keep.set_defaults(command=freeze)
-    better = sub.add_parser(
-        "promote", parents=[recipe], help="make a model the champion if it is better on the frozen rows"
+    better = add_command(
+        sub, "promote", promote, recipe, "make a model the champion if it is better on the frozen rows"
     )
     better.add_argument(
         "challenger",
@@ -39,20 +36,16 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.Argu
         help="a run of the recipe (`last`: its last with a model), a digest, or RECIPE@newest; default: RECIPE itself",
     )
     better.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
-    better.set_defaults(command=promote)
-    back = sub.add_parser("rollback", parents=[recipe], help="make the earlier champion the champion again")
-    back.set_defaults(command=rollback)
-    listing = sub.add_parser("champions", parents=[store], help="list the champions, of one recipe with their past")
+    add_command(sub, "rollback", rollback, recipe, "make the earlier champion the champion again")
+    listing = add_command(sub, "champions", champions, store, "list the champions, of one recipe with their past")
     listing.add_argument("recipe", nargs="?", metavar="RECIPE", help="the name of a recipe; default: all recipes")
-    listing.set_defaults(command=champions)
-    past = sub.add_parser("history", parents=[store], help="list what happened to a recipe's models, newest first")
+    past = add_command(sub, "history", history, store, "list what happened to a recipe's models, newest first")
     past.add_argument("recipe", metavar="RECIPE", help="the name of a recipe, or its file")
-    past.set_defaults(command=history)
 
 
 def freeze(options: Namespace) -> int:
     """Freeze the test rows of a recipe's present data, and print their number. Runs `load_data` if it is not cached."""
-    from trnflow.flows.champions.freeze import freeze as freeze_test_rows
+    from trnflow.flows.champions.frozen_rows import freeze as freeze_test_rows
 
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     recipe = context.recipe
@@ -116,8 +109,7 @@ def champions(options: Namespace) -> int:
     from trnflow.flows.champions.frozen_rows import old_frozen
     from trnflow.tasks.store.ledger import read_ledger, recipes_of
 
-    store = Store(options.store or default_root(home_folder()), home_folder())
-    store.check()
+    store = store_of(options)
     days: dict[str, float] = {}
     if options.recipe and options.recipe.endswith((".yaml", ".yml")):  # a file: its recipe's name
         given = settings.load(options.recipe, [])
@@ -148,8 +140,7 @@ def history(options: Namespace) -> int:
     from trnflow.flows.recipes.names import model_name
     from trnflow.tasks.store.ledger import read_ledger
 
-    store = Store(options.store or default_root(home_folder()), home_folder())
-    store.check()
+    store = store_of(options)
     name = model_name(options.recipe).recipe
     entries = read_ledger(store, name).entries()
     head = ("n", "created", "outcome", "by", "run", "model", "champion", "why")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trnflow.flows.cli.arguments import add_command, add_model
 from trnflow.flows.cli.model.serve import check_installed, serve
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
@@ -32,17 +33,10 @@ TEXTS_SHOWN = 60
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    parser = sub.add_parser(
-        "predict", parents=[store], help="predict texts or the rows of a file with a trained model",
-        epilog="Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`.",
-    )  # fmt: skip
-    parser.add_argument(
-        "recipe",
-        metavar="MODEL",
-        help="a recipe, RECIPE@champion, RECIPE@N or RECIPE@newest; a run or `last`; a digest",
-    )
+    parser = add_command(sub, "predict", predict, store, "predict texts or the rows of a file with a trained model")
+    parser.epilog = "Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`."
+    add_model(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to classify, a question, or a user's turn")
-    parser.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
     parser.add_argument("--file", type=Path, help="rows: json lines, csv or parquet, with the columns of training")
     parser.add_argument("--out", type=Path, help="write the predictions here, as json lines in the order of the rows")
     parser.add_argument("--export", action="store_true", help="predict with the StableHLO export (classifiers only)")
@@ -51,7 +45,6 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--serve", action="store_true", help="open a page at 127.0.0.1 to try the model (extra: serve)")
     parser.add_argument("--port", type=_port, metavar="N", help="the port of --serve; default: a free one from 7860")
-    parser.set_defaults(command=predict)
 
 
 def predict(options: Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+from trnflow.flows.cli.arguments import add_command, add_model
 from trnflow.flows.cli.output import emit
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import find_model
@@ -16,21 +17,15 @@ STAGES = {"model": ROLES["model"], "adapter": ROLES["model"], "export": ROLES["e
 
 
 def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
-    send = sub.add_parser(
-        "publish", parents=[store], help="copy a model, an adapter or an export to a folder, s3://... or a hub"
+    send = add_command(
+        sub, "publish", publish, store, "copy a model, an adapter or an export to a folder, s3://... or a hub"
     )
-    send.add_argument(
-        "recipe",
-        metavar="MODEL",
-        help="a recipe, RECIPE@champion, RECIPE@N or RECIPE@newest; a run or `last`; a digest",
-    )
-    send.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
+    add_model(send)
     send.add_argument("to", metavar="DIR|s3://...|hf://USER/NAME")
     send.add_argument("--what", choices=[*STAGES], default="model", help="what is published (%(default)s)")
     send.add_argument(
         "--replace", action="store_true", help="replace another model in a hub's repository, whose history keeps it"
     )
-    send.set_defaults(command=publish)
 
 
 def publish(options: Namespace) -> int:

@@ -7,12 +7,12 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from trnflow.flows.cli.output import emit, emit_json, exit_at_once, say_error
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.plan import Options
-from trnflow.flows.runner.run import Result, run
+from trnflow.flows.runner.run import Result
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.redaction import scrub
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    again = sub.add_parser(
-        "retrain", parents=[recipe], help="train again if anything changed; promote the model if it is better"
+    again = add_command(
+        sub, "retrain", retrain, recipe, "train again if anything changed; promote the model if it is better"
     )
     again.add_argument("--dry-run", action="store_true", help="say what would be judged and why; train nothing")
     again.add_argument("--wait", action="store_true", help="wait while another retrain of the recipe is under way")
     again.add_argument("--direct", action="store_true", help="run without Prefect")
     again.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
-    again.set_defaults(command=retrain)
 
 
 def retrain(options: Namespace) -> int:
@@ -83,22 +82,20 @@ def _retrained(options: Namespace, context: RunContext, change: RetrainReason) -
     with Progress() as progress:
         if options.direct:
             return _directly(options, context, change, progress), False
-        from trnflow.flows.cli.prefect_run import retrain_here
+        from trnflow.flows.cli.prefect_run import call_flow
 
-        session = retrain_here(
-            options.recipe, options.overrides, (progress,), context, change, offline=options.offline, wait=options.wait
-        )
+        parameters = {"recipe": options.recipe, "offline": options.offline, "wait": options.wait}
+        session = call_flow("retrain", parameters, options.overrides, progress, context, change)
         assert session.retrained is not None
         return session.retrained, session.result is not None and session.result.prefect_lost
 
 
 def _directly(options: Namespace, context: RunContext, change: RetrainReason, progress: Progress) -> Retrained:
     from trnflow.flows.retraining.retrain import retrain as retrain_recipe
-    from trnflow.flows.services.mlflow_listener import Tracking
+    from trnflow.flows.services.tracked_run import run_tracked
 
     def train(training: RunContext, graph: Graph) -> Result:
-        with Tracking(training.recipe, training.store.home, log.state.run) as tracking, log.also(tracking):
-            return tracking.finish(run(graph, training.for_run(log), Options(offline=options.offline)))
+        return run_tracked(graph, training.for_run(log), Options(offline=options.offline))
 
     log = EventLog(progress)
     return retrain_recipe(context, log, train, wait=options.wait, change=change)
@@ -112,9 +109,7 @@ def _print(options: Namespace, done: Retrained) -> None:
     elif done.error is None:
         sys.stdout.write("".join(f"{scrub(line)}\n" for line in _lines(done)))
     if done.error is not None:
-        say_error(done.error)
-        if options.debug:
-            sys.stderr.write(scrub(done.error.details))
+        print_error(done.error, options)
 
 
 def _lines(done: Retrained) -> list[str]:

@@ -7,10 +7,10 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from trnflow.flows.cli.output import emit_json, say_error
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.output import emit_json, print_error
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.recipes.suggested_command import complete
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.system.redaction import scrub
 
@@ -19,8 +19,8 @@ OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    found = sub.add_parser(
-        "sweep", parents=[recipe], help="run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
+    found = add_command(
+        sub, "sweep", run_sweep, recipe, "run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
     )
     found.add_argument("--trials", metavar="N", help="the number of trials (default: 20)")
     found.add_argument("--metric", metavar="NAME", help="the metric of training to compare by (default: eval_loss)")
@@ -29,7 +29,6 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
     found.add_argument("--parallel", metavar="N", help="trials at a time (default: 1)")
     found.add_argument("--name", metavar="NAME", help="the sweep's name (default: the recipe's)")
     found.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
-    found.set_defaults(command=run_sweep)
 
 
 def run_sweep(options: Namespace) -> int:
@@ -47,9 +46,7 @@ def run_sweep(options: Namespace) -> int:
         emit_json(content)
     else:
         sys.stdout.write(_text(content))
-    if error is not None:
-        say_error(complete(error, options))
-    return error.exit_code if error else 0
+    return print_error(error, options) if error else 0
 
 
 def _say(line: str) -> None:

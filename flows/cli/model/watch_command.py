@@ -11,9 +11,9 @@ import time
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from trnflow.flows.cli.output import emit_json, say_error
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.output import complete, emit_json, say_error
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.suggested_command import complete
 from trnflow.flows.runner.context import open_recipe
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.errors import TrnflowError
@@ -26,14 +26,13 @@ EVERY_SECONDS = 300.0
 
 
 def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    watching = sub.add_parser("watch", parents=[recipe], help="announce that a recipe's data changed, until Ctrl-C")
+    watching = add_command(sub, "watch", watch, recipe, "announce that a recipe's data changed, until Ctrl-C")
     watching.add_argument(
         "--every", type=_seconds, default=EVERY_SECONDS, metavar="S", help="seconds between two looks (300)"
     )
     watching.add_argument("--once", action="store_true", help="look once; run it again to look again")
     watching.add_argument("--retrain", action="store_true", help="retrain here, in place of an event for Prefect")
     watching.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
-    watching.set_defaults(command=watch)
 
 
 def watch(options: Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
 else:
     Format = Literal[tuple(dict.fromkeys(FORMATS.values()))]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+AUTOMATIC = {"test": 0.1}
+"""What is made where `split` is not set and the data has neither validation nor test."""
 
 
 class SourceConfig(StageConfig):
     """Where rows come from, and which of their columns are used."""
 
     source: Annotated[str | None, NOT_KEYED] = None
-    """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or
-    `builtin:stdlib`. Required unless `mix` names several sources."""
+    """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or a built-in
+    corpus (`builtin:stdlib`, and `tickets`, `questions`, `chats` of shipped recipes). Required unless `mix` names
+    several sources."""
     name: Annotated[str | None, NOT_KEYED] = None
     """The configuration of a hub dataset, or the view of the built-in corpus (`packages` or `questions`)."""
     revision: Annotated[str | None, NOT_KEYED] = None
@@ -80,9 +84,9 @@ class DataConfig(SourceConfig):
     stopping_strategy: Strategy = "first_exhausted"
     """When a weighted mixture ends: `first_exhausted` repeats no row, `all_exhausted` uses every row and repeats rows
     of smaller sources."""
-    split: dict[Literal["validation", "test"], Fraction] = Field(default_factory=dict)
+    split: dict[Literal["validation", "test"], Fraction] | None = None
     """The fraction of train from which a missing split is made, such as `{validation: 0.1, test: 0.1}`. A row's split
-    follows from a hash of its text."""
+    follows from a hash of its text. Default: `{test: 0.1}` for data that has neither validation nor test, else none."""
     split_seed: Seed = 0
     """The seed of `split`. Another seed puts other rows into the made splits."""
     stratify: bool = False
@@ -92,6 +96,8 @@ class DataConfig(SourceConfig):
     Default: all rows."""
     shuffle_seed: Seed = 0
     """The seed of the sample that `limit` takes."""
+    ignore: Annotated[tuple[str, ...], NOT_KEYED] = ()
+    """Columns of which `plan` and `run` do not say that nothing reads them."""
     dedupe: bool = False
     """Whether to drop rows of train whose text repeats an earlier row of train or stands in another split."""
     nulls: Nulls = "error"
@@ -100,7 +106,7 @@ class DataConfig(SourceConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> DataConfig:
-        if sum(self.split.values()) >= 1:
+        if sum((self.split or {}).values()) >= 1:
             raise ValueError("the fractions of `split` leave nothing to train on: their sum must be below 1")
         labelled = self.label is not None or any(source.label for source in (self.mix or {}).values())
         if self.labels is not None and not labelled:
@@ -132,6 +138,12 @@ class DataConfig(SourceConfig):
         if 0 < len(unweighted) < len(self.mix):
             raise ValueError(f"mix.{unweighted[0]} has no `weight`: give all sources one, or none")
         return self
+
+    def shares(self, splits: Collection[str]) -> dict[str, float]:
+        """Return {split: fraction of train} of the splits to make where a source lacks them. splits: that the data has."""
+        if self.split is None:
+            return {} if {"validation", "test"} & {*splits} else AUTOMATIC
+        return {str(name): share for name, share in self.split.items()}
 
     @property
     def weights(self) -> dict[str, float] | None:

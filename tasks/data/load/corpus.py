@@ -19,7 +19,9 @@ from trnflow.tasks.artifact import Source
 from trnflow.tasks.data.load.readers import RowReader, open_table
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import sha256_file, stamp
+from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.split_files import FileSettings
 
 SOURCE = "builtin:stdlib"
 VIEWS = ("packages", "questions")
@@ -31,6 +33,7 @@ _SKIPPED = frozenset(
         "dist-packages", "lib-dynload", "__pycache__", "__phello__",
     }
 )  # fmt: skip
+_ROWS = Path(__file__).with_name("rows")
 _SPLIT_OF_TENTH = {0: "test", 1: "validation"}
 
 
@@ -42,10 +45,14 @@ class Docstring(NamedTuple):
 
 
 def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
-    """Return the Source of `builtin:stdlib`; its digest is remembered. Raises ConfigError for an unknown corpus or
-    view."""
+    """Return the Source of `builtin:stdlib`, whose digest is remembered, or of the rows of a shipped recipe. Raises
+    ConfigError for an unknown corpus or view."""
+    rows = _ROWS / f"{source.removeprefix('builtin:')}.jsonl"
+    if rows in _ROWS.glob("*.jsonl"):
+        return resolve_source(str(rows), None, None, FileSettings(None, {}), resolver)
     if source != SOURCE:
-        raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
+        others = ", ".join(sorted(f"builtin:{file.stem}" for file in _ROWS.glob("*.jsonl")))
+        raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}, or {others}")
     view = view or VIEWS[0]
     if view not in VIEWS:
         raise ConfigError(f"data.name: {SOURCE} has no view {view}", f"use one of: {', '.join(VIEWS)}")

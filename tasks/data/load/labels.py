@@ -22,6 +22,7 @@ _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 _COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
 _INTEGER = re.compile(r"-?\d+")
+NO_CLASSES = "give classes, or a rule such as data.label='rating >= 4'"
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,7 @@ def _as_integers(values: pa.Array, where: str, before: int) -> pa.Array:
     broken = pc.not_equal(values, pc.floor(values)).index(True).as_py()
     if broken >= 0:
         raise DataError(
-            f"{where} row {before + broken + 1}: the label {values[broken].as_py()} is a fraction",
-            "give classes, or a rule such as data.label='rating >= 4'",
+            f"{where} row {before + broken + 1}: the label {values[broken].as_py()} is a fraction", NO_CLASSES
         )
     return values.cast(pa.int64())
 
@@ -202,6 +202,7 @@ def label_set(
     declared = list(given) if given is not None else (rule.names if rule else classes)
     numbers = all(_INTEGER.fullmatch(label) for label in train.first)
     if declared is None:
+        _refuse_fractions(train)
         ordered = sorted(train.first, key=(lambda text: (int(text), text)) if numbers else None)
         names = [train.names.get(text, text) for text in ordered]
         return LabelSet(
@@ -209,6 +210,14 @@ def label_set(
         )
     by_index = numbers and not all(_INTEGER.fullmatch(name) for name in declared)
     return LabelSet(declared, {str(i) if by_index else name: i for i, name in enumerate(declared)})
+
+
+def _refuse_fractions(seen: SeenLabels) -> None:
+    """Raise DataError if all labels are numbers, as texts of a csv file are, and one is a fraction."""
+    if all(_is_number(label) for label in seen.first):
+        for label, where in seen.first.items():
+            if not float(label).is_integer():
+                raise DataError(f"{where}: the label {label} is a fraction", NO_CLASSES)
 
 
 def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import check_positions
 from trnflow.tasks.training.model.masks import (
     attention_masks,
     check_attention,
@@ -62,9 +63,8 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
 
 def model_config(source: Source, meta: PackedMeta) -> Any:
     """Return transformers' config of `source` with the recipe's overrides, vocabulary size and labels."""
-    pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
-    config = _config({**(pretrained or {}), **overrides}, overrides)
-    _fit_vocabulary(config.get_text_config(), meta, scratch=pretrained is None)
+    config = architecture(source)
+    _fit_vocabulary(config.get_text_config(), meta, scratch=source.identity["config"]["pretrained"] is None)
     _fit_labels(config, meta)
     return config
 
@@ -115,10 +115,14 @@ def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
     return layers[every - 1 :: every]
 
 
-def _config(fields: Meta, overrides: Meta) -> Any:
+def architecture(source: Source) -> Any:
+    """Return transformers' config of `source` with the recipe's overrides. Raises ModelError for an unknown model or
+    field."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    overrides = source.identity["config"]["overrides"]
+    fields = {**(source.identity["config"]["pretrained"] or {}), **overrides}
     model_type = fields.get("model_type")
     if model_type not in CONFIG_MAPPING:
         if "auto_map" in fields:
@@ -178,8 +182,5 @@ def _is_causal(config: Any) -> bool:
 
 def _check_positions(built: Built, lengths: list[int]) -> None:
     limit = getattr(built.model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and max(lengths) + built.first_position > limit:
-        raise ModelError(
-            f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",
-            "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
-        )
+    if limit is not None:
+        check_positions(max(lengths), limit - built.first_position, type(built.model).__name__)

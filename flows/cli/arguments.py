@@ -1,0 +1,44 @@
+"""Commands and arguments, as the modules of commands add them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Callable
+
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.home import home_folder
+
+RUN_NAMES = "a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion"
+
+
+def add_command(
+    sub: _SubParsersAction[ArgumentParser],
+    name: str,
+    command: Callable[[Namespace], int],
+    parent: ArgumentParser,
+    text: str,
+) -> ArgumentParser:
+    """Add a command with the arguments of `parent`, and return its parser for its own. text: its line of help."""
+    parser = sub.add_parser(name, parents=[parent], help=text)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def add_run(parser: ArgumentParser) -> None:
+    """Add the argument `run`, by default the last one."""
+    parser.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_NAMES)
+
+
+def add_model(parser: ArgumentParser) -> None:
+    """Add the argument `recipe`, which may name any model, and `--on`."""
+    names = "a recipe, RECIPE@champion, RECIPE@N or RECIPE@newest; a run or `last`; a digest"
+    parser.add_argument("recipe", metavar="MODEL", help=names)
+    parser.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
+
+
+def store_of(options: Namespace) -> Store:
+    """Open the store of --store, else of TRNFLOW_STORE, else `<home>/store`. Raises ConfigError if there is none."""
+    store = Store(options.store or default_root(home_folder()), home_folder())
+    store.check()
+    return store
