@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.graph import Graph, Lookup, Node, source_of
@@ -14,6 +15,7 @@ from trnflow.flows.runner.warm_parents import Parent
 from trnflow.flows.runner.warm_start import earlier_model, starting_model
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.consolidate import consolidate
+from trnflow.tasks.data.format.row_makers import unread_columns
 from trnflow.tasks.evaluate_model import evaluate_model
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
@@ -21,10 +23,12 @@ from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
-from trnflow.tasks.stage import by_role, stage_of
-from trnflow.tasks.tokenize_text import check_tokenizer, tokenize_text
+from trnflow.tasks.stage import Known, by_role, stage_of
+from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
-from trnflow.tasks.training.config import check_model
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowsMeta
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
     load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
@@ -38,20 +42,19 @@ KINDS = {described.name: described.kind for described in map(stage_of, FUNCTIONS
 """Stage name -> kind of the artifact that the stage makes."""
 
 
-def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
+def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact | None = None) -> Graph:
     """Return the stages from data rows to an evaluated, exported model.
 
-    frozen: frozen rows, whose texts load_data drops from the split `train`.
+    frozen: frozen rows, whose texts load_data drops from the split `train`; rows: instead of those that load_data loads.
     """
     training = recipe.training
     # precompile then finds the micro batch: what train makes depends on it
     measures = training.micro_batch == "auto"
     model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
-    fits = partial(_check_settings, recipe=recipe, model=model)
     knows = partial(_check_vocabulary, start=start)
 
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen}, check=fits)
-    texts = Node(format_prompts, recipe.format, {"rows": rows, "model": model})
+    loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
+    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
@@ -67,7 +70,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
         recipe.consolidate,
         {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens},
     )
-    exported = Node(export_neuron, recipe.export, {"weights": weights})
+    exports = recipe.export.target != "none"
+    exported = Node(export_neuron, recipe.export, {"weights": weights}) if exports else None
     evaluation = Node(
         evaluate_model,
         recipe.evaluate.on_device_of(training.device),
@@ -80,8 +84,9 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None) -> Graph:
             "warm_start": start,
         },
     )
-    nodes = (rows, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
-    return Graph(nodes, partial(_check_run, recipe))
+    nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    present = tuple(node for node in nodes if node is not None)
+    return Graph(present, partial(_check_run, recipe), partial(_unread, recipe))
 
 
 def _starting_weights(text: str | None) -> Lookup | None:
@@ -92,10 +97,12 @@ def _starting_weights(text: str | None) -> Lookup | None:
     return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
 
 
-def _check_settings(plan: Plan, recipe: Recipe, model: Lookup) -> None:
-    """Raise a TrnflowError unless the settings fit the model and its tokenizer."""
-    check_model(recipe.training, plan.found[model])
-    check_tokenizer(recipe.tokenize, plan.found[model])
+def _unread(recipe: Recipe, known: Known) -> Iterator[str]:
+    """Name the columns of the rows that nothing reads, as far as the rows are known."""
+    rows = known.of("rows")
+    for name in unread_columns(recipe.format, cast("RowsMeta", rows)) if "columns" in rows else ():
+        if name not in recipe.data.ignore:
+            yield f"column {name} is not used (data.ignore silences this)"
 
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
@@ -109,5 +116,5 @@ def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[
     """Raise a TrnflowError if the training of a run is bound to fail. Data stages need neither vocabulary nor memory."""
     if until in DATA_STAGES:
         return
-    refuse_unknown_vocabulary(recipe, plan.steps)
+    refuse_unknown_vocabulary(recipe, plan)
     refuse_what_cannot_fit(recipe, plan, *parent(ROLES["graphs"]))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -30,7 +31,7 @@ from trnflow.tasks.evaluation.scores import (
     values_of,
     values_of_texts,
 )
-from trnflow.tasks.stage import Keyed, Workdir, identities, stage, write_json
+from trnflow.tasks.stage import Keyed, Known, Workdir, identities, stage, write_json
 from trnflow.tasks.system.devices import cores, device_kind
 from trnflow.tasks.system.model_process import model_environ
 from trnflow.tasks.training.batches.sampler import Split
@@ -67,7 +68,8 @@ class EvaluateConfig(StageConfig):
     """The rows of a forward pass."""
     export_rows: NonNegativeCount | None = None
     """The rows on which the exported model is compared with the trained one. Default: 256, or as many as are estimated to
-    take 10 minutes; without the extra `jax` as many as are estimated to take 30 seconds. 0 skips the comparison."""
+    take 10 minutes; without the extra `jax` as many as are estimated to take a second, but at least one call of each
+    length. 0 skips the comparison."""
     prompts: tuple[str | tuple[dict[str, Any], ...], ...] = ()
     """Further prompts for a language model: texts, or lists of messages (`role`, `content`), which the tokenizer's chat
     template turns into texts."""
@@ -109,6 +111,15 @@ def _base_weights(base: Source | None, warm_start: Artifact | Input | None) -> J
     return warm_start.digest if warm_start is not None else base and base.identity["weights"]
 
 
+def needs(config: EvaluateConfig, known: Known) -> Iterator[str]:
+    """Raise DataError if the split to evaluate on is missing."""
+    chunks = known.of("chunks")
+    if "rows" in chunks or "splits" in chunks:
+        rows = chunks.get("rows") or {name: {"": 1} for name in chunks["splits"]}
+        _split(config, rows)
+    yield from ()
+
+
 @stage(
     kind="evaluation",
     role="evaluation",
@@ -117,13 +128,14 @@ def _base_weights(base: Source | None, warm_start: Artifact | Input | None) -> J
     accel=accelerator,
     environ=environ,
     assets=(TEMPLATE,),
+    needs=needs,
 )
 def evaluate_model(
     config: EvaluateConfig,
     texts: Input,
     packed: Input,
     weights: Input,
-    exported: Input,
+    exported: Input | None = None,
     base: Source | None = None,
     warm_start: Input | None = None,
     *,
@@ -132,7 +144,7 @@ def evaluate_model(
     """Write report.json, report.html, predictions.parquet; the plots, or generations.jsonl.
 
     Args:
-        exported: Compared with `weights`.
+        exported: Compared with `weights`, unless there is none.
         base, warm_start: The model that training started from.
 
     Returns metadata: task, split, metrics.
@@ -141,7 +153,9 @@ def evaluate_model(
         DataError: The split is missing or empty.
         ModelError: The loss is not finite.
     """
-    task, name = packed.meta["task"], _split(config, packed)
+    from trnflow.tasks.evaluation.forward import single_row_seconds
+
+    task, name = packed.meta["task"], _split(config, packed.meta["rows"])
     _check_device(config)
     before = []
     if base is not None and _base_weights(base, warm_start) and config.generates_before(task):
@@ -160,11 +174,10 @@ def evaluate_model(
         report["metrics"] |= _answered(made)
         report["answered"] = sum(one["answer"] is not None for one in made)
         report["generations"] = made[:SHOWN]
-    _time_single_rows(model, split, out)
+    out.figures(**_latency("", single_row_seconds(model, split)))
     calls = _calls(config, split, exported, model, out)
     del model  # the exported model brings weights of its own
     report["export"], found = _exported(exported, calls, out)
-    _time_export(exported, calls, out)
     metrics = report["metrics"] | found
     report |= {"task": task, "split": name, "asked": config.split, "rows": sum(split.rows.values()), "metrics": metrics}
     report |= {"data": lost_rows(texts, packed), "max_length": packed.meta.get("max_length")}
@@ -177,16 +190,18 @@ def evaluate_model(
     return {"task": task, "split": name, "metrics": {key: metrics[key] for key in metrics if key not in hidden}}
 
 
-def _split(config: EvaluateConfig, packed: Input) -> str:
-    """Return the split to evaluate on: the configured one, or validation where test is missing."""
-    rows = {name: sum(counts.values()) for name, counts in packed.meta["rows"].items()}
-    if rows.get(config.split):
+def _split(config: EvaluateConfig, chunks: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the split to evaluate on: the configured one, or validation where test is missing.
+
+    chunks: {split: {length: chunks}}."""
+    there = [name for name, counts in chunks.items() if any(counts.values())]
+    if config.split in there:
         return config.split
-    if config.split == "test" and rows.get("validation"):
+    if config.split == "test" and "validation" in there:
         return "validation"
-    there = ", ".join(sorted(name for name, count in rows.items() if count)) or "none"
     raise DataError(
-        f"evaluate.split: the data has no rows in its {config.split} split (it has: {there})",
+        f"evaluate.split: the data has no rows in its {config.split} split (it has: "
+        f"{', '.join(sorted(there)) or 'none'})",
         "let load_data make a test split by ratio, or set evaluate.split to one that is there",
     )
 
@@ -319,28 +334,32 @@ def _answered(lines: list[Meta]) -> Meta:
 
 
 def _calls(
-    config: EvaluateConfig, split: Split, exported: Input, model: PreTrainedModel, out: Workdir
+    config: EvaluateConfig, split: Split, exported: Input | None, model: PreTrainedModel, out: Workdir
 ) -> list[ExampleCall]:
     """Return the calls to compare the exported model on."""
-    if exported.meta["target"] != "stablehlo" or config.export_rows == 0:
+    if exported is None or exported.meta["target"] != "stablehlo" or config.export_rows == 0:
         return []
     from trnflow.tasks.export.agreement import eager_calls
 
-    def report(done: int, calls: int) -> None:
-        out.progress(done, calls, "calls of the weights")
-
+    report = partial(out.progress, unit="calls of the weights")
     return eager_calls(model.to("cpu"), split, exported, config.export_rows, report)
 
 
-def _exported(exported: Input, calls: list[ExampleCall], out: Workdir) -> tuple[Meta, Meta]:
-    """Return (entry of the report, metrics) of the comparison with PyTorch."""
-    target = exported.meta["target"]
-    if not calls:
-        why = "evaluate.export_rows is 0" if target == "stablehlo" else "a Neuron export runs on Neuron only"
-        return {"target": target, "note": f"not compared: {why}"}, {}
+def _exported(exported: Input | None, calls: list[ExampleCall], out: Workdir) -> tuple[Meta, Meta]:
+    """Return (entry of the report, metrics) of the comparison with PyTorch; report how long the export's calls took."""
+    target = exported.meta["target"] if exported else "none"
+    if exported is None or not calls:
+        why = {"stablehlo": "evaluate.export_rows is 0", "none": "there is no export (export.target)"}
+        return {"target": target, "note": f"not compared: {why.get(target, 'a Neuron export runs on Neuron only')}"}, {}
     from trnflow.tasks.export.agreement import compare
+    from trnflow.tasks.export.latency import call_seconds
 
-    about, metrics = compare(exported, calls, lambda done, calls: out.progress(done, calls, "calls of the export"))
+    begun = time.perf_counter()
+    about, metrics = compare(exported, calls, partial(out.progress, unit="calls of the export"))
+    out.figures(export_seconds=round(time.perf_counter() - begun, 2))  # compiling included
+    if seconds := call_seconds(exported, calls):
+        rate = exported.meta["batch"] * len(seconds) / sum(seconds)
+        out.figures(**_latency("export_", seconds), export_samples_per_second=round(rate, 1))
     return {"target": target, "lengths": exported.meta["lengths"], **about}, metrics
 
 
@@ -366,23 +385,6 @@ def _timed(run: Callable[[Callable[[int], None]], Result], split: Split, out: Wo
     result = run(lambda done: out.progress(done, rows))
     out.figures(samples_per_second=round(rows / (time.perf_counter() - start), 1))
     return result
-
-
-def _time_single_rows(model: PreTrainedModel, split: Split, out: Workdir) -> None:
-    """Report the latency of the weights for one row."""
-    from trnflow.tasks.evaluation.forward import single_row_seconds
-
-    out.figures(**_latency("", single_row_seconds(model, split)))
-
-
-def _time_export(exported: Input, calls: list[ExampleCall], out: Workdir) -> None:
-    """Report latency and throughput of the export's calls, where jax is installed."""
-    from trnflow.tasks.export.latency import call_seconds
-
-    seconds = call_seconds(exported, calls) if calls else []
-    if seconds:
-        rate = exported.meta["batch"] * len(seconds) / sum(seconds)
-        out.figures(**_latency("export_", seconds), export_samples_per_second=round(rate, 1))
 
 
 def _latency(prefix: str, seconds: list[float]) -> Meta:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export.readme import write_readme
 from trnflow.tasks.model_folder.published_weights import renamed_parameters
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
-from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.stage import Known, Workdir, stage
 from trnflow.tasks.system.model_process import EAGER, model_environ
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ def accelerator(config: ExportConfig) -> Meta:
     return compiler(config)
 
 
+def needs(config: ExportConfig, known: Known) -> Iterator[str]:
+    """Raise MissingDependency without AWS's compiler, which `neuron` needs."""
+    if config.target == "neuron" and known.here:
+        from trnflow.tasks.export.neuron import check_compiler
+
+        check_compiler(config)
+    yield from ()
+
+
 LOADERS = ("load_jax.py", "load_iree.py")
 """Programs for those who use the export; the artifact has copies."""
 
@@ -60,6 +70,7 @@ LOADERS = ("load_jax.py", "load_iree.py")
     accel=accelerator,
     environ=environ,
     assets=tuple(f"trnflow/tasks/export/loaders/{name}" for name in LOADERS),
+    needs=needs,
 )
 def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir) -> ExportedMeta:
     """Export the model as graphs from (input_ids, attention_mask) to logits, one for each length.
@@ -152,9 +163,8 @@ def _export_stablehlo(
     calls = _eager_calls(model, config.batch, lengths, exported.compiles_once, out)
     del graphs, model
     gc.collect()  # before the export brings the weights again: modules are in cycles
-    worst = 0.0
-    for length in lengths:
-        worst = max(worst, _compared(exported, calls[length], length, config.tolerance or TOLERANCE[dtype], out))
+    tolerance = config.tolerance or TOLERANCE[dtype]
+    worst = max(_compared(exported, calls[length], length, tolerance, out) for length in lengths)
     return sum(call.rows for calls_of in calls.values() for call in calls_of), rounded_up(worst)
 
 
@@ -179,26 +189,20 @@ def _compared(exported: StableHlo, calls: list[ExampleCall], length: int, tolera
     """Return the largest difference of logits. Raises ModelError when it is above the tolerance."""
     from trnflow.tasks.export.agreement import compared_logits
 
-    worst, largest = 0.0, 0.0
+    worst = largest = 0.0
     for number, call in enumerate(calls, 1):
         difference, _ = compared_logits(exported, call)
-        worst = difference if math.isnan(difference) else max(worst, difference)
         largest = max(largest, float(call.logits.float().abs().max()))
-        if not difference <= tolerance * max(1.0, largest):
-            break
+        allowed = tolerance * max(1.0, largest)
+        if not difference <= allowed:  # or not a number
+            raise ModelError(
+                f"the exported graph of length {length} gives logits {difference:.2g} away from eager PyTorch's, "
+                f"more than {allowed:.2g}",
+                "raise export.tolerance if the model's dtype explains it; else please report the model type",
+            )
+        worst = max(worst, difference)
         out.progress(number, len(calls), f"calls of the export, {length} tokens")
-    _check_difference(worst, largest, length, tolerance)
     return worst
-
-
-def _check_difference(difference: float, largest: float, length: int, tolerance: float) -> None:
-    allowed = tolerance * max(1.0, largest)
-    if not difference <= allowed:
-        raise ModelError(
-            f"the exported graph of length {length} gives logits {difference:.2g} away from eager PyTorch's, "
-            f"more than {allowed:.2g}",
-            "raise export.tolerance if the model's dtype explains it; else please report the model type",
-        )
 
 
 def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:

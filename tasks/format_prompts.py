@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
@@ -23,7 +23,7 @@ from trnflow.tasks.data.format.time_limit import call_limited
 from trnflow.tasks.data.tables import read_rows, write_rows
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.sources.model_source import tokenizer_folder
-from trnflow.tasks.stage import Keyed, Part, PartResult, Parts, Workdir, stage
+from trnflow.tasks.stage import Keyed, Known, Part, PartResult, Parts, Workdir, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +44,23 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
     return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if config.task == "chat" else {})}
+
+
+def foresee(config: FormatConfig, known: Known) -> Meta:
+    """Return task, labels and splits as far as they are known."""
+    rows, classify = known.of("rows"), config.task == "classification"
+    task = {"task": "classification" if classify else "causal_lm", "labels": rows.get("labels") if classify else None}
+    return {**task, **({"splits": rows["splits"]} if "splits" in rows else {})}
+
+
+def needs(config: FormatConfig, known: Known) -> Iterator[str]:
+    """Raise ConfigError for a column that the rows lack, or a tokenizer without chat template."""
+    rows, model = known.of("rows"), known.sources["model"]
+    at = model.location["tokenizer"]
+    chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) and (not at or "folder" in at) else None
+    if "columns" in rows:
+        maker_of(config, cast("RowsMeta", rows), chat, no_limit)
+    yield from ()
 
 
 def split_rows(config: FormatConfig, rows: Input[RowsMeta], model: Source, out: Workdir) -> list[Part]:
@@ -80,7 +97,7 @@ def format_rows(config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Wo
     return render_rows(arguments, no_limit)
 
 
-@stage(kind="texts", role="texts", inputs=_inputs, split=split_rows, part=format_rows)
+@stage(kind="texts", role="texts", inputs=_inputs, split=split_rows, part=format_rows, foresee=foresee, needs=needs)
 def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, parts: Parts, out: Workdir) -> TextsMeta:
     """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
     one.

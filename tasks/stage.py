@@ -13,7 +13,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, cast
@@ -147,16 +147,37 @@ class Workdir:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What is known of a run before a stage of it runs.
+
+    Attributes:
+        sources: By kind: `data`, `model`.
+        meta: {role of a stage: metadata of its artifact; while there is none, what its `foresee` returns}.
+        here: Whether the stages will run on this machine.
+    """
+
+    sources: Mapping[str, Source]
+    meta: dict[Role, Meta] = field(default_factory=dict)
+    here: bool = False
+
+    def of(self, role: Role) -> Meta:
+        return self.meta.get(role, {})
+
+
+def identities(config: StageConfig, inputs: Keyed) -> Meta:
+    """Return {input: digest of an artifact, or identity of a source}, the default for `inputs`."""
+    return {name: item.digest if isinstance(item, Artifact) else item.identity for name, item in inputs.items()}
+
+
+@dataclass(eq=False, kw_only=True)
 class Stage:
-    """The description of a stage.
+    """The description of a stage, and the decorator that attaches it to the stage's function.
 
     `split` and `part`, of a stage that works in parts, get the inputs named among their parameters; its own function
     gets `parts`.
 
     Attributes:
         kind: Of its artifacts, such as "tokens".
-        role: What others ask for it by; None for a stage that nothing asks for.
-        plots: Whether its artifact has plots and pages, which MLflow shows.
         params: config -> the settings in its key.
         inputs: (config, inputs) -> JSON of the inputs in its key.
         accel: config -> JSON of device and compiler in its key; also the versions of the distributions under
@@ -170,15 +191,18 @@ class Stage:
         part: `part(config, inputs..., shared, part, out)` makes one part and returns metadata.
         keep_parts: Whether each part is stored under a key of its own: worth it if making it takes longer than
         copying.
+        role: What others ask for it by; None for a stage that nothing asks for.
+        plots: Whether its artifact has plots and pages, which MLflow shows.
+        foresee: (config, known) -> what of its metadata is known before it runs. Raises a TrnflowError if it can't run.
+        needs: (config, known) -> remarks for the user. Raises a TrnflowError if the stage is bound to fail. Asked of all
+        stages before the first one runs, and after each one.
     """
 
-    name: str
     kind: str
-    function: Callable[..., Meta]
-    params: Callable[[Any], Meta]
-    inputs: Callable[[Any, Keyed], Meta]
-    accel: Callable[[Any], Meta]
-    environ: Callable[[Any], dict[str, str]]
+    params: Callable[[Any], Meta] = keyed_params
+    inputs: Callable[[Any, Keyed], Meta] = identities
+    accel: Callable[[Any], Meta] = lambda config: {}
+    environ: Callable[[Any], dict[str, str]] = lambda config: {}
     assets: tuple[str, ...] = ()
     ranks: Callable[[Any], int] = lambda config: 1
     resumable: bool = False
@@ -187,54 +211,22 @@ class Stage:
     keep_parts: bool = False
     role: Role | None = None
     plots: bool = False
+    foresee: Callable[[Any, Known], Meta] = lambda config, known: {}
+    needs: Callable[[Any, Known], Iterable[str]] = lambda config, known: ()
+    function: Callable[..., Meta] = field(init=False)
 
-
-def identities(config: StageConfig, inputs: Keyed) -> Meta:
-    """Return {input: digest of an artifact, or identity of a source}, the default for `inputs`."""
-    return {name: item.digest if isinstance(item, Artifact) else item.identity for name, item in inputs.items()}
-
-
-def stage(
-    *,
-    kind: str,
-    params: Callable[[Any], Meta] = keyed_params,
-    inputs: Callable[[Any, Keyed], Meta] = identities,
-    accel: Callable[[Any], Meta] = lambda config: {},
-    environ: Callable[[Any], dict[str, str]] = lambda config: {},
-    assets: tuple[str, ...] = (),
-    ranks: Callable[[Any], int] = lambda config: 1,
-    resumable: bool = False,
-    split: Callable[..., list[Part]] | None = None,
-    part: Callable[..., Meta] | None = None,
-    keep_parts: bool = False,
-    role: Role | None = None,
-    plots: bool = False,
-) -> Callable[[Callable[Arguments, Mapping[str, Json]]], Callable[Arguments, Meta]]:
-    """Return a decorator that attaches a `Stage` with these values to a function."""
-
-    def mark(typed: Callable[Arguments, Mapping[str, Json]]) -> Callable[Arguments, Meta]:
+    def __call__(self, typed: Callable[Arguments, Mapping[str, Json]]) -> Callable[Arguments, Meta]:
         function = cast("Callable[Arguments, Meta]", typed)  # a TypedDict is a dict
-        described = Stage(
-            function.__name__,
-            kind,
-            function,
-            params,
-            inputs,
-            accel,
-            environ,
-            assets,
-            ranks,
-            resumable,
-            split,
-            part,
-            keep_parts,
-            role,
-            plots,
-        )
-        function.stage = described  # type: ignore[attr-defined]
+        self.function = function
+        function.stage = self  # type: ignore[attr-defined]
         return function
 
-    return mark
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+
+stage = Stage
 
 
 def stage_of(function: Callable[..., Meta]) -> Stage:

@@ -32,7 +32,7 @@ from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, t
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.sources.model_source import tokenizer_folder
-from trnflow.tasks.stage import Keyed, Part, Parts, Workdir, read_json, stage, write_json
+from trnflow.tasks.stage import Keyed, Known, Part, Parts, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.threads import call_in_thread
 
 if TYPE_CHECKING:
@@ -66,14 +66,28 @@ def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
     return {"texts": texts.digest, "model": {**keyed, **({"vocab_size": most} if most else {})}}
 
 
-def check_tokenizer(config: TokenizeConfig, model: Source) -> None:
-    """Raise ConfigError when a tokenizer is trained for a pretrained model, whose embeddings belong to its own ids."""
-    if config.train and model.location["model"] is not None:
+def foresee(config: TokenizeConfig, known: Known) -> Meta:
+    """Return the most tokens of a row."""
+    return {"max_length": config.max_length}
+
+
+def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
+    """Raise ConfigError when a tokenizer is trained for a pretrained model, whose embeddings belong to its own ids, or a
+    row with a class label would be split."""
+    if known.of("texts").get("task") == "classification":
+        _check_overlong(config, causal=False)
+    if config.train and known.sources["model"].location["model"] is not None:
         raise ConfigError(
             "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "
             "same ids would mean other words",
             "set tokenize.train=null to take the model's tokenizer, or leave model.source out (model.config: from scratch)",
         )
+    yield from ()
+
+
+def _check_overlong(config: TokenizeConfig, *, causal: bool) -> None:
+    if config.overlong == "split" and not causal:
+        raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
 
 
 def _embeddings(model: Source) -> int | None:
@@ -87,11 +101,9 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json` (special ids,
-    vocabulary size)."""
+    """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json`."""
     causal = texts.meta["task"] == "causal_lm"
-    if config.overlong == "split" and not causal:
-        raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
+    _check_overlong(config, causal=causal)
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out).meta())
     identity = _identity(config, texts, out)
     return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
@@ -135,7 +147,16 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     return count.meta()
 
 
-@stage(kind="tokens", role="tokens", inputs=_inputs, split=split_texts, part=tokenize_rows, keep_parts=True)
+@stage(
+    kind="tokens",
+    role="tokens",
+    inputs=_inputs,
+    split=split_texts,
+    part=tokenize_rows,
+    keep_parts=True,
+    foresee=foresee,
+    needs=needs,
+)
 def tokenize_text(
     config: TokenizeConfig, texts: Input[TextsMeta], model: Source, parts: Parts, out: Workdir
 ) -> TokensMeta:

@@ -6,10 +6,11 @@ same bytes. Raises CompileError, NonFiniteLoss (the weights are unchanged), Mode
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
-from trnflow.tasks.stage import Keyed, Workdir, stage
+from trnflow.tasks.stage import Keyed, Known, Workdir, stage
 from trnflow.tasks.training.config import TrainConfig, ranks
 from trnflow.tasks.training.environment import accelerator, environ
 
@@ -31,6 +32,13 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
+def needs(config: TrainConfig, known: Known) -> Iterable[str]:
+    """Return remarks. Raises ModelError, ConfigError, DataError or MissingDependency if training is bound to fail."""
+    from trnflow.tasks.training.needs import needs
+
+    return needs(config, known)
+
+
 @stage(
     kind="checkpoint",
     role="training",
@@ -39,6 +47,7 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     environ=environ,
     ranks=ranks,
     resumable=True,
+    needs=needs,
 )
 def train(
     config: TrainConfig,

@@ -28,9 +28,11 @@ from trnflow.tasks.system.redaction import scrub_logs, scrubbed
 from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "new_commands": (("new",), ("common",)),
     "run_commands": (("run", "prepare"), ("recipe",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
+    "rehearse_command": (("rehearse",), ("recipe",)),
     "accept": (("accept",), ("recipe",)),
     "model.predict": (("predict",), ("store",)),
     "live.runs_command": (("runs",), ("store",)),
@@ -129,10 +131,19 @@ def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
     options, rest = top.parse_known_args(arguments)
     more = [*rest, *texts]
     if more and (not hasattr(options, "texts") or any(text.startswith("-") for text in rest)):
-        top.error(f"unrecognized arguments: {' '.join(more)}")
+        top.error(f"unrecognized arguments: {' '.join(more)}{_hint(rest)}")
     if more:
         options.texts += more
     return options
+
+
+def _hint(unknown: list[str]) -> str:
+    """Return a sentence about the first unknown option that another tool has, or ""."""
+    from trnflow.flows.recipes.other_names import suggested_option
+    from trnflow.flows.recipes.recipe import Recipe
+
+    hints = (suggested_option(word, Recipe) for word in unknown if word.startswith("--"))
+    return next((f" ({hint})" for hint in hints if hint), "")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -162,7 +173,11 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     common.add_argument("--debug", action="store_true", help="print tracebacks")
     recipe = argparse.ArgumentParser(add_help=False, parents=[common])
     recipe.add_argument("recipe", help="a name (see `trnflow recipes`) or a YAML file")
-    recipe.add_argument("--on", metavar="HARDWARE", help="run on this hardware, such as cpu, cpu-mesh or g5.xlarge")
+    recipe.add_argument(
+        "--on",
+        metavar="HARDWARE",
+        help="run on this hardware: auto (this machine's GPUs, else its processor), gpu, cpu, or a name such as g5.xlarge",
+    )
     store = argparse.ArgumentParser(add_help=False, parents=[common])
     store.add_argument("--store", metavar="ROOT", help="a folder or URL; default: TRNFLOW_STORE, else <home>/store")
     parents = {"common": common, "recipe": recipe, "store": store}

@@ -18,10 +18,10 @@ from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.forecast import dollars, total
 from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.memory_check import report_memory
-from trnflow.flows.runner.plan import Plan, Step
+from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.errors import BlobLost, ConfigError, TrnflowError
 from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
@@ -43,10 +43,12 @@ def plan(options: Namespace) -> int:
     context = open_context(options.recipe, options.overrides, offline=True, create=False)
     found = make_plan(finetune(context.recipe), context)
     recipe, steps = context.recipe, list(found.steps.values())
-    refuse_unknown_vocabulary(recipe, found.steps)
-    memory = report_memory(recipe, found, trace_in_process if options.trace else None)
-    if memory.error is not None:
-        complete(memory.error, options)
+    refuse_unknown_vocabulary(recipe, found)
+    error = _refusal(found)
+    memory = report_memory(recipe, found, trace_in_process if options.trace and not error else None)
+    error = error or memory.error
+    if error is not None:
+        complete(error, options)
     price = recipe.price_per_hour
     notes = _notes(context, found)
     document = {
@@ -55,10 +57,19 @@ def plan(options: Namespace) -> int:
         "expected": total(steps, price),
         "memory": memory.to_json(),
         "notes": notes,
-        **({"error": memory.error.to_json()} if memory.error else {}),
+        **({"error": error.to_json()} if error else {}),
     }
     emit(options, document, report.plan_table(steps, price), memory, *(f"note: {note}" for note in notes))
-    return print_error(memory.error, options) if memory.error else 0
+    return print_error(error, options) if error else 0
+
+
+def _refusal(found: Plan) -> TrnflowError | None:
+    """Return why a run is bound to fail, as far as is known; else note what the stages remark."""
+    try:
+        found.check_needs(Options())
+    except TrnflowError as error:
+        return error
+    return None
 
 
 def _notes(context: RunContext, plan: Plan) -> list[str]:

@@ -12,7 +12,7 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit, emit_json
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, read_tree, recipe_names
-from trnflow.flows.recipes.other_names import suggested
+from trnflow.flows.recipes.other_names import missing, suggested
 from trnflow.flows.recipes.reference import Setting, json_schema, markdown, settings_of
 from trnflow.tasks.errors import ConfigError
 
@@ -47,9 +47,8 @@ def _named(name: str | None) -> list[Setting]:
     chosen = chosen or [setting for setting in known if setting.name.split(".")[-1] == name]
     if not chosen:
         close = suggested((name,), settings.Recipe) or nearest(name, [setting.name for setting in known])
-        raise ConfigError(
-            f"there is no setting {name}", f"did you mean {close}?" if close else "`trnflow settings` lists all of them"
-        )
+        fix = f"did you mean {close}?" if close else "`trnflow settings` lists all of them"
+        raise ConfigError(f"there is no setting {name}", missing(name) or fix)
     return chosen
 
 

@@ -28,6 +28,20 @@ def suggested(path: tuple[str, ...], root: Any) -> str:
     return f"{choice} ({note})" if choice and note else choice
 
 
+def missing(name: str) -> str:
+    """Return what comes nearest to a setting of another tool that has no counterpart here; "" for any other name."""
+    nearest = _tables()["missing"].get(name)
+    return f"trnflow has no {name}: {nearest}" if nearest else ""
+
+
+def suggested_option(option: str, root: Any) -> str:
+    """Return what to give instead of an unknown option such as `--learning_rate`; "" for one that no tool has."""
+    name = option.lstrip("-").partition("=")[0]
+    known = _tables()["options"].get(name) or missing(name.replace("-", "_"))
+    setting = "" if known else suggested((name.replace("-", "_"),), root)
+    return known or (f"settings are given without dashes: {setting.partition(' ')[0]}=VALUE" if setting else "")
+
+
 def _names(kind: Any, above: str = "") -> Iterator[str]:
     """Yield the dotted names of all settings of a config class, sections included."""
     for name, field in kind.model_fields.items():

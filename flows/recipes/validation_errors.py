@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from trnflow.flows.recipes.files import Origins, nearest, origin_of
-from trnflow.flows.recipes.other_names import suggested
+from trnflow.flows.recipes.other_names import missing, suggested
 from trnflow.flows.recipes.schema import (
     allowed,
     annotation_at,
@@ -129,6 +129,8 @@ def _unknown(path: tuple[str, ...], where: str, read: Recipes) -> tuple[str, str
     setting = ".".join(path)
     if setting in REMOVED:
         return f"{where}: {setting} {REMOVED[setting]}", f"leave {setting} out, and use a model that transformers knows"
+    if apart := missing(path[-1]):
+        return f"{where}: {setting} is not a setting", apart
     close = nearest(path[-1], known_settings(read.root, path[:-1]), cutoff=0.8)
     close = ".".join((*path[:-1], close)) if close else suggested(path, read.root)
     if not close and (similar := nearest(path[-1], known_settings(read.root, path[:-1]))):

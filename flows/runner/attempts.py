@@ -57,12 +57,18 @@ def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
     steps = store.partial(key).steps()
     if steps:
         return f"goes on from step {steps[-1]}"
-    near = nearest_record(unfinished(store, stage), document)
+    changes = nearest_changes(unfinished(store, stage), document)
+    return f"starts from zero: the unfinished one differs in {changes}" if changes else ""
+
+
+def nearest_changes(records: list[Meta], document: Meta) -> str:
+    """Return, as text, in what a key document differs from the nearest of `records`; "" if there are none."""
+    near = nearest_record(records, document)
     if near is None:
         return ""
     changes = near[1]
     more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return f"starts from zero: the unfinished one differs in {'; '.join(map(str, changes[:2]))}{more}"
+    return "; ".join(map(str, changes[:2])) + more
 
 
 def unfinished(store: Store, stage: str) -> list[Meta]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from trnflow.flows.recipes.recipe import LaunchConfig, Recipe
 from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.stage import Stage
 from trnflow.tasks.system.process import this_process
 from trnflow.tasks.system.redaction import add_secret, fill_variables
 
@@ -31,19 +33,19 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
     return ("neuron",) if device == "neuron" else ()
 
 
-def devices_of_stages(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return {stage: names of the devices for which it needs leases}, of those that may need any.
+def devices_of(stage: Stage, config: Any, recipe: Recipe, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the devices for which a stage of a recipe needs leases.
 
     environment: `launch.environment`, filled in."""
-    training = device_names(recipe, environment)
-    found = {"train": training}
-    if recipe.train.micro_batch == "auto":
-        # precompile then measures memory on the device
-        found["precompile"] = training
-    if recipe.evaluate.on_device_of(recipe.train.device).device == "cuda":
-        first = tuple(f"cuda {name}" for name in visible_gpus(environment, 1))
-        found["evaluate_model"] = found["score_rows"] = first if recipe.launch.device_names is None else training
-    return found
+    # precompile measures memory on the device if it is to find the micro batch
+    if stage.role == "training" or (stage.role == "graphs" and config.micro_batch == "auto"):
+        return device_names(recipe, environment)
+    if stage.role == "graphs" or getattr(config, "device", None) != "cuda":
+        return ()
+    # one that evaluates runs on the first GPU
+    if recipe.launch.device_names is not None:
+        return device_names(recipe, environment)
+    return tuple(f"cuda {name}" for name in visible_gpus(environment, 1))
 
 
 def visible_gpus(environment: Mapping[str, str], count: int) -> list[str]:

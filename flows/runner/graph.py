@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import Stage, stage_of
+from trnflow.tasks.stage import Known, stage_of
 from trnflow.tasks.store import Store
 
 Choose = Callable[[Store, Any, Meta], tuple[Artifact | None, str]]
@@ -37,23 +37,8 @@ def source_of(find: Callable[[Any, Resolver], Source], config: StageConfig) -> L
     return Lookup(lambda store, resolver: resolver.ask_once(find, config))
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class Node:
-    """A stage with its config and inputs.
-
-    Attributes:
-        inputs: By parameter name. An input that is None leaves its parameter at the default.
-        after: Nodes that run only if this one runs (or if the run ends with them), such as precompile for train. This
-            stage reads their artifacts, by parameter name; its key does not depend on them.
-        check: Called with the `Plan` before the node is bound, in a plan and in a run; raises a TrnflowError if it can't
-            run.
-    """
-
-    stage: Stage
-    config: StageConfig
-    inputs: dict[str, Node | Artifact | Source | Lookup]
-    after: dict[str, Node] = field(default_factory=dict)
-    check: Callable[[Any], None] = lambda plan: None
+    """A stage with its config and inputs."""
 
     def __init__(
         self,
@@ -64,18 +49,24 @@ class Node:
         after: Mapping[str, Node] | None = None,
         check: Callable[[Any], None] = lambda plan: None,
     ) -> None:
-        """Raises TypeError if `inputs` and `after` don't name the function's parameters."""
+        """
+        Args:
+            inputs: By parameter name. An input that is None leaves its parameter at the default.
+            after: Nodes that run only if this one runs (or if the run ends with them), such as precompile for train. This
+                stage reads their artifacts, by parameter name; its key does not depend on them.
+            check: Called with the `Plan` before the node is bound, in a plan and in a run; raises a TrnflowError if it
+                can't run.
+
+        Raises TypeError if `inputs` and `after` don't name the function's parameters.
+        """
         code = function.__code__
         names = {*code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]} - {"parts", "out"}
         given = {*inputs, *(after or {})}
         if given != names:
             raise TypeError(f"{function.__name__} takes the inputs {sorted(names)}, and was given {sorted(given)}")
-        set_field = object.__setattr__
-        set_field(self, "stage", stage_of(function))
-        set_field(self, "config", config)
-        set_field(self, "inputs", {name: item for name, item in inputs.items() if item is not None})
-        set_field(self, "after", dict(after or {}))
-        set_field(self, "check", check)
+        self.stage, self.config, self.check = stage_of(function), config, check
+        self.inputs = {name: item for name, item in inputs.items() if item is not None}
+        self.after = dict(after or {})
 
     @property
     def name(self) -> str:
@@ -89,10 +80,12 @@ class Graph:
     Attributes:
         check: (`Plan`, the stage after which the run stops, step name -> its warm parent). Called before the first stage
             runs; raises a TrnflowError if the run is bound to fail.
+        remarks: What is known -> sentences for the user.
     """
 
     nodes: tuple[Node, ...]
     check: Callable[[Any, str | None, Callable[[str], Any]], None] = lambda plan, until, parent: None
+    remarks: Callable[[Known], Iterable[str]] = lambda known: ()
 
     @cached_property
     def stages(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlook
-from trnflow.flows.runner.claim import claim, describe_maker, take_devices
+from trnflow.flows.runner.claim import Turn, describe_maker
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
@@ -96,15 +96,11 @@ class _Attempt:
 
     def claim(self, superseded: bool) -> contextlib.AbstractContextManager[Lease | Stored]:
         context, log = self.context, self.context.log
-        tell = partial(say, log, self.name)
-        made, ttl = partial(self._made_meanwhile, superseded), context.lease_ttl
-        devices = partial(
-            take_devices, store=self.store, names=context.devices.get(self.name, ()), attempt=self.id, ttl=ttl,
-            run=f"{context.run} of {context.recipe.name}", made=partial(self._made_meanwhile, False), say=tell,
-            on_wait=log.heed,
+        turn = Turn(
+            self.store, context.run, context.recipe.name, self.id, context.recipe.store.lease_ttl_seconds,
+            look=partial(self._made_meanwhile, superseded), say=partial(say, log, self.name), on_wait=log.heed,
         )  # fmt: skip
-        waiter = partial(self.store.waiter, self.key, run=context.run, attempt=self.id, ttl=ttl)
-        return claim(waiter, devices, made, tell, log.heed)
+        return turn.claim(self.key, context.devices_of(self.step))
 
     def _made_meanwhile(self, superseded: bool) -> Stored | None:
         """Return what another run published since this run last looked. A forced stage takes it only from the run that
@@ -122,9 +118,16 @@ class _Attempt:
     def make(self, lease: Lease) -> Stored:
         settings = keyed_params(self.step.config)
         report = self.context.log.stage(self.name, key=self.key, attempt=lease.attempt, settings=settings)
-        journal = self._new_journal(lease)
+        journal = new_journal(self.context.run, self.name, lease.attempt, self.context.recipe.name)
+        # garbage collection leaves these alone while the attempt is alive
+        journal["holds"] = [{"stage": step.name, "key": step.key} for step in self.before]
+        if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
+            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document))
+            journal["document"] = self.document
         with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
-            self.store.check_space(self._expected_bytes(), int(self.context.recipe.store.min_free_gb * 1e9))
+            # what the stage may write: twice the size of its input artifacts, a rough guess
+            expected = 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))
+            self.store.check_space(expected, int(self.context.recipe.store.min_free_gb * 1e9))
             meta = self._run(work, journal, self._hearing(report, journal, lease))
             self._refuse_changed_inputs()
             artifact = self.store.ingest(work / "out", self.stage.kind, meta)
@@ -141,15 +144,6 @@ class _Attempt:
         if recorded != artifact.digest:
             artifact = self.store.artifact(recorded)
         return Stored(artifact, "ran", "", journal["seconds"], journal["figures"])
-
-    def _new_journal(self, lease: Lease) -> Meta:
-        journal = new_journal(self.context.run, self.name, lease.attempt, self.context.recipe.name)
-        # garbage collection leaves these alone while the attempt is alive
-        journal["holds"] = [{"stage": step.name, "key": step.key} for step in self.before]
-        if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
-            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document))
-            journal["document"] = self.document
-        return journal
 
     @contextlib.contextmanager
     def _journalled(self, journal: Meta) -> Iterator[None]:
@@ -172,11 +166,9 @@ class _Attempt:
         inputs = {name: self._lay_out(item, work / "in" / name, emit) for name, item in self.inputs.items()}
         context, attempt = self.context, journal["attempt"]
         log = attempt_log(self.store.home, context.run, attempt)
-        # of launch.environment, only stages that train or run models need anything
-        environment = context.environment if "torch" in self.document["env"] else {}
         job = stage_job(
             self.store, self.stage, self.step.config, self.document, inputs, work / "out", attempt=attempt, log=log,
-            environment=environment, grace_seconds=context.recipe.launch.grace_seconds,
+            environment=context.variables_for(self.document["env"]), grace_seconds=context.recipe.launch.grace_seconds,
             phase=Phase(threads=context.recipe.task_runner.count),
         )  # fmt: skip
         maker = context.part_maker
@@ -232,7 +224,3 @@ class _Attempt:
                 f"{self.name} is not deterministic: this run made {made[:19]}, "
                 f"the record says {published[:19]}; the record counts"
             )
-
-    def _expected_bytes(self) -> int:
-        """Return how many bytes the stage may write: twice the size of its input artifacts, a rough guess."""
-        return 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))

@@ -6,24 +6,26 @@ what the plan has looked up and checked.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trnflow.flows.runner.attempts import outlook
+from trnflow.flows.runner.attempts import nearest_changes, outlook
 from trnflow.flows.runner.forecast import forecast
 from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.keys.explain import nearest_record
+from trnflow.tasks.keys.hash_cache import Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import Known, Role
 from trnflow.tasks.store import Store
 
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
-
 
 FACTS = ("splits", "longest", "lengths", "parameters", "target")
 
@@ -120,6 +122,19 @@ class Step:
             "bytes": self.bytes,
         }
 
+    def outcome(self) -> Meta:
+        """Return the settled step as a run record has it."""
+        return {
+            "stage": self.name,
+            "action": self.action,
+            "key": self.key,
+            "artifact": self.artifact.digest if self.artifact else None,
+            "seconds": self.seconds,
+            "metrics": self.metrics,
+            "figures": self.figures,
+            "why": self.why,
+        }
+
     def take(self, stored: Stored) -> None:
         """Take over a result of the store."""
         self.action, self.why, self.artifact = stored.action, stored.why, stored.artifact
@@ -157,13 +172,19 @@ class Plan:
         """The sources by kind: `data`, `model`."""
         return {item.kind: item for item in self.found.values() if isinstance(item, Source)}
 
+    @property
+    def roles(self) -> dict[Role | None, Step]:
+        """The steps by the role of their stage."""
+        return {step.node.stage.role: step for step in self.steps.values()}
+
     def predict(self) -> None:
         """Look up anew what would be done with each node. What the lookups found stays."""
         self.start: Artifact | None = None
         self._chosen: dict[Lookup, Artifact | None] = {}
         self.steps = {node.name: Step(node) for node in self.graph.nodes}
+        stamp_of = functools.cache(stamp)  # for this moment: the run looks again when a stage's turn comes
         for step in self.steps.values():
-            self._predict(step)
+            self._predict(step, stamp_of)
         for step in self.steps.values():
             for needed in (self.steps[node.name] for node in step.node.after.values()):
                 if step.action == "hit" and needed.action != "hit":
@@ -178,13 +199,14 @@ class Plan:
         """Return the steps up to the stage after which the run stops."""
         return [self.steps[name] for name in self.graph.until(options.until)]
 
-    def bind(self, step: Step) -> list[str]:
+    def bind(self, step: Step, stamp_of: Callable[[str], Stamp] = stamp) -> list[str]:
         """Fill in the step's document and key. Return the names of the stages whose artifacts are not known yet: then
         there is no key."""
         step.node.check(self)
         inputs = self.inputs_of(step)
         unknown = [item.name for item in inputs.values() if isinstance(item, Node)]
-        step.document = None if unknown else key_document(step.node.stage, step.config, inputs, self.store.memo)
+        memo = self.store.memo
+        step.document = None if unknown else key_document(step.node.stage, step.config, inputs, memo, stamp_of)
         step.key = key_of(step.document) if step.document else None
         return list(dict.fromkeys(unknown))
 
@@ -195,6 +217,23 @@ class Plan:
             if isinstance(item, Lookup) and item.choose and self.found[item] is not None:
                 values[name] = self._choose(step, item, {other: values[other] for other in values if other != name})
         return {name: value for name, value in values.items() if value is not None}
+
+    def check_needs(self, options: Options, *, here: bool = False) -> None:
+        """Raise a TrnflowError if a stage that may have to run is bound to fail, as far as is known now; note the
+        stages' remarks. here: the stages will run on this machine."""
+        due = {step.name for step in self.due(options) if not step.settled}
+        known = Known(self.sources, here=here)
+        for step in self.until(options):
+            described = step.node.stage
+            if described.role:
+                foreseen = {} if step.artifact or not due else described.foresee(step.config, known)
+                known.meta[described.role] = step.artifact.meta if step.artifact else foreseen
+        for step in self.until(options):
+            if step.name in due:
+                for remark in step.node.stage.needs(step.config, known):
+                    self.note(remark)
+        for remark in self.graph.remarks(known):
+            self.note(remark)
 
     def forget(self, digest: str) -> None:
         """Look up all steps anew, after a blob turned out missing or corrupt."""
@@ -226,8 +265,8 @@ class Plan:
         if text and text not in self.notes:
             self.notes.append(text)
 
-    def _predict(self, step: Step) -> None:
-        unknown = self.bind(step)
+    def _predict(self, step: Step, stamp_of: Callable[[str], Stamp]) -> None:
+        unknown = self.bind(step, stamp_of)
         if unknown:
             step.why = f"waits for {' and '.join(unknown)}"
             self._forecast(step, self._past(step), {"params": step.node.stage.params(step.config)})
@@ -237,7 +276,7 @@ class Plan:
         if lost is None:
             return
         past = self._past(step)
-        why = lost or _changes(step.document, past)
+        why = lost or nearest_changes(past, step.document) or "never ran in this store"
         if step.node.stage.resumable:
             why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document))))
         step.action, step.why = "run", why
@@ -266,12 +305,3 @@ class Plan:
 
     def _forecast(self, step: Step, past: list[Meta], known: Meta) -> None:
         step.seconds, step.expected_bytes = forecast(self.store, past, known)
-
-
-def _changes(document: Meta, past: list[Meta]) -> str:
-    near = nearest_record(past, document)
-    if near is None:
-        return "never ran in this store"
-    changes = near[1]
-    more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return "; ".join(str(change) for change in changes[:2]) + more

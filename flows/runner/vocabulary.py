@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Artifact, File
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
@@ -43,18 +43,15 @@ def check_vocabulary(store: Store, start: Artifact, tokens: Artifact) -> None:
         )
 
 
-def refuse_unknown_vocabulary(recipe: Recipe, planned: dict[str, Step]) -> None:
+def refuse_unknown_vocabulary(recipe: Recipe, plan: Plan) -> None:
     """Raise ConfigError if training starts from an earlier model, and this run may first train a tokenizer of its own
     (`tokenize.train`).
 
     The vocabulary of a tokenizer that is yet to be trained can't be compared with the model's before the run. No error
     is raised if the store has this run's artifact of tokenize_text, which contains the trained tokenizer.
-
-    Args:
-        planned: What the run would do with each stage, by stage name.
     """
     both = recipe.tokenize.train and recipe.train.warm_start_from
-    if both and planned["tokenize_text"].artifact is None:
+    if both and plan.roles["tokens"].artifact is None:
         raise ConfigError(
             "train.warm_start_from: tokenize.train has yet to train this run's tokenizer, and its ids may mean other words than "
             "the model's",

@@ -19,8 +19,7 @@ Parent = tuple[dict[str, str], tuple[str, ...]]
 def parent_of(step: Step, context: RunContext) -> Parent:
     """Return the warm parent of a step's stage. Raises ConfigError as `RunContext.environment`."""
     distributions = closure(step.node.stage.function.__module__, context.store.memo)[1]
-    # of launch.environment, only stages that train or run models need anything
-    variables = step.node.stage.environ(step.config) | (context.environment if "torch" in distributions else {})
+    variables = step.node.stage.environ(step.config) | context.variables_for(distributions)
     return variables, modules_for(distributions, variables)
 
 

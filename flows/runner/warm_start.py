@@ -25,6 +25,7 @@ from trnflow.tasks.store.model_names import (
     newest_model,
 )
 
+MODEL, TRAINING = MODEL_STAGES
 MODEL_KINDS = ("model", "checkpoint")
 LEAST = 8
 """Hex digits from which an unknown name is called a digest in the error, not a recipe."""
@@ -89,8 +90,8 @@ def _of_run(store: Store, run: str, setting: str) -> EarlierModel:
     digest = artifact_of_run(document, MODEL_STAGES)
     if digest is None:
         raise ConfigError(f"the run {run} made no model", "`trnflow runs` lists others")
-    key = next((stage["key"] for stage in document["stages"] if stage["stage"] == "train"), None)
-    record = store.record("train", key) if key else None
+    key = next((stage["key"] for stage in document["stages"] if stage["stage"] == TRAINING), None)
+    record = store.record(TRAINING, key) if key else None
     return EarlierModel(_model(store, digest, setting), setting, record["document"] if record else None)
 
 
@@ -147,7 +148,7 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
 
 def _training_of(store: Store, model: str) -> Meta | None:
     """Return the key document of the training of which consolidate made a model; None if a record is gone."""
-    made = next((one for one in store.records("consolidate") if one["artifact"] == model), None)
+    made = next((one for one in store.records(MODEL) if one["artifact"] == model), None)
     shards = made["document"]["inputs"].get("shards") if made else None
-    trained = next((one for one in store.records("train") if one["artifact"] == shards), None) if shards else None
+    trained = next((one for one in store.records(TRAINING) if one["artifact"] == shards), None) if shards else None
     return trained["document"] if trained else None

@@ -90,8 +90,24 @@ def _declared(file: Path) -> Meta:
     try:
         document: Meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{file.parent} has no {PREFECT_FILE}", "run it in the project's folder") from error
+        raise ConfigError(
+            f"{file.parent} has no {PREFECT_FILE}",
+            'run it in the project\'s folder; `trnflow new DATA --deploy "0 3 * * *"` writes one beside a recipe',
+        ) from error
     return document
+
+
+def check_cron(text: str) -> None:
+    """Raise ConfigError unless a text is a schedule that Prefect takes."""
+    from prefect.client.schemas.schedules import CronSchedule
+    from pydantic import ValidationError
+
+    try:
+        CronSchedule(cron=text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{text!r} is no schedule", 'give minute, hour, day, month and weekday: "0 3 * * *" is each night at 3'
+        ) from error
 
 
 def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> tuple[list[str], Block | None]:

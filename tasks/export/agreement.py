@@ -10,6 +10,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.forward import plain_inputs
@@ -17,8 +21,6 @@ from trnflow.tasks.export.stablehlo import StableHlo, load_stablehlo
 from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trnflow.tasks.metadata import ExportedMeta
 
 ROWS = 256
@@ -27,11 +29,11 @@ ROWS = 256
 SECONDS_COMPILED = 600
 """Most seconds of comparison, by estimate, where a graph is compiled once."""
 
-SECONDS = 30
-"""Most seconds where a graph is compiled at every call."""
+SECONDS = 1
+"""Most seconds where a graph is compiled at every call, unless one call of each length takes more."""
 
-# measured: 0.25 s a call for 1 M parameters and 64 tokens, 0.5 for 23 M and 128, 3.8 for 109 M and 512
-COMPILING, COMPILING_WEIGHT, WEIGHT_AND_TOKEN = 0.3, 5e-9, 5e-11
+# measured: 0.15 s a call for 1 M parameters and 64 tokens, 0.3 for 23 M and 128, 3.8 for 109 M and 512
+COMPILING, COMPILING_WEIGHT, WEIGHT_AND_TOKEN = 0.15, 5e-9, 5e-11
 """Seconds on two cores: to compile a graph, for each parameter, and to run it for each parameter and token."""
 
 HELD = 1 << 28
@@ -82,8 +84,6 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
 
     positions: Of a language model's row, spread evenly over those without padding.
     """
-    import torch
-
     with torch.inference_mode():
         logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
         compared = torch.arange(len(input_ids)) < rows
@@ -144,8 +144,6 @@ def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, int]:
 
 def _evenly(real: Tensor, most: int) -> Tensor:
     """Keep `most` positions of each row of `real`, bool [rows, length], evenly spaced."""
-    import torch
-
     kept = torch.zeros_like(real)
     for row, here in zip(kept, real, strict=True):
         at = here.nonzero().flatten()
@@ -156,9 +154,6 @@ def _evenly(real: Tensor, most: int) -> Tensor:
 
 def _inputs(split: Split, length: int, batch: int, calls: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield a split's first rows as (input_ids, attention_mask, new rows), cut or padded to [batch, length]."""
-    import numpy as np
-    import torch
-
     packed = length if length in split.rows else max(split.rows)
     there = split.rows[packed]
     for start in range(0, min(calls * batch, there), batch):

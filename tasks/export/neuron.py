@@ -33,14 +33,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 def compile_neuron(config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir) -> None:
     """Compile the model for each length into `out.path/<length>`. Raises MissingDependency or CompileError."""
+    check_compiler(config)
     prefix = optimum_command(config)
-    if prefix is None and find_spec("torch_neuronx") is None:
-        raise MissingDependency(
-            "export.target=neuron needs AWS's compiler, and neither optimum-neuron nor torch_neuronx is installed here",
-            "install optimum-neuron or torch-neuronx with neuronx-cc as AWS's Neuron SDK documentation says (they come "
-            "from its own package repository) and name that environment's Python in export.neuron_python; "
-            "export.target=stablehlo works without",
-        )
     for number, length in enumerate(lengths):
         out.progress(number, len(lengths), "graphs")
         folder = out.path / str(length)
@@ -50,6 +44,17 @@ def compile_neuron(config: ExportConfig, weights: Input[ModelMeta], lengths: lis
         else:
             _trace(config, weights, length, folder)
     out.progress(len(lengths), len(lengths), "graphs")
+
+
+def check_compiler(config: ExportConfig) -> None:
+    """Raise MissingDependency if no compiler is installed."""
+    if optimum_command(config) is None and find_spec("torch_neuronx") is None:
+        raise MissingDependency(
+            "export.target=neuron needs AWS's compiler, and neither optimum-neuron nor torch_neuronx is installed here",
+            "install optimum-neuron or torch-neuronx with neuronx-cc as AWS's Neuron SDK documentation says (they come "
+            "from its own package repository) and name that environment's Python in export.neuron_python; "
+            "export.target=stablehlo works without",
+        )
 
 
 def compiler(config: ExportConfig) -> Meta:

@@ -18,7 +18,7 @@ from pathlib import Path
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.keys.hash_cache import Memo, stamp
+from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 
 # Python 3.11 counts the depth of a syntax tree for all threads together: parsing may fail while another thread parses.
 ATTEMPTS = 5
@@ -71,25 +71,51 @@ def project_folder(package: str) -> Path:
     return Path(next(iter(import_module(package).__path__))).parent
 
 
-def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
+def closure(module: str, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp) -> tuple[dict[str, str], dict[str, str]]:
     """Return the tables (code, env) of the key document of a stage in `module`.
 
+    stamp_of: returns a path's stamp; keys that are made together may look at each file once.
     code: {module: `sha256:<hex>`, or `schema:<number>`}; env: {distribution: version, "python": such as `3.12`}.
     Raises CodeError when the stage's module has no file.
     """
+    folders = {root: project_folder(root) for root in (module.split(".")[0], "trnflow")}
+    # the hash cache keeps the whole closure as long as each of its files and of their folders has its stamp
+    where = f"{module} in {' and '.join(map(str, folders.values()))}"
+    known = memo.get("closure", where, ANALYSIS)
+    if known is None or not _are_unchanged(known["stamps"], stamp_of):
+        code, foreign, stamps = _find_closure(module, memo)
+        known = {"code": code, "foreign": sorted(foreign), "stamps": stamps}
+        memo.put("closure", where, ANALYSIS, known)
+    return known["code"], _environment(set(known["foreign"]), memo)
+
+
+def _are_unchanged(stamps: dict[str, Stamp], stamp_of: Callable[[str], Stamp]) -> bool:
+    try:
+        return all(stamp_of(path) == then for path, then in stamps.items())
+    except OSError:
+        return False
+
+
+def _find_closure(module: str, memo: Memo) -> tuple[dict[str, str], set[str], dict[str, Stamp]]:
+    """Return the table code, the packages that are imported, and {path: stamp} of all that both depend on: files, and the
+    folders in which names were looked up."""
     top = module.split(".")[0]
     locate = locator({top, "trnflow"})
     code: dict[str, str] = {}
     foreign: set[str] = set()
+    stamps = {__file__: stamp(__file__)}  # which modules are PLUMBING
     seen = {module}
     pending = [module]
     while pending:
         name = pending.pop()
+        # before each look: what changes meanwhile has another stamp later
+        stamps.update((folder, stamp(folder)) for folder in _folders_of(name, top) if folder not in stamps)
         path = locate(name)
         if path is None:
             continue
+        stamps[path] = stamp(path)
         if name in PLUMBING:
-            code[name] = f"schema:{_schema(name)}"
+            code[name] = f"schema:{getattr(import_module(name), 'SCHEMA', 1)}"
             continue
         analysed = analyse(path, memo)
         code[name] = analysed["hash"]
@@ -103,17 +129,26 @@ def closure(module: str, memo: Memo) -> tuple[dict[str, str], dict[str, str]]:
             f"the code of {module} is not in its key: {project_folder(top)} has no file of this module",
             "move the stage into a file of its package, and import it from there",
         )
-    return dict(sorted(code.items())), _environment(foreign, memo)
+    return dict(sorted(code.items())), foreign, stamps
+
+
+def _folders_of(name: str, top: str) -> Iterator[str]:
+    """Yield the folders whose entries decide which file a name is."""
+    root, *rest = name.split(".")
+    path = f"{project_folder(root)}/{root}" if root in (top, "trnflow") else ""
+    while os.path.isdir(path):
+        yield path
+        if not rest:
+            return
+        path = f"{path}/{rest.pop(0)}"
 
 
 def locator(roots: set[str]) -> Callable[[str], str | None]:
-    """Return a function that maps a dotted name to the module's file, or to None if it is no module of the packages
-    `roots`."""
+    """Return a function from a dotted name to the module's file, or None if it is no module of the packages `roots`."""
     folders = {root: f"{project_folder(root)}/{root}" for root in roots}
     plain: dict[str, str] = {}
 
     def locate(name: str) -> str | None:
-        """Return the file of a module, or None."""
         # looked up on disk, not imported
         root, _, rest = name.partition(".")
         if root not in folders or name.rpartition(".")[0] in plain:
@@ -129,10 +164,6 @@ def locator(roots: set[str]) -> Callable[[str], str | None]:
 def _parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
-
-
-def _schema(name: str) -> int:
-    return int(getattr(import_module(name), "SCHEMA", 1))
 
 
 def analyse(path: str, memo: Memo) -> Meta:
@@ -166,11 +197,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def code_hash(tree: ast.Module) -> str:
-    """Return `sha256:<hex>` of a module's syntax tree without docstrings, texts of `raise` and imports under
-    TYPE_CHECKING.
-
-    Changes `tree`.
-    """
+    """Return `sha256:<hex>` of a module without docstrings, texts of `raise` and TYPE_CHECKING. Changes `tree`."""
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             # a string as a statement has no effect: a docstring, or the text below a constant

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.code_closure import closure, installed_versions, project_folder
-from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 from trnflow.tasks.stage import Keyed, Stage
 
 SCHEMA = 2
@@ -16,16 +18,18 @@ TABLES = ("code", "params", "inputs", "env", "accel")
 """The tables of a key document."""
 
 
-def key_document(stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo) -> Meta:
+def key_document(
+    stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp
+) -> Meta:
     """Return a stage's key document.
 
-    inputs: {name: artifact or source}. Raises ConfigError when an asset is missing.
+    inputs: {name: artifact or source}; stamp_of: see `closure`. Raises ConfigError when an asset is missing.
 
     Returns:
         {"schema", "stage", "code": {module or asset: hash}, "params": {setting: value}, "inputs": {name: digest, or
         identity of a source}, "env": {distribution: version}, "accel": accelerator and machine, or {}}
     """
-    code, env = closure(stage.function.__module__, memo)
+    code, env = closure(stage.function.__module__, memo, stamp_of)
     return {
         "schema": SCHEMA,
         "stage": stage.name,

@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,12 @@ class Job:
         return self.out.with_name(f"{self.out.name}.{suffix}")
 
     def to_json(self) -> Meta:
-        fields = {name: value for name, value in asdict(self).items() if name not in ("environ", "preload")}
-        document: Meta = json.loads(json.dumps(fields, default=_json))
+        document: Meta = json.loads(self._text())
         return document
+
+    def _text(self, **changed: str) -> str:
+        fields = {name: value for name, value in vars(self).items() if name not in ("environ", "preload")}
+        return json.dumps(fields | changed, default=_json)
 
     @classmethod
     def from_json(cls, document: Meta) -> Job:
@@ -151,7 +154,7 @@ class Job:
         """Write the file, readable by its owner alone, and without secrets of the store's root."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.touch(mode=0o600)
-        self.file.write_text(json.dumps({**self.to_json(), "root": scrub(self.root)}, indent=1), encoding="utf-8")
+        self.file.write_text(self._text(root=scrub(self.root)), encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path) -> Job:
@@ -187,8 +190,11 @@ def _search(function: Callable[..., Meta]) -> tuple[str, ...]:
     return (str(Path(package.__file__).parents[1 if hasattr(package, "__path__") else 0]),)
 
 
-def _json(value: Path | frozenset[str]) -> Json:
-    return sorted(value) if isinstance(value, frozenset) else str(value)
+def _json(value: Any) -> Json:
+    """Return a path, a set or a dataclass as JSON."""
+    if isinstance(value, Path):
+        return str(value)
+    return sorted(value) if isinstance(value, frozenset) else vars(value)
 
 
 def _input(document: Meta) -> Input | Source:

@@ -158,7 +158,9 @@ class Guarded:
         if written is None:
             raise self._silent()
         if "error" in written:
-            raise _rebuilt(written)
+            error = from_json(written["error"])
+            error.details = written["details"]
+            raise error
         if self._interrupted:
             raise self._stopped()
         meta: Meta = written["meta"]
@@ -188,6 +190,7 @@ class Guarded:
             return None
 
     def _silent(self) -> TrnflowError:
+        """Return the error of a process that has died without a result."""
         if self._interrupted:
             return self._stopped()
         name, log = self._job.name, self._job.log
@@ -196,27 +199,20 @@ class Guarded:
             raise OSError(errno.ENOSPC, "No space left on device", str(self._job.file.parent))
         if self._status is None:
             return ProcessFailed(f"the guard of {name} was killed", f"run it again; its log is {log}")
-        how = f"exit code {self._status}" if self._status >= 0 else f"signal {_signal_name(-self._status)}"
         fix = f"read the whole log, {log}"
         if self._status == -signal.SIGKILL:
             fix = f"if the machine ran out of memory, lower the batch size or the number of workers; else {fix}"
-        return ProcessFailed(f"the process of {name} died without a word ({how}){_tail(log)}", fix)
+        return ProcessFailed(f"the process of {name} died without a word ({_how_ended(self._status)}){_tail(log)}", fix)
 
     def _stopped(self) -> TrnflowError:
         return Interrupted(f"{self._job.name} was interrupted", "run the same command again")
 
 
-def _rebuilt(written: Meta) -> TrnflowError:
-    error = from_json(written["error"])
-    error.details = written["details"]
-    return error
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+def _how_ended(status: int) -> str:
+    """Return "exit code N", or "signal NAME" for a negative status."""
+    if status >= 0:
+        return f"exit code {status}"
+    return f"signal {signal.Signals(-status).name if -status in {*signal.Signals} else -status}"
 
 
 def _tail(log: Path, lines: int = 20) -> str:

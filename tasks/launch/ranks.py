@@ -21,6 +21,7 @@ from pathlib import Path
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, ProcessFailed
 from trnflow.tasks.launch.guard import die_with_parent
+from trnflow.tasks.system.whole_file import write_whole
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # the others wait for the failed rank, and would wait for ever
@@ -91,9 +92,7 @@ def enter(rank: int, parent: int, folder: Path, interrupt: Callable[..., None]) 
 
 def leave(rank: int, folder: Path, document: Meta) -> None:
     """Write this rank's result, {"meta"} or {"error", "details"}, to `rank-K.json`."""
-    aside = folder / f"rank-{rank}.part"
-    aside.write_text(json.dumps({**document, "time": time.time()}), encoding="utf-8")
-    aside.replace(folder / f"rank-{rank}.json")
+    write_whole(folder / f"rank-{rank}.json", json.dumps({**document, "time": time.time()}))
 
 
 def _free_port() -> int:

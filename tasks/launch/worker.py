@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, ProcessFailed, TrnflowError, of_machine
@@ -31,15 +31,12 @@ from trnflow.tasks.launch.ranks import enter, leave, run_ranks
 from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT
 from trnflow.tasks.stage import Partial, Workdir, stage_of
 from trnflow.tasks.system.redaction import add_secret, add_secrets_of, scrub, scrub_all
+from trnflow.tasks.system.whole_file import write_whole
 
 
 def run(file: str) -> None:
     """Run the job of a file, write its result, and exit with 0 or 1."""
-    status = main(file)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # at once: some libraries hang or crash when they unload
-    os._exit(status)
+    _exit(main(file))
 
 
 def main(file: str) -> int:
@@ -50,7 +47,7 @@ def main(file: str) -> int:
     if job.ranks == 1:
         Path(file).unlink()  # the config may hold a URL with credentials; ranks read the file, too
     document = _call(job, Events(WORKER_EVENTS)) if job.ranks == 1 else _lead(job)
-    _write(job.result, json.dumps(document))
+    write_whole(job.result, json.dumps(document))
     return int("error" in document)
 
 
@@ -61,9 +58,14 @@ def rank(file: str, number: str, parent: str) -> None:
     enter(me, int(parent), job.ranks_folder, _interrupt)
     document = _call(job, Events(WORKER_EVENTS) if me == 0 else _unheard)
     leave(me, job.ranks_folder, document)
+    _exit(int("error" in document))
+
+
+def _exit(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(int("error" in document))
+    # at once: some libraries hang or crash when they unload
+    os._exit(status)
 
 
 def _load(file: str) -> Job:
@@ -158,12 +160,6 @@ def _described(error: BaseException, job: Job) -> dict[str, Any]:
     return ProcessFailed(
         f"{job.name} failed with {type(error).__name__}: {words}", f"see {job.log}, or run again with --debug"
     ).to_json()
-
-
-def _write(file: Path, text: str) -> None:
-    aside = file.with_name(f"{file.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from trnflow.tasks.data.format.row_makers import (
     ARGUMENTS,
     chat_document,
     chat_templates_of,
+    context_column,
     instruction_prompt,
     row_template,
 )
@@ -67,8 +68,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(rows: RowFormat, folder: Path) -> Shape:
-    """Return the shape of the rows that `trnflow.json` describes. Raises ConfigError without the tokenizer's chat
-    template."""
+    """Return the shape of the rows that `trnflow.json` describes. Raises ConfigError."""
     config = FormatConfig.model_validate(rows.settings)
     if config.task == "chat":
         return _chat(config, folder)
@@ -76,7 +76,8 @@ def shape_of(rows: RowFormat, folder: Path) -> Shape:
         return _templated(config, rows)
     if config.task == "instruction":
         write = instruction_prompt(config, {"columns": rows.columns})
-        optional = [config.context] if config.context else []
+        context = context_column(config, rows.columns)
+        optional = [context] if context else []
         return Shape([config.instruction], optional, lambda row, where: _plain(write(row, where)))
     columns = rows.text or [config.text]
     return Shape(columns, [], lambda row, where: _plain(config.separator.join(str(row[name]) for name in columns)))

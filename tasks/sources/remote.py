@@ -23,10 +23,7 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
     """Download a URL's files, and return a Source with split, format and digest of each.
 
-    Raises:
-        DataError: Missing or unreachable.
-        MissingDependency: The package of the file system is not installed.
-        ConfigError: No train split, or offline and never resolved before.
+    Raises DataError, MissingDependency for a file system's package, ConfigError without train split or offline.
     """
     asked = f" {settings.format} {sorted(settings.splits.items())}" if settings.format or settings.splits else ""
     # downloaded at once, since the key needs digests
@@ -36,12 +33,13 @@ def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Sour
 
 
 def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
-    filesystem, files = _remote_files(source)
+    filesystem, files, known = _remote_files(source)
     cache = resolver.downloads()
 
     def fetch(file: DataFile) -> str:
         try:
-            return _download(filesystem, file.path, source, resolver)
+            info = known.get(file.path) or filesystem.info(file.path)
+            return _download(filesystem, file.path, info, source, resolver)
         except Exception as error:  # each library raises its own errors, and not all are OSErrors
             raise _unreadable(source, error) from error
 
@@ -52,39 +50,42 @@ def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
     return {"files": [split_file.entry(digest) for split_file, digest in zip(chosen, digests, strict=True)]}
 
 
-def _remote_files(source: str) -> tuple[Any, list[DataFile]]:
-    """Return (file system, files at the URL)."""
+def _remote_files(source: str) -> tuple[Any, list[DataFile], dict[str, Meta]]:
+    """Return (file system, files at the URL, {path: what the file system said of the file})."""
     from fsspec.core import url_to_fs
 
     try:
         filesystem, path = url_to_fs(source)
         if source.startswith(("http://", "https://")):
             # http has no folders: the URL names one file
-            return filesystem, [DataFile(PurePosixPath(urlsplit(path).path).name, path)]
-        if glob.has_magic(path):
-            paths = filesystem.glob(path)
-        elif filesystem.isdir(path):
-            paths = filesystem.find(path, maxdepth=2)
-        else:
-            paths = [path] if filesystem.exists(path) else []
+            return filesystem, [DataFile(PurePosixPath(urlsplit(path).path).name, path)], {}
+        known = _known_files(filesystem, path)
+    except FileNotFoundError:
+        known = {}
     except ImportError as error:
         raise MissingDependency(
-            f"data.source: reading {source.split('://')[0]}:// needs a package: {_one_line(error)}",
+            f"data.source: reading {source.split('://')[0]}:// needs a package: {scrub(' '.join(str(error).split()))}",
             "pip install 'trnflow[s3]' or 'trnflow[gcs]'",
         ) from error
     except Exception as error:
         raise _unreadable(source, error) from error
-    if not paths:
+    if not known:
         raise DataError(f"data.source: there is nothing at {scrub(source)}", _NETWORK)
-    return filesystem, visible_files(
-        (file.removeprefix(path).strip("/") or PurePosixPath(path).name, file) for file in paths
-    )
+    names = ((file.removeprefix(path).strip("/") or PurePosixPath(path).name, file) for file in known)
+    return filesystem, visible_files(names), known
 
 
-def _download(filesystem: Any, path: str, source: str, resolver: Resolver) -> str:
-    """Download a file, unless its strong ETag is unchanged, and return its digest."""
+def _known_files(filesystem: Any, path: str) -> dict[str, Meta]:
+    """Return {path: what the file system says} of the files at a path: a glob, a file or a folder."""
+    if glob.has_magic(path):
+        return dict(filesystem.glob(path, detail=True))
+    info = filesystem.info(path)  # before any listing: of an object, one request
+    return {path: info} if info["type"] == "file" else dict(filesystem.find(path, maxdepth=2, detail=True))
+
+
+def _download(filesystem: Any, path: str, info: Meta, source: str, resolver: Resolver) -> str:
+    """Download a file, unless its strong ETag is unchanged, and return its digest. info: of the file system."""
     cache = resolver.downloads()
-    info = filesystem.info(path)
     tag = _etag(info)
     asked = resolver.lookup_name(f"{source} {path}")
     known = resolver.memo.get("etag", asked, tag) if tag else None
@@ -108,10 +109,7 @@ def _etag(info: Meta) -> str:
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Return a Source with the present commit of a hub dataset's `revision`; nothing is downloaded.
-
-    Raises DataError if it is missing, gated or unreachable, ConfigError without this revision, or offline.
-    """
+    """Return a Source with the present commit of a hub dataset's `revision`. Raises DataError, ConfigError."""
     answer, note = resolver.ask_or_recall(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}
     return Source("data", identity, dict(identity), note)
@@ -127,7 +125,3 @@ def _ask_hub(repo: str, revision: str) -> Json:
 def _unreadable(source: str, error: Exception) -> DataError:
     what, fix = explain_error(error, source)
     return DataError(f"data.source: {scrub(source)}: {scrub(what)}", fix)
-
-
-def _one_line(error: BaseException) -> str:
-    return scrub(" ".join(str(error).split())) or type(error).__name__

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,12 +74,16 @@ def read_tag(tag: str) -> Process | None:
 
 def lives_on(attempt: str) -> bool:
     """Return whether a process of an attempt, or of a starter's tag, runs on this machine (10 ms)."""
+    return any(True for _ in processes_of(attempt))
+
+
+def processes_of(attempt: str) -> Iterator[int]:
+    """Yield the pids of an attempt's processes, or of those that a starter's tag marks, on this machine."""
     marks = {f"{name}={attempt}".encode() for name in (ATTEMPT, STARTER)}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if not marks.isdisjoint(_environ(folder).split(b"\0")):
-                return True
-    return False
+                yield int(folder.name)
 
 
 def _environ(folder: Path) -> bytes:

@@ -43,10 +43,13 @@ class Best:
 
 
 def check_selection(config: TrainConfig, packed: PackedMeta) -> None:
-    """Raise ConfigError when `keep_best` or early stopping needs a `best_metric` that no evaluation will have."""
+    """Raise ConfigError when `keep_best` or early stopping needs a `best_metric` that no evaluation will have.
+
+    packed: Before the rows are packed it has `splits` and `task`."""
     if not config.keeps_best:
         return
-    if not any(packed["rows"].get("validation", {}).values()):
+    rows = packed["rows"].get("validation", {}).values() if "rows" in packed else ["validation" in packed["splits"]]
+    if not any(rows):
         raise ConfigError(
             f"train.best_metric is {config.best_metric} on the validation split, which has no rows",
             "give the data a validation split (data.split.validation=0.1), or leave keep_best and early stopping out",

@@ -101,7 +101,7 @@ def test_a_file_format_is_two_places(tmp_path: Path, by_name: bool) -> None:
     ]
     rows = "text|label\n" + "".join(f"row {number}|{number % 2}\n" for number in range(20))
     (shell.folder / ("rows.psv" if by_name else "rows")).write_text(rows)
-    data = f"data: {{source: {'rows.psv' if by_name else 'rows'}, text: text, label: label}}\n"
+    data = f"data: {{source: {'rows.psv' if by_name else 'rows'}, text: text, label: label, split: {{}}}}\n"
     (shell.folder / "piped.yaml").write_text(f"extends: demo\n{data}")
     more = ["data.name=null"] + ([] if by_name else ["data.format=psv"])
     assert "psv" in shell("settings", "data.format").stdout

@@ -53,7 +53,7 @@ class Bench:
         return model_source(ModelConfig(**settings), Resolver(self.root / "home"))
 
     def rows(self, **data: Any) -> Input:
-        config = DataConfig(**{"source": "", **data})
+        config = DataConfig(**{"source": "", "split": {}, **data})  # else data without test split gives 10 % of train
         return self.made(load_data, config, source=self.source(config))
 
     def texts(self, rows: Input, model: dict[str, Any] | None = None, **format: Any) -> Input:

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.launch import local, worker
+from trnflow.tasks.errors import from_json
+from trnflow.tasks.launch import worker
 from trnflow.tasks.launch.job import Job
 
 
@@ -29,7 +30,7 @@ def run_inline(job: Job, emit: Callable[[Meta], None]) -> Meta:
         document = worker._call(replace(job, permit=None), report)
     signal.signal(signal.SIGTERM, on_term)
     if "error" in document:
-        raise local._rebuilt(document)
+        raise from_json(document["error"])
     meta: Meta = document["meta"]
     return meta
 

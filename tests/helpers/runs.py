@@ -51,7 +51,7 @@ def context(
     opened = context_of(_recipe(tuple(settings)), store, offline=offline)
     opened = opened.for_run(EventLog(*readers), run=run, part_maker=part_maker)
     if devices is not None:
-        opened.__dict__["devices"] = devices
+        opened.__dict__["devices_of"] = lambda step: devices.get(step.name, ())
     return opened
 
 

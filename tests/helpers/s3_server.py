@@ -42,6 +42,11 @@ def downloads(root: str) -> list[str]:
     return [line.removeprefix(base) for line in lines if line.startswith(base)]
 
 
+def requests(bucket: str) -> list[str]:
+    """The requests to a bucket of the server of `s3_endpoint`, as "METHOD path", in their order."""
+    return re.findall(rf'"([A-Z]+ /{bucket}\S*) HTTP/1\.1" ', Path(_LOG.name).read_text())
+
+
 @functools.cache
 def _server() -> str:
     with socket.socket() as probe:

@@ -168,6 +168,24 @@ def test_a_package_counts_before_a_file_of_the_same_name(package: Path, tmp_path
     assert code["house.deep.inner"] == hashed("NUMBER = 4\n")
 
 
+def test_a_closure_that_is_remembered_sees_files_that_come_and_go(package: Path, tmp_path: Path) -> None:
+    memo = Memo(tmp_path / "memo.db")
+    (package / "helper.py").write_text("from house import deep\nfrom house.rooms import side\n")
+    before = closure("house.stage", memo)
+    (package / "rooms").mkdir()
+    (package / "rooms/side.py").write_text("VALUE = 5\n")
+    appeared, _ = closure("house.stage", memo)
+    assert appeared == before[0] | {"house.rooms.side": hashed("VALUE = 5\n")}
+    (package / "deep").mkdir()
+    closure("house.stage", memo)
+    (package / "deep/__init__.py").write_text("VALUE = 3\n")
+    assert closure("house.stage", memo)[0]["house.deep"] == hashed("VALUE = 3\n")
+    (package / "deep/__init__.py").unlink()
+    (package / "rooms/side.py").unlink()
+    memo.save()
+    assert closure("house.stage", Memo(tmp_path / "memo.db")) == before
+
+
 def test_plumbing_counts_by_its_schema(tmp_path: Path) -> None:
     code, _ = closure("trnflow.tasks.keys.explain", Memo(tmp_path / "memo.db"))
     assert code["trnflow.tasks.artifact"] == "schema:1"

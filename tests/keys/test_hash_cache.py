@@ -47,7 +47,7 @@ def test_what_is_remembered_follows_the_bytes_and_outlives_the_process(tmp_path:
     assert [again.get("digest", path, now) for path, (_, now) in zip(paths, before, strict=True)] == [
         digest for digest, _ in before
     ]
-    paths[7].write_text("seven")
+    paths[7].write_text("x")  # in place, as many bytes
     assert again.digests(paths) == [hashed(path.read_bytes()) for path in paths]
 
 

@@ -62,7 +62,7 @@ def test_a_parent_serves_one_environment_and_variables_that_are_read_late(tmp_pa
 
 
 def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path: Path) -> None:
-    modules = warm_parents.modules_for(["numpy", "pyarrow", "tokenizers", "jinja2", "torch"], {})
+    modules = warm_parents.modules_for(warm_parents.HEAVY, {})
     found = seen(tmp_path, modules)
     assert found["torch"]
     assert found["threads"] == 1

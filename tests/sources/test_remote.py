@@ -70,7 +70,7 @@ def server() -> Iterator[Server]:
 
 
 def test_http_url_is_downloaded_again_only_when_its_etag_changes(bench, server):
-    config = DataConfig(source=f"http://127.0.0.1:{server.server_port}/set.csv?download=true", label="label")
+    config = DataConfig(source=f"http://127.0.0.1:{server.server_port}/set.csv?download=true", label="label", split={})
     first = bench.source(config)
     after_first = server.downloads
     assert bench.source(config) == first

@@ -25,7 +25,7 @@ def pack(path: Path, members: dict[str, bytes]) -> Path:
 def test_a_zipped_file_is_the_same_data(bench, tmp_path, kind):
     plain = write(tmp_path / f"a.{kind}", REVIEWS)
     packed = pack(tmp_path / "packed.zip", {f"deep/reviews.{kind}": plain.read_bytes(), "__MACOSX/._x.csv": b"?"})
-    sources = [bench.source(DataConfig(source=str(path), label="stars")) for path in (plain, packed)]
+    sources = [bench.source(DataConfig(source=str(path), label="stars", split={})) for path in (plain, packed)]
     assert sources[0].identity == sources[1].identity
     assert files(bench.rows(source=str(packed), label="stars").path) == files(
         bench.rows(source=str(plain), label="stars").path
@@ -112,7 +112,7 @@ def test_a_zip_that_changes_meanwhile_is_refused(bench, tmp_path):
     from trnflow.tasks.load_data import load_data
 
     path = pack(tmp_path / "set.zip", {"train.csv": CSV})
-    config = DataConfig(source=str(path), text="text")
+    config = DataConfig(source=str(path), text="text", split={})
     source = bench.source(config)
     pack(path, {"train.csv": CSV * 2})
     with pytest.raises(DataError, match=r"train\.csv changed while"):

@@ -23,7 +23,7 @@ from trnflow.tasks.store.backend import Entry
 from trnflow.tasks.store.garbage.collect import Collected, collect
 from trnflow.tasks.store.garbage.pins import add_pin, remove_pin
 from trnflow.tasks.store.garbage.roots import Policy, View, mark
-from trnflow.tasks.store.garbage.trash import Trashed, into_trash
+from trnflow.tasks.store.garbage.trash import into_trash
 from trnflow.tasks.store.layout import blob_name, record_name
 from trnflow.tasks.store.verify import verify
 
@@ -82,6 +82,15 @@ def test_the_newest_run_of_each_recipe_stays_with_all_it_names(store: Store, tmp
     }
     assert verify(store.backend).ok
     assert verify(store.backend).unreferenced == 0
+
+
+def test_failed_runs_do_not_push_out_the_newest_completed_run(store: Store, tmp_path: Path) -> None:
+    good, bad = (made(store, tmp_path, name, {"x": name.encode()}) for name in ("good", "bad"))
+    run_of(store, "20260101T000000Z-a", "one", record_of("good", good.digest))
+    run_of(store, "20260102T000000Z-a", "one", record_of("bad", bad.digest), outcome="failed")
+    wait_a_tick(store)
+    assert not collected(store).swept.files
+    assert store.missing(good) is None
 
 
 def wait_a_tick(store: Store) -> None:
@@ -201,12 +210,13 @@ def test_what_a_run_writes_again_while_it_lies_in_the_trash_comes_back(store: St
     """A collection between the look at a blob that exists and the record that names it."""
     artifact = made(store, tmp_path, "one", {"x": b"x", "y": b"y"})
     record = record_of("one", artifact.digest)
-    wait_a_tick(store)
-    assert collected(store, Policy(keep_last=0, grace=0.0)).swept.files == {"records": 1, "blobs": 3}
-    store.restore([record], artifact)
-    assert store.missing(artifact) is None
-    assert store.record("s", record["key"]) == record
-    assert verify(store.backend).ok
+    for known in (artifact, None):  # of a record alone its artifact comes back, too
+        wait_a_tick(store)
+        assert collected(store, Policy(keep_last=0, grace=0.0)).swept.files == {"records": 1, "blobs": 3}
+        store.restore([record], known)
+        assert store.missing(artifact) is None
+        assert store.record("s", record["key"]) == record
+        assert verify(store.backend).ok
 
 
 def test_a_run_whose_results_are_gone_for_good_is_told_so(store: Store, tmp_path: Path) -> None:
@@ -310,7 +320,7 @@ class World:
         entries = {name: Entry(name, len(data), self.time[name]) for name, data in self.bytes.items()}
         return View(
             {name: entry for name, entry in entries.items() if name not in trashed},
-            {name: Trashed(0.0, entry) for name, entry in entries.items() if name in trashed},
+            {name: entry for name, entry in entries.items() if name in trashed},
             lambda name: self.bytes[name],
         )
 

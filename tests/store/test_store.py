@@ -55,6 +55,7 @@ def test_an_artifact_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> N
     assert (folder / "a.txt").read_bytes() == b"alpha"
     assert (folder / "sub/b.bin").read_bytes() == b"beta" * 100
     assert (folder / "empty").read_bytes() == b""
+    assert {(folder / file.path).stat().st_mode & 0o777 for file in again.files} == {0o444}
 
 
 def test_equal_bytes_are_the_same_artifact_and_metadata_counts(store: Store, tmp_path: Path) -> None:

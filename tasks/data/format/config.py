@@ -24,7 +24,8 @@ class FormatConfig(StageConfig):
     instruction: str = "instruction"
     """The column of an instruction."""
     context: str | None = "context"
-    """The column of an instruction's context. Rows may lack it; null ignores it."""
+    """The column of an instruction's context. Rows may lack it; null ignores it. In style `alpaca` it is `input` where
+    rows have that and no `context`."""
     response: str = "response"
     """The column of the answer to an instruction."""
     messages: str = "messages"

@@ -4,7 +4,7 @@ a wrong template."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,7 @@ most one, a `Text` a text."""
 
 
 def maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
-    """Return the function that makes examples from a row. Raises ConfigError, DataError for classification with one
-    class."""
+    """Return the function that makes examples from a row. Raises ConfigError, DataError for a single class."""
     if config.task == "chat":
         return _chat(config, meta, chat, limit)
     make = MAKERS[config.task](config, meta, limit)
@@ -96,12 +95,34 @@ def row_template(config: FormatConfig, setting: str, meta: RowColumns, limit: Li
 
 
 def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Text:
-    """Return the function that writes a row's prompt in `format.style`. Raises ConfigError without the column
-    `format.instruction`."""
+    """Return the function that writes a row's prompt in `format.style`. Raises ConfigError."""
     _present("format.instruction", config.instruction, meta)
-    instruction, context = _column(config.instruction), _column(config.context)
+    instruction, context = _column(config.instruction), _column(context_column(config, meta["columns"]))
     words = STYLES[config.style]
     return lambda row, where: words(instruction(row, where), context(row, where))
+
+
+def context_column(config: FormatConfig, columns: Collection[str]) -> str | None:
+    """Return the column of an instruction's context: `input`, as Alpaca has it, where its style has no `context`."""
+    alpaca = config.style == "alpaca" and config.context == "context"
+    return "input" if alpaca and "context" not in columns and "input" in columns else config.context
+
+
+def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
+    """Return the columns of the rows that no example is made of. Raises ConfigError for a wrong template."""
+    columns, read = meta["columns"], {"label"} if config.task == "classification" else set()
+    if config.task == "chat":
+        read |= {config.messages, config.tools or "", config.documents or "", ARGUMENTS}
+    elif config.prompt_template:
+        read |= {*row_template(config, "prompt_template", meta, no_limit)[1]}
+    elif config.task == "instruction":
+        read |= {config.instruction, context_column(config, columns) or ""}
+    else:
+        read |= {*meta["text"]} or {config.text}
+    if config.task == "instruction":
+        template = config.response_template
+        read |= {*row_template(config, "response_template", meta, no_limit)[1]} if template else {config.response}
+    return [name for name in columns if name not in read]
 
 
 def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from trnflow.tasks.config import NOT_KEYED, Positive, PositiveCount, Seed, StageConfig
-from trnflow.tasks.data.load.columns import Nulls, text_columns
-from trnflow.tasks.data.load.mixture import Strategy
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.sources.data_files import FORMATS
 
 _NAME = re.compile(r"[\w-]+")
 Split = Literal["train", "validation", "test"]
+Nulls = Literal["error", "drop"]
+Strategy = Literal["first_exhausted", "all_exhausted"]
 if TYPE_CHECKING:
     Format = str
 else:
     Format = Literal[tuple(dict.fromkeys(FORMATS.values()))]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+AUTOMATIC = {"test": 0.1}
+"""What is made where `split` is not set and the data has neither validation nor test."""
+NO_TEST_SPLIT = (
+    "the data has no test split: 10 % of the rows of train, chosen by a hash of their text, become one (data.split)"
+)
 
 
 class SourceConfig(StageConfig):
     """Where rows come from, and which of their columns are used."""
 
     source: Annotated[str | None, NOT_KEYED] = None
-    """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or
-    `builtin:stdlib`. Required unless `mix` names several sources."""
+    """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or a built-in
+    corpus (`builtin:stdlib`, and `tickets`, `questions`, `chats` of shipped recipes). Required unless `mix` names
+    several sources."""
     name: Annotated[str | None, NOT_KEYED] = None
     """The configuration of a hub dataset, or the view of the built-in corpus (`packages` or `questions`)."""
     revision: Annotated[str | None, NOT_KEYED] = None
@@ -80,9 +88,9 @@ class DataConfig(SourceConfig):
     stopping_strategy: Strategy = "first_exhausted"
     """When a weighted mixture ends: `first_exhausted` repeats no row, `all_exhausted` uses every row and repeats rows
     of smaller sources."""
-    split: dict[Literal["validation", "test"], Fraction] = Field(default_factory=dict)
+    split: dict[Literal["validation", "test"], Fraction] | None = None
     """The fraction of train from which a missing split is made, such as `{validation: 0.1, test: 0.1}`. A row's split
-    follows from a hash of its text."""
+    follows from a hash of its text. Default: `{test: 0.1}` for data that has neither validation nor test, else none."""
     split_seed: Seed = 0
     """The seed of `split`. Another seed puts other rows into the made splits."""
     stratify: bool = False
@@ -92,6 +100,8 @@ class DataConfig(SourceConfig):
     Default: all rows."""
     shuffle_seed: Seed = 0
     """The seed of the sample that `limit` takes."""
+    ignore: Annotated[tuple[str, ...], NOT_KEYED] = ()
+    """Columns of which `plan` and `run` do not say that nothing reads them."""
     dedupe: bool = False
     """Whether to drop rows of train whose text repeats an earlier row of train or stands in another split."""
     nulls: Nulls = "error"
@@ -100,7 +110,7 @@ class DataConfig(SourceConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> DataConfig:
-        if sum(self.split.values()) >= 1:
+        if sum((self.split or {}).values()) >= 1:
             raise ValueError("the fractions of `split` leave nothing to train on: their sum must be below 1")
         labelled = self.label is not None or any(source.label for source in (self.mix or {}).values())
         if self.labels is not None and not labelled:
@@ -133,6 +143,12 @@ class DataConfig(SourceConfig):
             raise ValueError(f"mix.{unweighted[0]} has no `weight`: give all sources one, or none")
         return self
 
+    def shares(self, splits: Collection[str]) -> dict[str, float]:
+        """Return {split: fraction of train} of the splits to make where a source lacks them. splits: that the data has."""
+        if self.split is None:
+            return {} if {"validation", "test"} & {*splits} else AUTOMATIC
+        return {str(name): share for name, share in self.split.items()}
+
     @property
     def weights(self) -> dict[str, float] | None:
         """{source: share of train's rows}, or None."""
@@ -142,8 +158,7 @@ class DataConfig(SourceConfig):
         return weights or None
 
     def sources(self) -> dict[str, SourceConfig]:
-        """{name: settings} of each source, sorted; without a mixture one named "". Raises ConfigError for other text
-        columns."""
+        """{name: settings} of each source, sorted; without a mixture one named "". Raises ConfigError."""
         return (
             {name: self._filled(name, source) for name, source in sorted(self.mix.items())} if self.mix else {"": self}
         )
@@ -169,3 +184,25 @@ class DataConfig(SourceConfig):
         if self.text is None and any(source.text for source in mixed):
             return ("text",)
         return text_columns(self.text, label, self.columns)
+
+
+def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Return our names of the text columns; `text` if there is a label and no other name."""
+    if text is None:
+        return ("text",) if label and (not columns or "text" in columns) else ()
+    return (text,) if isinstance(text, str) else tuple(text)
+
+
+@contextlib.contextmanager
+def errors_name_source(name: str) -> Iterator[None]:
+    """Let errors name `data.mix.<name>.text` instead of `data.text`; "" changes nothing."""
+    try:
+        yield
+    except TrnflowError as error:
+        own = re.compile(rf"\bdata\.({'|'.join(SourceConfig.model_fields)})\b") if name else None
+        if own:
+            error.message, error.fix = (own.sub(rf"data.mix.{name}.\1", text) for text in (error.message, error.fix))
+            if f"data.mix.{name}" not in error.message:
+                error.message = f"data.mix.{name}: {error.message}"
+            error.args = (error.message,)
+        raise

@@ -13,13 +13,17 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Source
-from trnflow.tasks.data.load.readers import RowReader, open_table
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import sha256_file, stamp
+from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.split_files import FileSettings
+
+if TYPE_CHECKING:
+    from trnflow.tasks.data.load.readers import RowReader
 
 SOURCE = "builtin:stdlib"
 VIEWS = ("packages", "questions")
@@ -31,6 +35,7 @@ _SKIPPED = frozenset(
         "dist-packages", "lib-dynload", "__pycache__", "__phello__",
     }
 )  # fmt: skip
+_ROWS = Path(__file__).with_name("rows")
 _SPLIT_OF_TENTH = {0: "test", 1: "validation"}
 
 
@@ -42,10 +47,14 @@ class Docstring(NamedTuple):
 
 
 def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
-    """Return the Source of `builtin:stdlib`; its digest is remembered. Raises ConfigError for an unknown corpus or
-    view."""
+    """Return the Source of `builtin:stdlib`, whose digest is remembered, or of the rows of a shipped recipe. Raises
+    ConfigError for an unknown corpus or view."""
+    rows = _ROWS / f"{source.removeprefix('builtin:')}.jsonl"
+    if rows in _ROWS.glob("*.jsonl"):
+        return resolve_source(str(rows), None, None, FileSettings(None, {}), resolver)
     if source != SOURCE:
-        raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}")
+        others = ", ".join(sorted(f"builtin:{file.stem}" for file in _ROWS.glob("*.jsonl")))
+        raise ConfigError(f"data.source: there is no built-in corpus {source}", f"use {SOURCE}, or {others}")
     view = view or VIEWS[0]
     if view not in VIEWS:
         raise ConfigError(f"data.name: {SOURCE} has no view {view}", f"use one of: {', '.join(VIEWS)}")
@@ -62,8 +71,7 @@ def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
 
 
 def stdlib_files(root: Path) -> list[tuple[str, str]]:
-    """List (relative path, stamp) of the standard library's files below `root`, sorted, without tests, tools and
-    installed packages."""
+    """List (relative path, stamp) of the standard library's files, sorted, without tests and installed packages."""
     files: list[tuple[str, str]] = []
     pending = [""]
     while pending:
@@ -82,6 +90,8 @@ def corpus_splits(view: str) -> dict[str, RowReader]:
     """Return {split: rows in memory} of a view. Raises DataError when this Python has no source files."""
     import pyarrow as pa
 
+    from trnflow.tasks.data.load.readers import open_table
+
     docstrings = list(read_docstrings(_root()))
     if not docstrings:
         raise DataError(f"{SOURCE}: this Python's standard library has no source files", "set data.source to your data")
@@ -93,8 +103,7 @@ def corpus_splits(view: str) -> dict[str, RowReader]:
 
 
 def read_docstrings(root: Path) -> Iterator[Docstring]:
-    """Yield the docstrings of public objects, in the order of paths and lines; below 3 words, and in files that this
-    Python can't parse, they are skipped."""
+    """Yield the docstrings of public objects, of 3 words or more, in the order of paths and lines."""
     for path, _ in stdlib_files(root):
         parts = [part for part in path.removesuffix(".py").split("/") if part != "__init__"]
         if any(part.startswith("_") for part in parts):

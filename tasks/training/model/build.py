@@ -8,8 +8,12 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Input, Meta, Source
+import torch
+from torch import Tensor
+
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.config import check_positions
 from trnflow.tasks.training.model.masks import (
     attention_masks,
     check_attention,
@@ -22,8 +26,6 @@ from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, first_p
 from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trnflow.tasks.metadata import PackedMeta
 
 
@@ -32,8 +34,6 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
 
     weights: False builds on "meta", for tracing. Raises ModelError, naming the setting, when model and rows do not fit.
     """
-    import torch
-
     # from the recipe alone, so that precompile and train build the same graph
     config = model_config(source, packed.meta)
     kind = auto_class(packed.meta["task"])
@@ -62,17 +62,14 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
 
 def model_config(source: Source, meta: PackedMeta) -> Any:
     """Return transformers' config of `source` with the recipe's overrides, vocabulary size and labels."""
-    pretrained, overrides = source.identity["config"]["pretrained"], source.identity["config"]["overrides"]
-    config = _config({**(pretrained or {}), **overrides}, overrides)
-    _fit_vocabulary(config.get_text_config(), meta, scratch=pretrained is None)
+    config = architecture(source)
+    _fit_vocabulary(config.get_text_config(), meta, scratch=source.identity["config"]["pretrained"] is None)
     _fit_labels(config, meta)
     return config
 
 
 def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
     """Return the keyword arguments of the model's `forward`. All tensors: int [rows, length]; segment 0 is padding."""
-    import torch
-
     positions = position_ids + built.first_position
     if built.first_position:  # for RoBERTa, the position of padding is the pad id
         positions = torch.where(segment_ids != 0, positions, built.first_position - 1)
@@ -100,11 +97,16 @@ def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids
     return logits.float()
 
 
-def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
-    """Return every n-th of the layers that transformers marks for remat. Raises ModelError when there are too few."""
+def layers_of(model: Any) -> list[Any]:
+    """Return the model's transformer layers, as transformers marks them for remat; [] for a model that marks none."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
+    """Return every n-th of `layers_of`. Raises ModelError when there are too few."""
+    layers = layers_of(model)
     if not layers:
         raise ModelError(f"{type(model).__name__} marks no layers to recompute", "set train.remat=false")
     if every > len(layers):
@@ -115,10 +117,14 @@ def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
     return layers[every - 1 :: every]
 
 
-def _config(fields: Meta, overrides: Meta) -> Any:
+def architecture(source: Source) -> Any:
+    """Return transformers' config of `source` with the recipe's overrides. Raises ModelError for an unknown model or
+    field."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    overrides = source.identity["config"]["overrides"]
+    fields = {**(source.identity["config"]["pretrained"] or {}), **overrides}
     model_type = fields.get("model_type")
     if model_type not in CONFIG_MAPPING:
         if "auto_map" in fields:
@@ -178,8 +184,5 @@ def _is_causal(config: Any) -> bool:
 
 def _check_positions(built: Built, lengths: list[int]) -> None:
     limit = getattr(built.model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and max(lengths) + built.first_position > limit:
-        raise ModelError(
-            f"rows of {max(lengths)} tokens, but {type(built.model).__name__} has {limit - built.first_position} positions",
-            "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
-        )
+    if limit is not None:
+        check_positions(max(lengths), limit - built.first_position, type(built.model).__name__)

@@ -12,8 +12,10 @@ from pydantic import ValidationError
 from tests.helpers.data_stages import files, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
-from trnflow.tasks.data.format.row_makers import MAKERS
+from trnflow.tasks.data.format.row_format import RowFormat
+from trnflow.tasks.data.format.row_makers import MAKERS, context_column, unread_columns
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.prediction.prompts import shape_of
 
 
 def rows_of(root: Path, columns: dict, **meta) -> Input:
@@ -160,3 +162,34 @@ def test_instruction_sections_keep_every_character(instruction, context, respons
     assert prompt["text"].startswith(f"### Instruction\n{instruction}\n\n")
     assert prompt["text"].endswith("### Answer\n")
     assert (f"### Context\n{context}\n\n" in prompt["text"]) or not context
+
+
+def test_alpaca_s_input_is_its_context_where_no_setting_names_one(bench, tmp_path):
+    columns = {"instruction": ["Add."], "input": ["1 2"], "output": ["3"]}
+    rows = rows_of(tmp_path, columns)
+    (first, _), *_ = parts(bench.texts(rows, task="instruction", style="alpaca", response="output"))
+    assert first[0].endswith("### Input:\n1 2\n\n### Response:\n")
+    named = FormatConfig(task="instruction", style="alpaca", response="output")
+    assert context_column(named, columns) == "input" and context_column(named, [*columns, "context"]) == "context"
+    assert context_column(named.model_copy(update={"context": None}), columns) is None
+    shape = shape_of(RowFormat("causal_lm", named.model_dump(), [], list(columns), [], 512), tmp_path)
+    assert shape.optional == ["input"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "unread"),
+    [
+        ({"task": "instruction", "response": "output"}, ["input", "messages"]),
+        ({"task": "instruction", "response": "output", "style": "alpaca"}, ["messages"]),
+        ({"task": "instruction", "prompt_template": "{{ instruction }}", "response": "output"}, ["input", "messages"]),
+        (
+            {"task": "instruction", "prompt_template": "{{ input }}", "response_template": "{{ output }}!"},
+            ["instruction", "messages"],
+        ),
+        ({"task": "chat"}, ["instruction", "input", "output"]),
+        ({"task": "text", "text": "output"}, ["instruction", "input", "messages"]),
+    ],
+)
+def test_columns_that_nothing_reads(settings, unread):
+    meta = {"columns": ["instruction", "input", "output", "messages"], "text": []}
+    assert unread_columns(FormatConfig(**settings), meta) == unread

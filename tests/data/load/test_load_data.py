@@ -121,7 +121,7 @@ def test_a_file_that_changes_meanwhile_is_refused(bench, tmp_path):
     from trnflow.tasks.load_data import load_data
 
     path = write(tmp_path / "a.csv", REVIEWS)
-    config = DataConfig(source=str(path), text="text")
+    config = DataConfig(source=str(path), text="text", split={})
     source = bench.source(config)
     os.utime(path, ns=(1, 1))
     with pytest.raises(DataError, match=r"a\.csv changed while"):

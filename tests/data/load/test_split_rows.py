@@ -159,7 +159,7 @@ def test_errors_name_the_source(bench, two, tmp_path):
 
 
 def test_identity_is_that_of_all_sources_and_no_place(bench, two, tmp_path):
-    config = DataConfig(mix=mixed(two), text="text")
+    config = DataConfig(mix=mixed(two), text="text", split={})
     source = bench.source(config)
     assert {name: sorted(one) for name, one in source.identity["mix"].items()} == {
         "large": ["files"],

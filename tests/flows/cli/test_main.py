@@ -104,7 +104,7 @@ def test_the_resolved_recipe_is_printed(trnflow: Shell) -> None:
             "no folder ./no-model",
         ),
         (["plan", "mine.yaml", "model.source=."], 2, "tokenize.train makes a new vocabulary"),
-        (["run", "mine.yaml", "--direct", "model.source=.", "--until", "load_data"], 2, "set tokenize.train=null"),
+        (["run", "mine.yaml", "--direct", "model.source=.", "--until", "tokenize_text"], 2, "set tokenize.train=null"),
         (["get", "mine.yaml", "load_data", "dest"], 2, "has no artifact"),
         (["run", "mine.yaml", "--direct", "train.devices=3", "train.tensor_parallel_size=2"], 2, "multiple of"),
         (["plan", "mine.yaml", "train.devices=3", "train.tensor_parallel_size=3"], 1, "4 heads (num_attention_heads)"),

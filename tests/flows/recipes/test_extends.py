@@ -59,7 +59,7 @@ launch: {environment: {A: "1", B: "2"}}
         ("data.split", "{}", {}),
         ("data.split", "{test: null}", {"validation": 0.1}),
         ("data.split.test", "null", {"validation": 0.1}),
-        ("data.split", "null", {}),
+        ("data.split", "null", None),
         ("data.split", "{train: null}", {"validation": 0.1, "test": 0.2}),
         ("data.labels", "null", None),
         ("data.dedupe", "null", False),
@@ -128,3 +128,12 @@ def nested(setting: str, value: str) -> str:
     """`a.b=c` as YAML of a recipe file."""
     *above, last = setting.split(".")
     return "".join(f"{name}: {{" for name in above) + f"{last}: {value}" + "}" * len(above) + "\n"
+
+
+def test_another_source_does_not_inherit_the_revision(tmp_path: Path) -> None:
+    assert settings.load("classify").model.revision
+    assert settings.load("classify", ["model.source=bert-base-uncased"]).model.revision is None
+    (tmp_path / "mine.yaml").write_text("extends: classify\nmodel: {source: bert-base-uncased}\n")
+    assert settings.load(str(tmp_path / "mine.yaml")).model.revision is None
+    (tmp_path / "same.yaml").write_text("extends: classify\nmodel: {overrides: {hidden_dropout_prob: 0.0}}\n")
+    assert settings.load(str(tmp_path / "same.yaml")).model.revision == settings.load("classify").model.revision

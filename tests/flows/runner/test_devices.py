@@ -19,9 +19,12 @@ from tests.flows.runner.toy import WordsConfig, graph
 from tests.helpers.command_line import Shell
 from tests.helpers.event_logs import runs_with_metrics
 from tests.helpers.runs import context, plan_graph, run_graph
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, devices_of_stages
+from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, devices_of
 from trnflow.tasks.events import Event, Reader, RunState
+from trnflow.tasks.promotion.score_rows import ScoreConfig, score_rows
+from trnflow.tasks.stage import stage_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import newest_holder
 from trnflow.tasks.system import process
@@ -53,7 +56,9 @@ def test_which_stages_take_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def found(*overrides: str) -> dict[str, tuple[str, ...]]:
         recipe = settings.load("demo", ["train.engine=native", "train.devices=2", *overrides])
-        return {stage: names for stage, names in devices_of_stages(recipe, {}).items() if names}
+        scoring = ScoreConfig(window=8, device=recipe.evaluate.on_device_of(recipe.training.device).device)
+        stages = [(node.stage, node.config) for node in finetune(recipe).nodes] + [(stage_of(score_rows), scoring)]
+        return {stage.name: names for stage, config in stages if (names := devices_of(stage, config, recipe, {}))}
 
     assert found("train.device=cpu", "train.micro_batch=auto") == {}
     assert found("train.device=cpu", "evaluate.device=cuda") == dict.fromkeys(EVALUATING, ("cuda 2",))

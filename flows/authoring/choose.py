@@ -1,0 +1,374 @@
+"""Choose columns and task for data that was looked at, or ask. Nothing is guessed in silence: what is taken for what is
+in the draft."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trnflow.flows.authoring.look import Column, Looked
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import messages_of
+from trnflow.tasks.data.load.labels import parse_rule
+from trnflow.tasks.errors import ConfigError, DataError
+
+TEXTS = (
+    "text", "body", "content", "review", "review_text", "review_body", "sentence", "tweet", "comment", "message",
+    "description", "utterance", "document", "abstract", "question", "query", "title", "headline",
+)  # fmt: skip
+LABELS = (
+    "label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "emotion", "tag", "type", "y",
+    "rating", "stars", "score", "is_spam", "spam", "toxic", "priority", "department", "team",
+)  # fmt: skip
+"""Names that columns of texts and of classes usually have, the likeliest first."""
+AMOUNTS = ("score", "target", "label", "labels", "y", "rating", "value", "similarity")
+"""Names of columns that are meant to be predicted also where they hold amounts."""
+ASIDE = ("lang", "language", "locale", "source", "split", "user", "author", "country", "gender", "year", "month", "url")
+"""Names of columns that are rarely what is to be predicted."""
+PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"))
+"""Two texts that are classified together."""
+TURNS = (
+    ("instruction", "input", "output"),
+    ("instruction", "context", "response"),
+    ("instruction", "input", "response"),
+    ("instruction", None, "output"),
+    ("instruction", None, "response"),
+    ("prompt", None, "completion"),
+    ("prompt", None, "response"),
+    ("question", "context", "answer"),
+    ("question", None, "answer"),
+    ("question", None, "response"),
+    ("user", None, "assistant"),
+    ("query", None, "response"),
+    ("query", None, "answer"),
+    ("input", None, "output"),
+)
+"""Names of an instruction, its context and its answer, as Alpaca, Dolly, TRL and others have them."""
+FEW = 200
+"""More classes than these are no likely label, unless the column's name says so."""
+
+
+class Question(ConfigError):
+    """What the data leaves open. choices: {setting=value: what it means}. Shown without a terminal, it is an error."""
+
+    def __init__(self, message: str, choices: dict[str, str]) -> None:
+        listed = ", or ".join(f"{shlex.join(overrides_in(choice))} ({meaning})" for choice, meaning in choices.items())
+        super().__init__(message, f"answer with {listed}")
+        self.choices = choices
+
+
+def overrides_in(choice: str) -> list[str]:
+    """Return the overrides of a choice; their values may hold spaces."""
+    return re.split(r" (?=[a-z]+\.[a-z_]+=)", choice)
+
+
+@dataclass
+class Draft:
+    """A recipe's own part.
+
+    Attributes:
+        base: The shipped recipe that it extends.
+        taken: (what for, column) of each column that is used.
+        settings: {section: {setting: value}}.
+        others: {section.setting: [(another value, why)]}, to be written as comments.
+        why: {section.setting: comment}.
+    """
+
+    base: str
+    taken: list[tuple[str, Column]] = field(default_factory=list)
+    settings: dict[str, Meta] = field(default_factory=lambda: {"data": {}, "format": {}})
+    others: dict[str, list[tuple[Any, str]]] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+
+
+def choose(looked: Looked, given: Meta) -> Draft:
+    """Return the draft of a recipe. given: the settings that the user named. Raises Question, ConfigError, DataError."""
+    data, form = given.get("data", {}), given.get("format", {})
+    columns = looked.columns
+    task = form.get("task") or ("classification" if data.get("label") else None)
+    makers: dict[str, Callable[[dict[str, Column], Meta, Meta], Draft | None]] = {
+        "chat": _chat,
+        "instruction": _instruction,
+        "classification": _classification,
+        "text": _text,
+    }
+    if task in makers:
+        draft = makers[task](columns, data, form)
+        if draft is None:
+            raise ConfigError(f"no columns for format.task={task} were found: {listed(columns)}", _NAME_THEM[task])
+        return draft
+    _refuse_preferences(columns)
+    for make in makers.values():
+        if draft := make(columns, data, form):
+            return draft
+    raise ConfigError(f"no column holds texts to train on: {listed(columns)}", "name one: data.text=COLUMN")
+
+
+_NAME_THEM = {
+    "chat": "name the column of messages: format.messages=COLUMN",
+    "instruction": "name them: format.instruction=COLUMN format.response=COLUMN",
+    "classification": "name them: data.text=COLUMN data.label=COLUMN",
+    "text": "name it: data.text=COLUMN",
+}
+
+
+def listed(columns: dict[str, Column]) -> str:
+    """Return the columns with what they hold, as text."""
+    some = [f"{name} ({column.describe()})" for name, column in list(columns.items())[:12]]
+    return ", ".join(some + (["..."] if len(columns) > 12 else []))
+
+
+def _refuse_preferences(columns: dict[str, Column]) -> None:
+    """Raise ConfigError for chosen and rejected answers, or answers that are marked good and bad."""
+    if {"chosen", "rejected"} <= columns.keys():
+        nearest = "write each chosen answer as the last turn of its conversation, and train on those"
+        if not columns["chosen"].nested and "prompt" in columns:
+            nearest = (
+                "format.task=instruction format.instruction=prompt format.response=chosen trains on the chosen answers"
+            )
+        raise ConfigError("these are preferences (chosen, rejected), and no task here trains on pairs", nearest)
+    marked = [name for name, column in columns.items() if {*column.counts} == {"true", "false"}]
+    answers = {"completion", "messages", "conversations"} & columns.keys()
+    if answers and "label" in marked:
+        raise Question(
+            "these are answers marked good and bad (label), and no task here learns from marks",
+            {
+                "format.task=instruction" if "completion" in answers else "format.task=chat": "trains on all answers "
+                "alike: leave out the bad ones first"
+            },
+        )
+
+
+def _chat(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for a column of messages, None without one. Raises DataError for an unknown role."""
+    wanted = form.get("messages")
+    chats = [column for name, column in columns.items() if _is_chat(column) and wanted in (None, name)]
+    if not chats:
+        return None
+    if len(chats) > 1:
+        raise Question(
+            f"{' and '.join(column.name for column in chats)} hold messages",
+            {f"format.messages={column.name}": "the whole conversation" for column in chats},
+        )
+    draft, column = Draft("chat"), chats[0]
+    for number, value in enumerate(column.examples, 1):
+        messages_of(value, f"{column.name}, example {number}")
+    draft.taken.append(("messages", column))
+    draft.settings["format"]["task"] = "chat"
+    if column.name != "messages":
+        draft.settings["format"]["messages"] = column.name
+    draft.taken += [(name, columns[name]) for name in ("tools", "documents") if name in columns]
+    return draft
+
+
+def _is_chat(column: Column) -> bool:
+    messages = [value for value in column.examples if isinstance(value, list)]
+    names = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+    return len(messages) == len(column.examples) > 0 and all(
+        isinstance(entry, dict) and any(keys <= entry.keys() for keys in names) for value in messages for entry in value
+    )
+
+
+def _instruction(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for a prompt and its answer, None without them. Raises Question."""
+    by_name = {name.lower(): column for name, column in columns.items()}
+    for ask, context, answer in TURNS:
+        ask, answer = form.get("instruction", ask), form.get("response", answer)
+        context = form.get("context", context)
+        if all(name is None or name.lower() in by_name for name in (ask, context, answer)):
+            break
+    else:
+        return None
+    names = {"instruction": ask, "context": context, "response": answer}
+    taken = {role: by_name[name.lower()] for role, name in names.items() if name is not None}
+    nested = [column.name for column in taken.values() if column.nested]
+    if nested:
+        raise ConfigError(f"{nested[0]} holds lists, not texts", "join prompt and answer in one column `messages`")
+    if taken["response"].can_be_classes and not form:
+        column = taken["response"]
+        raise Question(
+            f"{column.name} has {column.describe()}",
+            {
+                f"data.label={column.name}": "they are classes",
+                "format.task=instruction": "they are answers to write",
+            },
+        )
+    draft = Draft("instruct")
+    settings = draft.settings["format"]
+    settings["task"] = "instruction"
+    if (ask, answer) == ("prompt", "completion"):
+        draft.taken = [("prompt", taken["instruction"]), ("answer", taken["response"])]
+        settings |= {
+            "prompt_template": f"{{{{ {taken['instruction'].name} }}}}",
+            "response": taken["response"].name,
+        }
+        draft.why["format.prompt_template"] = "prompt and completion are joined as they are, without headings"
+        return draft
+    draft.taken = list(taken.items())
+    if (ask, answer) == ("instruction", "output"):
+        settings["style"] = "alpaca"
+    settings |= {role: column.name for role, column in taken.items() if column.name != role}
+    return draft
+
+
+def _classification(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for texts and their classes, None without texts or without a column to predict. Raises
+    Question."""
+    label = data.get("label")
+    rule = parse_rule(label) if label and label not in columns else None
+    named = rule.column if rule else label
+    texts = _texts(columns, data.get("text"), {named})
+    if not texts or (not label and not form.get("task") and len(texts) == len(columns)):
+        return None
+    draft = Draft("classify")
+    chosen = _column(columns, named, "data.label") if named else _label(columns, texts, bool(form.get("task")))
+    if chosen is None:
+        return None
+    labels = [chosen] if isinstance(chosen, Column) else chosen
+    text = _pair(texts) or texts[:1] if not data.get("text") else texts
+    draft.taken = [*(("text", column) for column in text), ("label", labels[0])]
+    draft.settings["format"]["task"] = "classification"
+    names = [column.name for column in text]
+    draft.settings["data"] |= {"text": names if len(names) > 1 else names[0], "label": label or labels[0].name}
+    if len(text) == 1 and len(texts) > 1 and not data.get("text"):
+        more = [column.name for column in columns.values() if column in texts[:2]]
+        draft.others["data.text"] = [(more, f"both, joined; {texts[1].name}: {texts[1].describe()}")]
+    draft.others["data.label"] = [(column.name, column.describe()) for column in labels[1:2]]
+    _check_label(labels[0], rule is not None, label is not None)
+    return draft
+
+
+def _column(columns: dict[str, Column], name: str, setting: str) -> Column:
+    if name not in columns:
+        raise ConfigError(f"{setting}: there is no column {name}", f"there are {listed(columns)}")
+    return columns[name]
+
+
+def _texts(columns: dict[str, Column], wanted: str | list[str] | None, without: set[str | None]) -> list[Column]:
+    """Return the columns of texts, the likeliest first."""
+    if wanted:
+        return [_column(columns, name, "data.text") for name in ([wanted] if isinstance(wanted, str) else wanted)]
+    texts = [column for name, column in columns.items() if column.is_text and name not in without]
+    if not texts:  # short ones, such as search queries
+        texts = [column for name, column in columns.items() if name.lower() in TEXTS and _is_short_text(column)]
+    return sorted(texts, key=lambda column: (not _is_long(column, texts), _place(column.name, TEXTS), -column.words))
+
+
+def _is_short_text(column: Column) -> bool:
+    return not column.nested and column.numbers is None and bool(column.examples) and not column.can_be_classes
+
+
+def _is_long(column: Column, texts: list[Column]) -> bool:
+    """Return whether a text is at least half as long as the longest: a title is not what a text column's name says."""
+    return 2 * column.words >= max(other.words for other in texts)
+
+
+def _pair(texts: list[Column]) -> list[Column]:
+    by_name = {column.name.lower(): column for column in texts}
+    return next(([by_name[a], by_name[b]] for a, b in PAIRS if {a, b} <= by_name.keys()), [])
+
+
+def _place(name: str, names: Iterable[str]) -> int:
+    listed = [*names]
+    return listed.index(name.lower()) if name.lower() in listed else len(listed)
+
+
+def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list[Column] | None:
+    """Return the column of the classes and others that may be it, None if nothing looks like classes. Raises Question."""
+    rest = [column for column in columns.values() if column not in texts]
+    lists = next((column for column in rest if column.nested and column.name.lower() in LABELS), None)
+    if lists:
+        raise ConfigError(
+            f"{lists.name} holds lists: several labels a row", "no task here has them: give rows one label"
+        )
+    siblings = {f"{column.name}_name" for column in rest}  # load_data reads the names of the classes there
+    classes = [column for column in rest if column.can_be_classes and column.name not in siblings]
+    named = [c for c in classes if c.name.lower() in LABELS]
+    named = sorted(named, key=lambda column: _place(column.name, LABELS))
+    usual = [c for c in classes if c not in named and len(c.counts) <= FEW and c.name.lower() not in ASIDE]
+    measures = [c for c in rest if c.numbers and c.is_measure]
+    # a column of integers that are all different is an id
+    amounts = [c for c in measures if c.name.lower() in AMOUNTS] or [c for c in measures if not c.is_unique]
+    if named or (not amounts and len(usual) in (1, 2)):
+        return [*named, *usual]
+    if alone := [c for c in rest if len(c.counts) == 1 and c.name.lower() in LABELS]:
+        return alone  # which is refused with its one class
+    open_ones = [*amounts, *usual, *(column for column in classes if column.name.lower() in ASIDE)]
+    if len(open_ones) > 1 or (open_ones and not amounts):
+        raise Question(
+            f"which column holds what is to be predicted? {listed({column.name: column for column in open_ones})}",
+            {
+                **dict(map(_as_label, open_ones[:6])),
+                "format.task=text": "none of them: learn to write such texts",
+            },
+        )
+    if amounts:
+        return amounts
+    if asked:
+        raise ConfigError(f"no column looks like classes: {listed(columns)}", _NAME_THEM["classification"])
+    return None
+
+
+def _as_label(column: Column) -> tuple[str, str]:
+    """Return the setting that makes a column the label, and what it then means."""
+    if column.has_fractions:
+        return f"data.label={column.name} >= {column.middle:g}", "two classes: below, and from there on"
+    return f"data.label={column.name}", f"{column.describe()}{', as classes' * column.is_measure}"
+
+
+def _check_label(column: Column, is_rule: bool, is_given: bool) -> None:
+    """Raise Question for amounts, unless the user named the column; DataError for one class alone."""
+    if is_rule:
+        return
+    if len(column.counts) == 1 and not column.many:
+        raise DataError(
+            f"{column.name} is {next(iter(column.counts))!r} in every row that was read: there is nothing to tell apart",
+            "give rows of other classes, or name another column: data.label=COLUMN",
+        )
+    if column.has_fractions or (column.is_measure and not is_given):
+        both = f"data.label={column.name} >= {column.middle:g}"
+        choices = {both: "two classes: below, and from there on", **dict([_as_label(column)])}
+        choices["format.task=text"] = "it is not to be predicted"
+        raise Question(f"{column.name} holds {column.describe()}: amounts, or classes?", choices)
+    several = "" if is_given else next((value for value in column.counts if _is_several(value, column)), "")
+    if several:
+        raise Question(
+            f"{column.name} holds several values in a row ({several}), and no task here has several labels a row",
+            {f"data.label={column.name}": "each combination is a class"},
+        )
+
+
+def _text(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for texts to continue, None without texts. Raises Question for several."""
+    wanted = data.get("text") or form.get("text")
+    texts = _texts(columns, wanted, set())
+    if not texts:
+        return None
+    if len(texts) > 1 and not wanted:
+        a, b = texts[0].name, texts[1].name
+        raise Question(
+            f"{listed({column.name: column for column in texts})} are texts: which is what?",
+            {
+                f"data.text={a}": "one text, all of it trained on",
+                f"format.instruction={a} format.response={b} format.task=instruction": "a prompt and its answer",
+            },
+        )
+    if texts[0].words < 3 and not wanted:
+        raise Question(
+            f"{texts[0].name} holds {texts[0].words:.0f} words a row, and there is nothing else: what is to be learnt?",
+            {f"data.text={texts[0].name}": "to write such texts"},
+        )
+    draft = Draft("instruct", [("text", column) for column in texts])
+    draft.settings["format"]["task"] = "text"
+    names = [column.name for column in texts]
+    draft.settings["data"]["text"] = names if len(names) > 1 else names[0]
+    return draft
+
+
+def _is_several(value: str, column: Column) -> bool:
+    """Return whether a value is a list of others: `4,27` where there are 4 and 27."""
+    parts = re.split(r"\s*[,;|]\s*", value.strip())
+    return len(parts) > 1 and all(part in column.counts for part in parts)

@@ -1,0 +1,402 @@
+"""Look at data before there is a recipe: its columns, as load_data's own readers give them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from trnflow.tasks.data.load.column_types import plain_type, to_type
+from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.data.load.labels import is_blank
+from trnflow.tasks.data.load.loading import open_source
+from trnflow.tasks.data.load.readers import RowReader, open_file
+from trnflow.tasks.data.load.streams import file_errors, open_stream
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.load_data import DataConfig, data_source
+from trnflow.tasks.sources.data_files import FORMATS, DataFile, format_of, local_files
+from trnflow.tasks.sources.paths import local_path
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.split_files import FileSettings, choose_files
+from trnflow.tasks.sources.zip_files import unzipped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BYTES = 64 << 20
+"""Bytes of rows that are read of a split; of what lies behind them only a Parquet file's short columns are read."""
+ROWS = 1000
+"""Rows whose texts are looked at, spread over those that are read."""
+MOST_VALUES = 10_000
+"""Distinct values of a column that are counted."""
+MOST_ARRAY = 1 << 30
+"""Bytes of a JSON array, which load_data's reader holds in memory."""
+SHORT = 100
+"""Mean characters of a column that can hold classes."""
+NUMBERED_CLASSES = 20
+"""A column of more integers than these is asked about."""
+MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_DATE = re.compile(
+    rf"\W*(\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{{2,4}}|(\w{{3,9}},? )?(\d\d?\W+)?({MONTHS})[a-z]*\.? \d)",
+    re.IGNORECASE,
+)
+# Scripts that put no space between words: two characters count as a word.
+_UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+
+
+@dataclass
+class Column:
+    """What was seen of a column.
+
+    Attributes:
+        nested: Whether its values are lists or objects.
+        counts: {value: rows}, of at most MOST_VALUES values.
+        many: Whether there are more values.
+        examples: Values of rows spread over the file, blank ones left out; parsed where they are JSON.
+    """
+
+    name: str
+    nested: bool = False
+    rows: int = 0
+    blank: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    many: bool = False
+    examples: list[Any] = field(default_factory=list)
+
+    @cached_property
+    def numbers(self) -> list[float] | None:
+        """The distinct values, if all of them are numbers; texts of a CSV file too."""
+        try:
+            numbers = [float(value) for value in self.counts if value.strip().lower() != "nan"]
+        except ValueError:
+            return None
+        return None if self.nested or any(number != number for number in numbers) else numbers or None
+
+    @property
+    def has_fractions(self) -> bool:
+        return any(not number.is_integer() for number in self.numbers or [])
+
+    @property
+    def is_measure(self) -> bool:
+        """Whether its numbers are rather amounts than classes: fractions, or many integers."""
+        return self.has_fractions or (self.numbers is not None and len(self.counts) > NUMBERED_CLASSES)
+
+    @property
+    def middle(self) -> float:
+        """The median of the distinct numbers."""
+        numbers = sorted(self.numbers or [0.0])
+        return numbers[len(numbers) // 2]
+
+    @cached_property
+    def is_date(self) -> bool:
+        return bool(self.examples) and all(isinstance(v, str) and _DATE.match(v) for v in self.examples[:50])
+
+    @cached_property
+    def words(self) -> float:
+        """The mean number of words."""
+        return sum(map(count_words, map(str, self.examples))) / max(1, len(self.examples))
+
+    @property
+    def is_unique(self) -> bool:
+        if self.many:
+            return len(self.examples) == len({*map(str, self.examples)})
+        return len(self.counts) == self.rows - self.blank > 1
+
+    @property
+    def is_text(self) -> bool:
+        plain = not self.nested and self.numbers is None and not self.is_date
+        return plain and self.words >= 3 and (self.many or 2 * len(self.counts) > self.rows - self.blank)
+
+    @property
+    def can_be_classes(self) -> bool:
+        """Whether it has two values or more, most of them often: short texts, truth values or a few integers."""
+        often = 2 <= len(self.counts) <= (self.rows - self.blank) / 2
+        if self.nested or self.many or self.is_date or not often:
+            return False
+        return not self.is_measure if self.numbers else max(map(len, self.counts)) <= SHORT
+
+    def describe(self) -> str:
+        """Return a phrase such as `12 values` or `mean 31 words`."""
+        if self.rows == self.blank:
+            return "empty"
+        if self.nested:
+            return "lists or objects"
+        if self.is_date:
+            return "dates"
+        if self.numbers and self.is_measure:
+            kind = "unique" if self.is_unique else f"{'over ' if self.many else ''}{len(self.counts):,} values"
+            return f"numbers from {min(self.numbers):g} to {max(self.numbers):g}, {kind}"
+        if self.is_text:
+            return f"mean {self.words:.0f} words"
+        if self.is_unique:
+            return "unique"
+        plural = "" if len(self.counts) == 1 and not self.many else "s"
+        return f"{'over ' if self.many else ''}{len(self.counts):,} value{plural}"
+
+
+def count_words(text: str) -> float:
+    """Return the number of words; in scripts without spaces half the characters."""
+    return len(text.split()) + len(_UNSPACED.findall(text)) / 2
+
+
+@dataclass
+class Looked:
+    """What was seen of a source.
+
+    Attributes:
+        columns: Of train, by name.
+        rows: Rows of train that were read; is_whole: whether those are all.
+        others: {other split: its columns}.
+        unread: Names of data files that belong to no split.
+    """
+
+    columns: dict[str, Column]
+    rows: int
+    is_whole: bool
+    others: dict[str, dict[str, Column]]
+    unread: list[str]
+
+
+def look(config: SourceConfig, resolver: Resolver) -> Looked:
+    """Read up to BYTES of a source's train split. Raises ConfigError or DataError for what can't be rows."""
+    with TemporaryDirectory() as scratch:
+        opened, unread = _open(config, resolver, Path(scratch))
+        seen = {split: _read_split(files, BYTES if split == "train" else BYTES // 8) for split, files in opened.items()}
+        columns, rows, whole = seen.pop("train")
+        name, whole = opened["train"][0].name, whole and not os.listdir(scratch)
+    if not columns:
+        raise DataError(f"{name} is empty", "give a file with rows")
+    if not rows:
+        raise DataError(f"{name} has no rows, only the names of columns", "give a file with rows")
+    return Looked(columns, rows, whole, {split: others for split, (others, _, _) in seen.items()}, unread)
+
+
+def _read_split(files: list[RowReader], most: int) -> tuple[dict[str, Column], int, bool]:
+    """Read up to `most` bytes of a split; return its columns, the rows that were read, and whether those are all."""
+    columns: dict[str, Column] = {}
+    sizes = [_read(rows, columns, most // len(files)) for rows in files]
+    total = sum(size for size, _ in sizes)
+    for column in columns.values():  # files may lack columns that others have
+        column.blank, column.rows = column.blank + total - column.rows, total
+    return columns, total, all(whole for _, whole in sizes)
+
+
+def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict[str, list[RowReader]], list[str]]:
+    """Return {split: opened files}, and the names of data files that no split has."""
+    source = str(config.source)
+    path = local_path(source)
+    found = local_files(path, resolver.folder("data.source")) if path and not path.startswith("builtin:") else []
+    if not found:
+        whole = DataConfig.model_validate(config.model_dump(exclude_unset=True))
+        return open_source(data_source(whole, resolver).location), []
+    # not by `data_source`: the digest of gigabytes would be taken before a word is said
+    data, _ = unzipped(source, found, lambda file: Path(file.path), resolver)
+    if not config.format and not any(format_of(file.name) for file in data):
+        raise _no_data(data[0])
+    settings = FileSettings(
+        config.format, {str(name): file for name, file in config.splits.items()}, resolver.folder("data.source")
+    )
+    chosen = choose_files(source, data, settings)
+    opened: dict[str, list[RowReader]] = {}
+    for split, kind, file in chosen:
+        opened.setdefault(split, []).append(_open_file(file, kind, scratch))
+    _check_alike(opened["train"])
+    folders = {file.name.rpartition("/")[0] for split, kind, file in chosen if (split, kind) == ("train", "txt")}
+    if len(folders) > 1:
+        raise ConfigError(
+            f"{source} has text files in the folders {', '.join(sorted(folders)[:4])}, whose names no row would have",
+            "if they are labels, write one table with the columns text and label",
+        )
+    used = {split_file.file.path for split_file in chosen}
+    return opened, [file.name for file in data if file.path not in used and format_of(file.name)]
+
+
+def _no_data(file: DataFile) -> ConfigError:
+    """Return the error about a file whose name shows no format."""
+    with Path(file.path).open("rb") as stream:
+        head = stream.read(4096)
+    if b"\0" in head or not head:
+        what = "is empty" if not head else "is no data file: it is binary"
+        return ConfigError(f"{file.name} {what}", f"give rows in one of these formats: {', '.join(FORMATS)}")
+    return ConfigError(
+        f"the name of {file.name} does not show its format",
+        f"name it: data.format=csv (or {', '.join(sorted({*FORMATS.values()} - {'csv'}))})",
+    )
+
+
+def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
+    path = Path(file.path)
+    with file_errors(file.name), open_stream(path) as stream:
+        head = stream.peek(4096)[:4096]
+        if kind in ("csv", "tsv", "jsonl", "txt"):
+            if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise DataError(f"{file.name} is UTF-16", f"save it as UTF-8: iconv -f utf-16 -t utf-8 {file.name}")
+            if b"\0" in head:
+                raise DataError(f"{file.name} is no {kind}: it is binary", "check the file")
+        is_array = head.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"[")
+        if kind == "jsonl" and is_array and path.stat().st_size > MOST_ARRAY:
+            raise DataError(
+                f"{file.name} is one JSON array of {path.stat().st_size / 1e9:.1f} GB, which is read as a whole",
+                f"write one object a line: jq -c '.[]' {file.name} > rows.jsonl",
+            )
+        # the reader of JSON lines reads all of them to know the columns
+        if kind == "jsonl" and not is_array:
+            lines = stream.read(BYTES)
+            if len(lines) == BYTES:
+                path = scratch / f"{len(os.listdir(scratch))}.jsonl"
+                path.write_bytes(lines[: lines.rfind(b"\n") + 1])
+    rows = open_file(path, kind, file.name)
+    _check_header(rows, kind)
+    return rows
+
+
+def _check_header(rows: RowReader, kind: str) -> None:
+    """Raise ConfigError for a table whose delimiter is another, or whose first line holds no names."""
+    names = rows.schema.names
+    if kind == "txt":
+        first = [text for batch in islice(rows.batches(["text"]), 1) for text in batch.column(0).to_pylist()[:50]]
+        for mark, name in (("\t", "tab"), (";", "`;`"), ("|", "`|`"), ("__label__", "__label__")):
+            counts = {text.count(mark) for text in first}
+            if len(first) > 1 and len(counts) == 1 and counts != {0}:
+                raise ConfigError(
+                    f"{rows.name} is a table rather than a text: each line has {counts.pop()} {name}",
+                    "data.format=tsv reads tabs (the first line names the columns); else save it as csv, with commas",
+                )
+    if kind not in ("csv", "tsv") or not names:
+        return
+    for mark, name, fix in (("\t", "tabs", "data.format=tsv reads it"), (";", "`;`", "save it with commas or tabs")):
+        if len(names) == 1 and mark in names[0]:
+            raise ConfigError(
+                f"{rows.name} is separated by {name}, not by {'tabs' if kind == 'tsv' else 'commas'}", fix
+            )
+    if any(_is_number(name) or len(name.split()) > 6 or len(name) > SHORT for name in names):
+        example = ("\t" if kind == "tsv" else ",").join(["text", "label", "id"][: len(names)])
+        raise ConfigError(
+            f"{rows.name}: the first line looks like a row, not like names of columns: "
+            f"{', '.join(name[:30] for name in names[:4])}",
+            f"put a line with names before it, such as {example}",
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_alike(files: list[RowReader]) -> None:
+    """Raise ConfigError if two files of train have no column in common."""
+    for rows in files[1:]:
+        if not {*rows.schema.names} & {*files[0].schema.names}:
+            raise ConfigError(
+                f"{files[0].name} and {rows.name} have no column in common",
+                f"give one of them, or name it: data.splits='{{train: {files[0].name}}}'",
+            )
+
+
+def _read(rows: RowReader, columns: dict[str, Column], most: int) -> tuple[int, bool]:
+    """Add a file's rows to `columns`; return how many were read, and whether those are all."""
+    names = list(rows.schema.names)
+    before = deepcopy(columns)
+    try:
+        return _read_columns(rows, names, columns, most)
+    except DataError:
+        # a column of mixed types spoils no other
+        readable = [name for name in names if _is_readable(rows, name)]
+        if not readable:
+            raise
+        columns.clear()
+        columns.update(before)
+        return _read_columns(rows, readable, columns, most)
+
+
+def _is_readable(rows: RowReader, name: str) -> bool:
+    try:
+        for _ in rows.batches([name]):
+            pass
+    except DataError:
+        return False
+    return True
+
+
+def _read_columns(rows: RowReader, names: list[str], columns: dict[str, Column], most: int) -> tuple[int, bool]:
+    read = size = 0
+    stride, kinds = 1, {name: plain_type(rows.schema.field(name).type) for name in names}
+    sampled: list[tuple[int, dict[str, Any]]] = []
+    batches = rows.batches(names)
+    for batch in batches:
+        for name in names:
+            values = to_type(batch.column(name), kinds[name], name, rows.name, read)
+            _count(columns.setdefault(name, Column(name)), values)
+        picked = [at for at in range(batch.num_rows) if (read + at) % stride == 0]
+        sampled += zip([read + at for at in picked], batch.take(picked).to_pylist(), strict=True)
+        while len(sampled) > 2 * ROWS:
+            stride *= 2
+            sampled = [(at, row) for at, row in sampled if at % stride == 0]
+        read, size = read + batch.num_rows, size + batch.nbytes
+        if size > most:
+            break
+    for name in names:
+        columns.setdefault(name, Column(name)).examples += _parsed([row[name] for _, row in sampled])
+    is_whole = size <= most or next(batches, None) is None
+    if not is_whole and format_of(rows.name) == "parquet":  # its columns are stored apart
+        for name in names:
+            _count_whole(rows, columns[name], kinds[name], most)
+    return read, is_whole
+
+
+def _count_whole(rows: RowReader, column: Column, kind: pa.DataType, most: int) -> None:
+    """Count the values of all rows, of a column that may hold classes. most: bytes to read."""
+    if column.many or column.nested or not column.counts or max(map(len, column.counts)) > SHORT:
+        return
+    whole, size = Column(column.name), 0
+    for batch in rows.batches([column.name]):
+        _count(whole, to_type(batch.column(0), kind, column.name, rows.name, whole.rows))
+        size += batch.nbytes
+        if size > most:
+            break
+    column.counts, column.many = whole.counts, whole.many
+
+
+def _count(column: Column, values: pa.Array) -> None:
+    """Add a batch's values to a column's counts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column.nested = column.nested or isinstance(values.type, pa.JsonType)
+    texts = values.storage if column.nested else values
+    try:
+        texts = texts.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # bytes, such as an image's
+        column.nested, texts = True, pa.nulls(len(texts), pa.string())
+    blank = pc.fill_null(is_blank(texts), True)
+    column.rows += len(texts)
+    column.blank += pc.sum(blank).as_py() or 0
+    if not column.many and not column.nested:
+        for entry in pc.value_counts(texts.filter(pc.invert(blank))).to_pylist():
+            column.counts[entry["values"]] += entry["counts"]
+        column.many = len(column.counts) > MOST_VALUES
+        if column.many:
+            column.counts = Counter(dict(islice(column.counts.items(), MOST_VALUES)))
+
+
+def _parsed(values: list[Any]) -> Iterator[Any]:
+    """Yield the values that are not blank; JSON text of lists and objects parsed."""
+    for value in values:
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if value is not None and (not isinstance(value, str) or value.strip()):
+            yield value

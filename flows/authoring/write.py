@@ -1,0 +1,226 @@
+"""Write a draft as a recipe file, and a deployment of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trnflow.flows.authoring.choose import Draft, listed
+from trnflow.flows.authoring.look import Column, Looked
+from trnflow.flows.recipes.files import RecipeTree, recipe_names
+from trnflow.flows.recipes.recipe import Recipe, load
+from trnflow.flows.recipes.schema import merge
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
+from trnflow.tasks.sources.model_source import model_source
+from trnflow.tasks.sources.resolver import Resolver
+
+FEWEST_ROWS = 20
+FEW_ROWS = 2000
+MANY_ROWS = 5000
+LENGTHS = (64, 128, 256, 512, 1024)
+BYTES_A_TOKEN = 3.5
+SCRATCH = {"classify": "base/scratch/encoder", "instruct": "base/scratch/decoder", "chat": "base/scratch/decoder"}
+"""{shipped recipe: the model from scratch that stands in for its base}."""
+# The shipped recipes are for one; what else this machine has is not looked for yet.
+MACHINE = "on this machine's processor; --on NAME takes other hardware"
+PREFECT_FILE = "prefect.yaml"
+
+
+def given_settings(overrides: list[str]) -> Meta:
+    """Return the settings that the user named, {section: {setting: value}}. Raises ConfigError for a malformed one."""
+    return RecipeTree(Recipe, "", {}, {}).with_overrides(overrides).tree
+
+
+def name_of(source: str, given: Meta) -> str:
+    """Return the recipe's name: the user's, else that of the file, folder or dataset. Raises ConfigError for the name of
+    a shipped recipe."""
+    parts = [part for part in re.split(r"[/\\]", source.partition("?")[0].rstrip("/")) if part not in ("", ".", "..")]
+    while len(parts) > 1 and (_stem(parts[-1]).lower() in (*ALIASES, "data") or "*" in parts[-1]):
+        parts.pop()  # the folder of train.csv says more
+    name = str(given.get("name") or re.sub(r"[^\w-]+", "-", _stem(parts[-1] if parts else "")).strip("-") or "mine")
+    if name in recipe_names():
+        raise ConfigError(f"{name} is the name of a shipped recipe", f"give yours another: name=my-{name}")
+    return name
+
+
+def _stem(name: str) -> str:
+    for suffix in (*COMPRESSED, ".zip", *FORMATS):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
+    """Return False if the recipe's model is on a hub that can't be reached. Raises ModelError if the hub refuses."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if "model" in given:
+        return True
+    try:
+        model_source(load(base).model, resolver)
+    except ModelError as error:
+        if isinstance(error.__cause__, HfHubHTTPError) and not isinstance(error.__cause__, OfflineModeIsEnabled):
+            raise
+        return False
+    return True
+
+
+def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: bool) -> None:
+    """Add to a draft what its data does not decide: splits, lengths, what is missing. Raises DataError for few rows."""
+    data = draft.settings["data"]
+    if looked.rows < FEWEST_ROWS:
+        raise DataError(f"{source} has {looked.rows} rows", f"give {FEWEST_ROWS} or more: some are kept for the test")
+    draft.settings["data"] = data = {"source": source, **data}
+    if source.startswith("builtin:"):
+        data["name"] = None
+    refused = {split: why for split, others in looked.others.items() if (why := _unlike(draft, looked, others))}
+    usable = [split for split in looked.others if split not in refused]
+    if refused:
+        data["splits"] = {name: name for name in ("train", *usable)}
+        draft.why["data.splits"] = "; ".join(f"not {split}: {why}" for split, why in refused.items())
+    share = 0.2 if looked.rows < 100 else 0.1
+    if missing := [split for split in ("validation", "test") if split not in usable]:
+        data["split"] = dict.fromkeys(missing, share)
+    if draft.base == "classify":
+        if missing and looked.rows < FEW_ROWS:
+            data["stratify"] = True
+            draft.why["data.stratify"] = "so few rows are shared out label by label"
+        blank = max(column.blank for role, column in draft.taken)
+        if blank:
+            data["nulls"] = "drop"
+            draft.why["data.nulls"] = f"{blank:,} rows lack a text or a label"
+    if not looked.is_whole or looked.rows > MANY_ROWS:
+        rows = f"{'more than ' * (not looked.is_whole)}{looked.rows:,} rows"
+        draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
+    length = _length(draft)
+    draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": length}
+    if hub and "model" not in given:
+        model = load(draft.base).model
+        draft.settings["model"] = {"source": model.source, "revision": model.revision}
+        draft.why["model.source"] = f"as `trnflow recipes` says of {draft.base}"
+    merge(draft.settings, given, Recipe)
+    draft.settings.pop("name", None)  # it is the file's
+
+
+def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
+    """Return why another split can't be evaluated on, or ""."""
+    for role, column in draft.taken:
+        if role not in ("tools", "documents", "context") and column.name not in others:
+            return f"it has no column {column.name}"
+        labels = others[column.name].counts if role == "label" else column.counts
+        if role == "label" and not labels.keys() & column.counts.keys():
+            return f"its labels are unknown ({', '.join([*labels][:3]) or 'blank'})"
+    return ""
+
+
+def _length(draft: Draft) -> int:
+    """Return the tokens that nearly all rows fit in, by their bytes."""
+    sizes = [0.0]
+    for _, column in draft.taken:
+        lengths = sorted(len(text.encode()) for text in map(_letters, column.examples))
+        sizes.append(lengths[int(0.98 * (len(lengths) - 1))] if lengths else 0)
+    most = LENGTHS[:-1] if draft.base == "classify" else LENGTHS
+    return next((length for length in most if sum(sizes) / BYTES_A_TOKEN + 8 <= length), most[-1])
+
+
+def _letters(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def report(draft: Draft, looked: Looked) -> list[str]:
+    """Return lines that say what was taken for what."""
+    used = {column.name for _, column in draft.taken}
+    lines = [f"{role} <- {column.name} ({column.describe()})" for role, column in draft.taken]
+    rest = {name: column for name, column in looked.columns.items() if name not in used}
+    lines += [f"not used: {listed(rest)}"] * bool(rest)
+    lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
+    lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
+    rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
+    return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines]
+
+
+def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
+    """Return the recipe as commented YAML."""
+    extends = draft.base if hub else [draft.base, SCRATCH[draft.base]]
+    lines = [
+        f"# Written by `trnflow new`. All settings: `trnflow config {name}.yaml`; what they mean: `trnflow settings`.",
+        *(f"# {line}" for line in report(draft, looked) if not line.startswith("or ")),
+    ]
+    if not hub:
+        lines.append(f"# No hub could be asked for {draft.base}'s model: this one is tiny and begins from nothing.")
+    lines.append(f"extends: {_flow(extends)}   # {MACHINE}")
+    for section, settings in draft.settings.items():
+        if isinstance(settings, dict):
+            lines += _section(section, settings, draft)
+        else:
+            lines.append(f"{section}: {_flow(settings)}")
+    return "\n".join(lines) + "\n"
+
+
+def _section(section: str, settings: Meta, draft: Draft) -> Iterator[str]:
+    commented = [name.partition(".")[2] for name in draft.others if name.startswith(f"{section}.")]
+    if not settings and not commented:
+        return
+    yield f"{section}:"
+    for name in dict.fromkeys([*settings, *commented]):
+        why = draft.why.get(f"{section}.{name}")
+        if name in settings:
+            yield f"  {name}: {_flow(settings[name])}{f'   # {why}' if why else ''}"
+        for value, reason in draft.others.get(f"{section}.{name}", ()):
+            yield f"  # {name}: {_flow(value)}   # {reason}"
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def write_recipe(file: Path, text: str) -> Recipe:
+    """Create a recipe's file and read it. Raises ConfigError if the file exists, or the settings don't fit together."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}.yaml")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        recipe = load(str(aside))
+        os.link(aside, file)
+    except FileExistsError as error:
+        raise exists(file) from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return recipe
+
+
+def exists(file: Path) -> ConfigError:
+    """Return the error about a file that is in the way."""
+    fix = "give the recipe another name: name=NAME" if file.name != PREFECT_FILE else "add the deployment to it"
+    return ConfigError(f"{file} exists, and nothing is overwritten", fix)
+
+
+def deployment_text(recipe: str, cron: str) -> str:
+    """Return a prefect.yaml that retrains a recipe by a schedule."""
+    return f"""# Written by `trnflow new`: `trnflow deploy` registers it, `trnflow worker` runs it.
+name: {_flow(Path(recipe).stem)}
+
+deployments:
+  - name: retrain
+    description: Train again if data, code or settings changed, and promote a better model.
+    entrypoint: trnflow.flows.deployments.retrain
+    parameters: {{recipe: {_flow(recipe)}, overrides: []}}
+    work_pool: {{name: local}}
+    tags: [trnflow]   # runs with this tag are marked as crashed when their heartbeats stop
+    schedules:
+      - cron: {json.dumps(cron)}
+        timezone: UTC
+"""
+
+
+def column_json(column: Column) -> Meta:
+    """Return what was seen of a column."""
+    return {"name": column.name, "rows": column.rows, "blank": column.blank, "holds": column.describe()}

@@ -1,0 +1,139 @@
+"""`trnflow new DATA`: look at data, and write a recipe for it."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from trnflow.flows.authoring.choose import Draft, Question, choose, overrides_in
+from trnflow.flows.authoring.look import Looked, look
+from trnflow.flows.authoring.write import (
+    PREFECT_FILE,
+    column_json,
+    complete,
+    deployment_text,
+    exists,
+    given_settings,
+    has_hub,
+    name_of,
+    recipe_text,
+    report,
+    write_recipe,
+)
+from trnflow.flows.cli.output import emit
+from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.sources.resolver import Resolver
+
+
+def add_commands(sub: Any, common: ArgumentParser) -> None:
+    parser = sub.add_parser(
+        "new", parents=[common], help="look at a file of yours and write a recipe for it",
+        epilog="Settings answer its questions and go into the recipe: `trnflow new tickets.csv data.label=team train.epochs=1`.",
+    )  # fmt: skip
+    parser.add_argument("data", help="a file, a folder with a file for each split, a URL, or a name on the hub")
+    parser.add_argument(
+        "--deploy", metavar="CRON", help='also write prefect.yaml, which retrains by a schedule such as "0 3 * * *"'
+    )
+    parser.set_defaults(command=new)
+
+
+def new(options: Namespace) -> int:
+    """Write NAME.yaml, and with --deploy prefect.yaml, into the working folder; say what was taken for what.
+
+    Raises Question (exit code 2) for what the data leaves open, unless a terminal can be asked.
+    """
+    given = given_settings(options.overrides)
+    name = name_of(options.data, given)
+    file, deployment = Path(f"{name}.yaml"), Path(PREFECT_FILE)
+    for path in (file, *([deployment] if options.deploy else [])):
+        if path.exists():
+            raise exists(path)
+    if options.deploy:
+        from trnflow.flows.services.deploy import check_cron
+
+        check_cron(options.deploy)
+    resolver = Resolver(open_home())
+    looked = look(_source(options.data, given), resolver)
+    draft = _choose(looked, given, options)
+    hub = has_hub(draft.base, given, resolver)
+    complete(draft, looked, options.data, given, hub=hub)
+    write_recipe(file, recipe_text(draft, looked, name, hub=hub))
+    written = [str(file)]
+    if options.deploy:
+        with deployment.open("x", encoding="utf-8") as stream:
+            stream.write(deployment_text(str(file), options.deploy))
+        written.append(PREFECT_FILE)
+    _print(options, draft, looked, written, hub)
+    return 0
+
+
+def _source(data: str, given: dict[str, Any]) -> SourceConfig:
+    """Return the settings by which the data is read. Raises ConfigError for a wrong one."""
+    from pydantic import ValidationError
+
+    named = {name: given.get("data", {})[name] for name in SOURCE_SETTINGS if name in given.get("data", {})}
+    try:
+        return SourceConfig(source=data, **named)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(
+            f"data.{'.'.join(map(str, problem['loc']))}: {problem['msg']}", "`trnflow settings data` says what it takes"
+        ) from error
+
+
+SOURCE_SETTINGS = ("name", "revision", "format", "splits")
+"""The settings of `data` that decide which rows are looked at."""
+
+
+def _choose(looked: Looked, given: dict[str, Any], options: Namespace) -> Draft:
+    """Choose, and put questions to a terminal; their answers become settings."""
+    while True:
+        try:
+            return choose(looked, given)
+        except Question as question:
+            if options.json or not sys.stdin.isatty():
+                raise
+            answer = _ask(question)
+            for section, settings in given_settings(answer).items():
+                given.setdefault(section, {}).update(settings)
+
+
+def _ask(question: Question) -> list[str]:
+    """Ask for one of the choices by its number; return its settings."""
+    choices = list(question.choices)
+    sys.stderr.write(f"{question.message}\n")
+    for number, choice in enumerate(choices, 1):
+        sys.stderr.write(f"  {number}  {choice} ({question.choices[choice]})\n")
+    while True:
+        sys.stderr.write(f"1 to {len(choices)}: ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if not answer:
+            raise question
+        if answer.strip().isdecimal() and 0 < int(answer) <= len(choices):
+            return overrides_in(choices[int(answer) - 1])
+
+
+def _print(options: Namespace, draft: Draft, looked: Looked, written: list[str], hub: bool) -> None:
+    lines = report(draft, looked)
+    if not hub:
+        lines.append(f"no hub could be asked for the model of `{draft.base}`: the recipe has a tiny one from scratch")
+    document = {
+        "written": written,
+        "task": draft.settings["format"]["task"],
+        "taken": [{"as": role, **column_json(column)} for role, column in draft.taken],
+        "columns": [column_json(column) for column in looked.columns.values()],
+        "rows": looked.rows,
+        "whole": looked.is_whole,
+        "extends": draft.base,
+        "from_scratch": not hub,
+        "settings": draft.settings,
+    }
+    then = f"`trnflow run {written[0]}` trains; `trnflow preview {written[0]}` shows rows as the model reads them"
+    if options.deploy:
+        then += "; `trnflow deploy` registers the schedule"
+    emit(options, document, *lines, f"wrote {' and '.join(written)}: {then}")

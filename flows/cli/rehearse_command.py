@@ -1,0 +1,58 @@
+"""`trnflow rehearse RECIPE`: find in a minute what would fail in a run."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.output import emit_json, print_error
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
+from trnflow.flows.runner.context import open_context
+from trnflow.tasks.system.redaction import scrub
+
+
+def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser) -> None:
+    parser = add_command(
+        sub,
+        "rehearse",
+        rehearse_recipe,
+        recipe,
+        "run every stage on a few rows with a small model, and find what would fail",
+    )
+    parser.epilog = (
+        "A rehearsal can't find a bad learning rate, a loss that diverges after hours, or what goes wrong only at full "
+        "width or on many machines."
+    )
+    parser.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+
+
+def rehearse_recipe(options: Namespace) -> int:
+    """Print remarks, and the fault if a run would fail: then the exit code is 2."""
+    context = open_context(options.recipe, options.overrides, offline=options.offline)
+    with Progress() as progress:
+        rehearsal = rehearse(context, progress)
+    if options.json:
+        emit_json(rehearsal.to_json())
+    else:
+        print_rehearsal(rehearsal, context.recipe.name)
+    if rehearsal.fault is None:
+        return 0
+    print_error(rehearsal.fault, options)
+    return 2
+
+
+def print_rehearsal(rehearsal: Rehearsal, name: str) -> None:
+    """Print the remarks, and what went well."""
+    out = sys.stdout
+    for remark in rehearsal.remarks:
+        out.write(f"remark: {scrub(remark)}\n")
+    if rehearsal.fault is None:
+        killed = "; training was killed once and went on" if rehearsal.killed else ""
+        out.write(
+            f"{rehearsal.memory}\n{name} is sound: every stage ran on a few rows{killed} ({rehearsal.seconds:.0f} s)\n"
+        )
+    else:
+        stage = f" in {rehearsal.fault.stage}" if rehearsal.fault.stage else ""
+        out.write(f"{name} would fail{stage} (found after {rehearsal.seconds:.0f} s)\n")

@@ -1,0 +1,241 @@
+"""Run all stages of a recipe on a few rows with a small model, and kill training once, to find what would fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trnflow.flows.finetune import ROLES, finetune
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.context import RunContext, make_plan, new_run_id
+from trnflow.flows.runner.graph import Graph, Node, source_of
+from trnflow.flows.runner.memory_check import report_memory
+from trnflow.flows.runner.plan import Options, Plan
+from trnflow.flows.runner.run import preview_id, run, settle
+from trnflow.flows.runner.work_folders import workfolder
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import ProcessFailed, TrnflowError
+from trnflow.tasks.events import Event, EventLog, Reader, RunState
+from trnflow.tasks.load_data import data_source, load_data
+from trnflow.tasks.rehearsal.answer import AnswerConfig, answer
+from trnflow.tasks.rehearsal.sample_rows import SampleConfig, sample_rows
+from trnflow.tasks.rehearsal.stand_in import StandInConfig, stand_in
+from trnflow.tasks.sources.model_source import model_source
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.process import processes_of
+from trnflow.tasks.training.memory.trace_process import trace_in_process
+
+STEPS = 2
+BATCH = 4
+"""Rows of a batch: enough for a mean over rows to differ from one."""
+TOKENS = 8
+"""Tokens of each generated text."""
+
+
+@dataclass
+class Rehearsal(Reader):
+    """What a rehearsal found.
+
+    Attributes:
+        remarks: Warnings of the data stages, and what the plan remarks.
+        fault: The error that a run would end with; None if all went well.
+        killed: Whether training was killed after a step, and went on.
+        memory: One line about the memory of the real shape.
+    """
+
+    remarks: list[str] = field(default_factory=list)
+    fault: TrnflowError | None = None
+    killed: bool = False
+    memory: str = ""
+    seconds: float = 0.0
+
+    def read(self, event: Event, state: RunState) -> None:
+        """Note the warnings of the stages that read rows."""
+        if event["event"] == "note" and event["level"] == "warning" and event["stage"] in HEARD:
+            self.remark(event["text"])
+
+    def remark(self, text: str) -> None:
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+    def to_json(self) -> Meta:
+        fault = {"stage": self.fault.stage or None, **self.fault.to_json()} if self.fault else None
+        return {
+            "schema": 1,
+            "fault": fault,
+            "remarks": self.remarks,
+            "killed": self.killed,
+            "memory": self.memory,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+HEARD = frozenset(ROLES[role] for role in ("rows", "texts", "tokens", "chunks"))
+
+
+def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
+    """Rehearse the context's recipe in a store of its own. An error of a stage is the rehearsal's fault; Ctrl-C is
+    raised.
+
+    readers: Called with the events of the rehearsal's runs.
+    """
+    rehearsal, begun = Rehearsal(), time.monotonic()
+    try:
+        plan = context.plan = context.plan or make_plan(finetune(context.recipe), context)
+        plan.check_needs(Options(), here=True)
+        for note in plan.notes:
+            rehearsal.remark(note)
+        _check_store(context.store)
+        with _small_store(context) as store:
+            _run_small(replace(context, store=store), plan, rehearsal, readers)
+        rehearsal.memory = _check_memory(context.recipe, plan)
+    except TrnflowError as error:
+        rehearsal.fault = error
+    rehearsal.seconds = time.monotonic() - begun
+    return rehearsal
+
+
+@contextlib.contextmanager
+def _small_store(context: RunContext) -> Iterator[Store]:
+    """Yield a new store, and remove it. That of a killed rehearsal goes with the next run."""
+    folder = workfolder(context.store.home, f"rehearsal-{new_run_id()}")
+    store = Store(str(folder), context.store.home)
+    try:
+        store.prepare()
+        yield store
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_small(context: RunContext, plan: Plan, rehearsal: Rehearsal, readers: tuple[Reader, ...]) -> None:
+    def begin(recipe: Recipe, *more: Reader) -> RunContext:
+        log = EventLog(*readers, rehearsal, *more)
+        return replace(context, recipe=recipe, plan=None, force=frozenset()).for_run(
+            log, run=preview_id(new_run_id()), kind="preview"
+        )
+
+    recipe = context.recipe
+    model = source_of(model_source, recipe.model)
+    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
+    sample = Node(sample_rows, SampleConfig(), {"rows": rows})
+    task: Any = "classification" if recipe.format.task == "classification" else "causal_lm"
+    small = Node(stand_in, StandInConfig(task=task), {"model": model})
+    steps = settle(Graph((rows, sample, small)), begin(_quiet(recipe))).steps
+    sampled, folder = _artifact(steps["sample_rows"].artifact), _artifact(steps["stand_in"].artifact)
+    with _folder(context.store, folder) as stand_in_folder:
+        shrunk = _shrunk(recipe, plan, folder, stand_in_folder)
+        graph = finetune(shrunk, rows=sampled)
+        killer = Killer(context.store)
+        first = run(graph, begin(shrunk, killer), Options(until=ROLES["training"], record=False))
+        rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
+        if first.error is not None and not rehearsal.killed:
+            raise first.error
+        steps = settle(graph, begin(shrunk)).steps
+        _note_dropped(rehearsal, {name: step.artifact for name, step in steps.items()})
+        weights = _artifact(steps[ROLES["model"]].artifact)
+        settle(Graph((Node(answer, AnswerConfig(), {"weights": weights, "rows": sampled}),)), begin(shrunk))
+
+
+class Killer(Reader):
+    """Reader that kills training, as soon as it has saved its first state."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.killed = False
+        self._ended = threading.Event()
+
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "stage_begun" and event["stage"] == ROLES["training"]:
+            self._ended.clear()
+            threading.Thread(target=self._watch, args=(event["key"], event["attempt"]), daemon=True).start()
+        elif event["event"] in ("stage_ended", "stage_failed", "run_ended"):
+            self._ended.set()
+
+    def _watch(self, key: str, attempt: str) -> None:
+        partial_states = Path(self._store.root, "partial", key)
+        while not self._ended.wait(0.005):
+            if any(partial_states.glob("step-*/COMMIT")):
+                for pid in processes_of(attempt):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                        self.killed = True
+                return
+
+
+def _quiet(recipe: Recipe) -> Recipe:
+    return recipe.changed({"tracking.enabled": False, "task_runner.kind": "threads", "task_runner.address": None})
+
+
+def _shrunk(recipe: Recipe, plan: Plan, small: Artifact, folder: Path) -> Recipe:
+    """Return the recipe of one device, two steps, short answers and the small model."""
+    sizes: Mapping[str, Any] = small.meta["settings"]
+    model: dict[str, Any] = {"model.config": {**recipe.model.config, **sizes}}
+    if recipe.model.source is not None:
+        kept = {name: value for name, value in recipe.model.overrides.items() if name not in sizes}
+        here = plan.sources["model"].location
+        model = {"model.source": str(folder), "model.revision": None, "model.overrides": kept}
+        model["model.tokenizer"] = str(folder) if here["tokenizer"] else None
+    device = recipe.train.device if recipe.train.device != "neuron" else "cpu"
+    return _quiet(recipe).changed(
+        {
+            **model,
+            "train.device": device, "train.devices": 1, "train.tensor_parallel_size": 1, "train.xla_processes": None,
+            "train.sequence_parallel": False, "train.zero1": False, "train.fsdp": False, "train.micro_batch": None,
+            "train.global_batch": BATCH, "train.last_batch": "pad", "train.max_steps": STEPS, "train.epochs": 1,
+            "train.checkpoint_every": 1, "train.log_every": 1, "train.warmup_ratio": 0.0, "train.eval_every": None,
+            "train.warm_start_from": None, "train.compiler_flags": [], "train.allow_overcommit": True,
+            "train.remat": bool(recipe.train.remat), "train.stochastic_rounding": recipe.train.stochastic_rounding,
+            "pack.buckets": 1, "export.target": "stablehlo", "evaluate.export_rows": 1,
+            "evaluate.generation.max_new_tokens": TOKENS, "evaluate.generation.prompts": 1, "store.root": None,
+        }
+    )  # fmt: skip
+
+
+def _artifact(artifact: Artifact | None) -> Artifact:
+    assert artifact is not None
+    return artifact
+
+
+@contextlib.contextmanager
+def _folder(store: Store, artifact: Artifact) -> Iterator[Path]:
+    folder = workfolder(store.home, f"stand-in-{new_run_id()}")
+    try:
+        yield store.link_files(artifact, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _note_dropped(rehearsal: Rehearsal, artifacts: Mapping[str, Artifact | None]) -> None:
+    """Remark rows without an answer, and rows that are longer than the model reads."""
+    texts, tokens = artifacts[ROLES["texts"]], artifacts[ROLES["tokens"]]
+    assert texts is not None and tokens is not None
+    if lost := {reason: count for reason, count in texts.meta["dropped"].items() if count}:
+        listed = ", ".join(f"{count} {reason}" for reason, count in lost.items())
+        rehearsal.remark(f"rows left out of the sample: {listed}")
+    overlong, rows = sum(tokens.meta["overlong"].values()), sum(tokens.meta["splits"].values())
+    if overlong:
+        rehearsal.remark(f"{overlong} of {rows} texts of the sample are longer than tokenize.max_length")
+
+
+def _check_store(store: Store) -> None:
+    """Raise StoreError unless a file can be written to the store."""
+    store.prepare()
+    name = f"trash/rehearsal-{new_run_id()}"
+    store.backend.create(name, b"")
+    store.backend.remove(name)
+
+
+def _check_memory(recipe: Recipe, plan: Plan) -> str:
+    """Return what the training of the real shape takes. Raises ModelError if that can't fit."""
+    memory = report_memory(recipe, plan, trace_in_process)
+    if memory.error is not None:
+        raise memory.error
+    return str(memory)

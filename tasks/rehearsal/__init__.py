@@ -1,0 +1,1 @@
+"""Stages of a rehearsal alone: a few rows, a small model, one answer."""

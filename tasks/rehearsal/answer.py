@@ -1,0 +1,34 @@
+"""Stage `answer`: predict one row with a finished model, as `trnflow predict` does."""
+
+from __future__ import annotations
+
+import json
+
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.model_process import model_environ
+
+
+class AnswerConfig(StageConfig):
+    """Settings of `answer`: there are none."""
+
+
+def environ(config: AnswerConfig) -> dict[str, str]:
+    """Return the environment of the process."""
+    return model_environ()
+
+
+@stage(kind="answer", environ=environ)
+def answer(config: AnswerConfig, weights: Input, rows: Input, out: Workdir) -> Meta:
+    """Write the prediction for the first row of train to `answer.json`."""
+    import pyarrow.parquet as pq
+
+    from trnflow.tasks.prediction.predict import open_model, predictions
+
+    row = pq.read_table(rows.path / "train.parquet").slice(0, 1).to_pylist()[0]
+    row |= {name: json.loads(row[name]) for name in rows.meta.get("nested", []) if row.get(name) is not None}
+    model = open_model(weights.path, weights.kind, weights.meta)
+    (predicted,) = predictions(model, [("row 1", row)], 8)
+    (out.path / "answer.json").write_text(json.dumps(predicted), encoding="utf-8")
+    return {}

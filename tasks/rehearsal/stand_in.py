@@ -1,0 +1,122 @@
+"""Stage `stand_in`: a model like the recipe's, of one layer of each kind and with random weights."""
+
+from __future__ import annotations
+
+import shutil
+from copy import deepcopy
+from typing import Any, Literal
+
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_source import GENERATION, TOKENIZER_FILES, model_folder, tokenizer_folder
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.model_process import model_environ
+
+
+class StandInConfig(StageConfig):
+    """Settings of `stand_in`."""
+
+    task: Literal["classification", "causal_lm"]
+    """What the model is trained for."""
+
+
+def environ(config: StandInConfig) -> dict[str, str]:
+    """Return the environment of the process."""
+    return model_environ()
+
+
+@stage(kind="stand_in", environ=environ)
+def stand_in(config: StandInConfig, model: Source, out: Workdir) -> Meta:
+    """Write the model's folder with its tokenizer; without weights if the model is trained from scratch.
+
+    Returns {"settings": {field of the model's configuration: value}}, those that make it small.
+
+    Raises:
+        ModelError: transformers does not know the model, or its files lack weights.
+    """
+    import torch
+
+    from trnflow.tasks.training.model.build import architecture
+    from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class
+
+    whole, kind = architecture(model), auto_class(config.task)
+    if model.identity["weights"] is not None and "folder" in model.location["model"]:
+        _check_weights(model, kind, whole)
+    small, settings = smallest(whole, lambda tried: _builds(kind, tried))
+    if model.identity["weights"] is not None:
+        torch.manual_seed(0)
+        kind.from_config(small, **OPTIONS).save_pretrained(out.path)
+    for folder, names in ((tokenizer_folder(model), TOKENIZER_FILES), (model_folder(model), (GENERATION,))):
+        for name in names:
+            if folder is not None and (folder / name).is_file():
+                shutil.copyfile(folder / name, out.path / name)
+    return {"settings": settings}
+
+
+def smallest(config: Any, builds: Any) -> tuple[Any, Meta]:
+    """Return a copy of a configuration with one layer of each kind, and the fields that differ; with more layers if
+    `builds(copy)` returns False."""
+    text = config.get_text_config()
+    layers = text.num_hidden_layers
+    by_layer = {
+        name: value for name, value in text.to_dict().items() if isinstance(value, list) and len(value) == layers
+    }
+    dense = getattr(text, "first_k_dense_replace", 0) or 0
+    indexes = {
+        name: value
+        for name, value in text.to_dict().items()
+        if name not in by_layer and isinstance(value, list) and value and all(type(n) is int for n in value)
+        and name.endswith(("_idxs", "_indices", "_layers"))
+    }  # fmt: skip
+    kinds: dict[Any, int] = {}
+    for layer in range(layers):
+        of_lists = [str(value[layer]) for value in by_layer.values()]
+        kinds.setdefault((*of_lists, layer < dense, *(layer in value for value in indexes.values())), layer)
+    kept = sorted(kinds.values())
+    while True:
+        settings: Meta = {
+            "num_hidden_layers": len(kept),
+            **{name: [value[layer] for layer in kept] for name, value in by_layer.items()},
+            **{name: [place for place, n in enumerate(kept) if n in value] for name, value in indexes.items()},
+            **({"first_k_dense_replace": sum(layer < dense for layer in kept)} if dense else {}),
+        }
+        small = deepcopy(config)
+        for name, value in settings.items():
+            setattr(small.get_text_config(), name, value)
+        if len(kept) >= layers or builds(small):
+            return small, settings
+        kept = [*range(min(layers, 2 * len(kept)))]
+
+
+def _builds(kind: Any, config: Any) -> bool:
+    import torch
+
+    from trnflow.tasks.training.model.pretrained import OPTIONS
+
+    try:
+        with torch.device("meta"):
+            kind.from_config(deepcopy(config), **OPTIONS)
+    except Exception:  # whatever a model's own code raises for a number of layers that it does not take
+        return False
+    return True
+
+
+def _check_weights(model: Source, kind: Any, config: Any) -> None:
+    """Raise ModelError if the headers of the model's files lack a parameter outside the head."""
+    import torch
+
+    from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+    from trnflow.tasks.training.model.pretrained import OPTIONS, in_head
+
+    folder = model_folder(model)
+    assert folder is not None
+    with torch.device("meta"):
+        whole = kind.from_config(config, **OPTIONS)
+    held = PretrainedWeights(folder, whole)
+    lacking = [name for name, _ in whole.named_parameters() if not in_head(name) and not held.has(name)]
+    if lacking:
+        raise ModelError(
+            f"the weights of model.source lack {len(lacking)} tensors of {type(whole).__name__}, such as {lacking[0]}",
+            "check model.overrides and the architecture against it, or download the model anew",
+        )

@@ -1,0 +1,44 @@
+"""What training needs, asked of settings, sources and metadata before the first stage runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.training.batches.sampler import Schedule
+from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
+from trnflow.tasks.training.devices import check_neuron
+from trnflow.tasks.training.objective import class_weights
+from trnflow.tasks.training.selection import check_selection
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import PackedMeta
+    from trnflow.tasks.stage import Known
+
+
+def needs(config: TrainConfig, known: Known) -> Iterator[str]:
+    """Raise ModelError, ConfigError, DataError or MissingDependency if training is bound to fail."""
+    model, chunks = known.sources["model"], cast("PackedMeta", known.of("chunks"))
+    check_model(config, model)
+    if known.here and config.device == "neuron":
+        check_neuron(config)
+    # the names of the labels are known with the rows, the task before
+    if chunks.get("task") == "causal_lm" or chunks.get("labels"):
+        class_weights(config, chunks, None)
+    if "splits" in chunks and "task" in chunks:
+        check_selection(config, chunks)
+    if "rows" in chunks:
+        Schedule({0: sum(chunks["rows"]["train"].values())}, config.global_batch, seed=0, last_batch=config.last_batch)
+    positions = positions_of(model.identity["config"])
+    if positions is not None and "lengths" in chunks:
+        check_positions(max(chunks["lengths"]), positions, "the model")
+    elif positions is not None and known.of("tokens").get("max_length", 0) > positions:
+        yield f"the model has {positions} positions: no row may be longer, and tokenize.max_length allows it"
+
+
+def positions_of(config: Meta) -> int | None:
+    """Return `max_position_embeddings` of a model's `identity["config"]`, or None."""
+    fields = {**(config["pretrained"] or {}), **config["overrides"]}
+    positions = (fields.get("text_config") or fields).get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None

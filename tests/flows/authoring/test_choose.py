@@ -1,0 +1,301 @@
+"""What `trnflow new` takes for what, in real files and in files of every kind: the right columns, or a question."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trnflow.flows.authoring.choose import Draft, Question, choose
+from trnflow.flows.authoring.look import look
+from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
+from trnflow.tasks.sources.resolver import Resolver
+
+TEXT = "the a printer order of my late broken box was sent again after two days and nobody answers why is it so"
+WORDS = TEXT.split()
+
+
+def sentence(seed: int, words: int = 12) -> str:
+    draw = random.Random(seed)
+    return " ".join(draw.choice(WORDS) for _ in range(words)) + f" {seed}"
+
+
+def table(*columns: str, rows: int = 60, mark: str = ",", **values: Any) -> bytes:
+    """A CSV file. values: {column: a list that is repeated, or what makes a value of the row's number}."""
+    make = {"id": str, "text": sentence, "title": lambda n: sentence(n, 5)} | values
+    lines = [mark.join(columns)]
+    for n in range(rows):
+        cells = [make[name](n) if callable(make[name]) else make[name][n % len(make[name])] for name in columns]
+        lines.append(mark.join(map(str, cells)))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def lines(make: Any, rows: int = 60) -> bytes:
+    return "\n".join(json.dumps(make(n), ensure_ascii=False) for n in range(rows)).encode()
+
+
+def taken(folder: Path, name: str, content: bytes, given: dict[str, Any] | None = None) -> Draft:
+    (folder / name).write_bytes(content)
+    data = {key: value for key, value in (given or {}).get("data", {}).items() if key in ("format", "splits")}
+    looked = look(SourceConfig(source=str(folder / name), **data), Resolver(folder / "home"))
+    return choose(looked, given or {})
+
+
+def roles(draft: Draft) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for role, column in draft.taken:
+        found.setdefault(role, []).append(column.name)
+    return found
+
+
+KINDS = ["bug", "wish", "question"]
+MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello to you"}]
+TALK = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hello to you"}]
+
+SOUND = {
+    "tickets": ("t.csv", table("id", "body", "category", body=sentence, category=KINDS),
+                {"text": ["body"], "label": ["category"]}, "classification"),
+    "no known name": ("t.csv", table("id", "what", "kind_of", what=sentence, kind_of=KINDS),
+                      {"text": ["what"], "label": ["kind_of"]}, "classification"),
+    "a title and a body": ("t.csv", table("title", "text", "label", label=KINDS),
+                           {"text": ["text"], "label": ["label"]}, "classification"),
+    "whole floats": ("t.jsonl", lines(lambda n: {"text": sentence(n), "stars": float(n % 5)}),
+                     {"text": ["text"], "label": ["stars"]}, "classification"),
+    "whole floats of a csv": ("t.csv", table("text", "stars", stars=["1.0", "2.0", "3.0"]),
+                              {"text": ["text"], "label": ["stars"]}, "classification"),
+    "truth values": ("t.jsonl", lines(lambda n: {"text": sentence(n), "spam": n % 3 == 0}),
+                     {"text": ["text"], "label": ["spam"]}, "classification"),
+    "a pair": ("t.csv", table("premise", "hypothesis", "label", premise=sentence, hypothesis=lambda n: sentence(n + 99),
+                              label=[0, 1, 2]), {"text": ["premise", "hypothesis"], "label": ["label"]}, "classification"),
+    "a label beside a language": ("t.csv", table("text", "language", "genre", language=["en", "de"], genre=KINDS),
+                                  {"text": ["text"], "label": ["genre"]}, "classification"),
+    "many classes": ("t.csv", table("text", "intent", rows=400, intent=[f"intent {n}" for n in range(77)]),
+                     {"text": ["text"], "label": ["intent"]}, "classification"),
+    "a byte order mark and Windows' line ends": (
+        "t.csv", b"\xef\xbb\xbf" + table("text", "label", label=KINDS).replace(b"\n", b"\r\n"),
+        {"text": ["text"], "label": ["label"]}, "classification"),
+    "gzip": ("t.csv.gz", gzip.compress(table("text", "label", label=KINDS)),
+             {"text": ["text"], "label": ["label"]}, "classification"),
+    "bzip2 under a plain name": ("t.csv", bz2.compress(table("text", "label", label=KINDS)),
+                                 {"text": ["text"], "label": ["label"]}, "classification"),
+    "Chinese without spaces": ("t.jsonl", lines(lambda n: {"text": f"这是第{n}个句子，它讲的是天气和旅行。", "label": n % 2}),
+                               {"text": ["text"], "label": ["label"]}, "classification"),
+    "an index of pandas": ("t.csv", table("", "text", "label", label=KINDS, **{"": str}),
+                           {"text": ["text"], "label": ["label"]}, "classification"),
+    "another column of mixed types": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "label": KINDS[n % 3], "ref": n if n % 2 else f"x{n}"}),
+        {"text": ["text"], "label": ["label"]}, "classification"),
+    "messages": ("t.jsonl", lines(lambda n: {"messages": MESSAGES}), {"messages": ["messages"]}, "chat"),
+    "ShareGPT": ("t.json", json.dumps([{"id": n, "conversations": TALK} for n in range(60)]).encode(),
+                 {"messages": ["conversations"]}, "chat"),
+    "messages as text in a csv": (
+        "t.csv", b"id,chat\n" + b"".join(b'%d,"%s"\n' % (n, json.dumps(MESSAGES).replace('"', '""').encode())
+                                        for n in range(60)), {"messages": ["chat"]}, "chat"),
+    "Alpaca": ("t.json", json.dumps([{"instruction": sentence(n), "input": "", "output": sentence(n + 99)}
+                                     for n in range(60)]).encode(),
+               {"instruction": ["instruction"], "context": ["input"], "response": ["output"]}, "instruction"),
+    "Dolly": ("t.jsonl", lines(lambda n: {"instruction": sentence(n), "context": "", "response": sentence(n + 99),
+                                          "category": KINDS[n % 3]}),
+              {"instruction": ["instruction"], "context": ["context"], "response": ["response"]}, "instruction"),
+    "TRL": ("t.jsonl", lines(lambda n: {"prompt": sentence(n), "completion": sentence(n + 99)}),
+            {"prompt": ["prompt"], "answer": ["completion"]}, "instruction"),
+    "questions": ("t.csv", table("Question", "Answer", Question=sentence, Answer=lambda n: sentence(n + 99)),
+                  {"instruction": ["Question"], "response": ["Answer"]}, "instruction"),
+    "numbers of rows, more than are counted": ("t.csv", table("id", "story", rows=12_000, story=sentence), {"text": ["story"]},
+                                               "text"),
+    "plain text": ("t.txt", "\n".join(map(sentence, range(60))).encode(), {"text": ["text"]}, "text"),
+    "one column of texts": ("t.csv", table("id", "story", story=sentence), {"text": ["story"]}, "text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "wanted", "task"), SOUND.values(), ids=SOUND)
+def test_columns_and_task_are_right(
+    tmp_path: Path, name: str, content: bytes, wanted: dict[str, list[str]], task: str
+) -> None:
+    draft = taken(tmp_path, name, content)
+    assert roles(draft) == wanted
+    assert draft.settings["format"]["task"] == task
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20
+ROWS = table("text", "label", label=KINDS)
+ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
+    "fractions": ("t.csv", table("text", "score", score=lambda n: n / 7), Question, "score holds numbers from 0",
+                  "'data.label=score >= "),
+    "a score of 261 values": ("t.csv", table("text", "score", rows=600, score=lambda n: n % 261), Question,
+                              "amounts, or classes", "data.label=score (numbers from 0 to 260"),
+    "a score beside a language": ("t.csv", table("text", "score", "lang", score=lambda n: n / 7, lang=["en", "de"]),
+                                  Question, "which column", "data.label=lang"),
+    "three that may be the label": ("t.csv", table("text", "a", "b", "c", a=KINDS, b=["x", "y"], c=[1, 2]), Question,
+                                    "which column holds what is to be predicted? a (3 values), b (2 values), c (2 values)",
+                                    "data.label=a"),
+    "several labels a row": ("t.tsv", table("text", "label", mark="\t", label=["1", "2", "1,2"]), Question,
+                             "several values in a row (1,2)", "each combination is a class"),
+    "lists of labels": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": ["a", "b"]}), ConfigError,
+                        "labels holds lists", ""),
+    "one class": ("t.csv", table("text", "label", label=["x"]), DataError, "is 'x' in every row", "data.label=COLUMN"),
+    "two texts": ("t.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)), Question, "which is what",
+                  "format.instruction=en format.response=de format.task=instruction"),
+    "answers that are classes": ("t.csv", table("question", "answer", question=sentence, answer=["yes", "no"]), Question,
+                                 "answer has 2 values", "data.label=answer"),
+    "preferences": ("t.jsonl", lines(lambda n: {"prompt": sentence(n), "chosen": sentence(n + 1), "rejected": "no"}),
+                    ConfigError, "preferences", "format.response=chosen"),
+    "marked answers": ("t.jsonl", lines(lambda n: {"messages": MESSAGES, "label": n % 2 == 0}), Question, "marked good and bad",
+                       "format.task=chat"),
+    "an unknown role": ("t.jsonl", lines(lambda n: {"messages": [{"role": "clown", "content": "x"}]}), DataError,
+                        "has the role 'clown'", ""),
+    "an image": ("photo.png", PNG, ConfigError, "photo.png is no data file: it is binary", ".parquet"),
+    "an image called csv": ("t.csv", PNG, DataError, "t.csv is no csv: it is binary", ""),
+    "an empty file": ("t.csv", b"", DataError, "t.csv is empty", ""),
+    "an empty file without extension": ("t", b"", ConfigError, "t is empty", ""),
+    "only a header": ("t.csv", b"text,label\n", DataError, "has no rows", ""),
+    "a gzip cut short": ("t.csv.gz", gzip.compress(table("text", "label", rows=5000, label=KINDS))[:-2000], DataError,
+                         "t.csv.gz can't be read", ""),
+    "a parquet cut short": ("t.parquet", b"PAR1" + b"x" * 100, DataError, "t.parquet can't be read", ""),
+    "latin-1": ("t.csv", ROWS + "café crème is what she ordered,bug\n".encode("latin-1"), DataError,
+                "line 62 is not UTF-8", "UTF-8"),
+    "UTF-16": ("t.csv", ROWS.decode().encode("utf-16"), DataError, "t.csv is UTF-16", "iconv"),
+    "tabs called csv": ("t.csv", table("text", "label", mark="\t", label=KINDS), ConfigError, "separated by tabs",
+                        "data.format=tsv"),
+    "semicolons": ("t.csv", table("text", "label", mark=";", label=KINDS), ConfigError, "separated by `;`", "commas"),
+    "no header": ("t.csv", ROWS.partition(b"\n")[2], ConfigError, "the first line looks like a row", "text,label"),
+    "a comma too many": ("t.csv", ROWS + b"one, two,three\n", DataError, "line 62 has 3 cells", "quoted"),
+    "an open quote": ("t.csv", ROWS + b'"one,two\n', DataError, "line 62 is not csv", ""),
+    "broken JSON": ("t.jsonl", lines(lambda n: {"text": "a"}) + b'\n{"text": ', DataError, "line 61 is not JSON", ""),
+    "one JSON object": ("t.json", json.dumps({"data": [{"text": "a"}]}).encode(), ConfigError, "no column holds texts", ""),
+    "a list of texts": ("t.json", json.dumps(["a", "b"]).encode(), DataError, "is not an object", ""),
+    "unknown extension": ("t.conll", b"word\tO\nother\tO\n", ConfigError, "does not show its format", "data.format="),
+    "a table called txt": ("t.txt", b"ham\twhat a day it is\nspam\twin a prize\n" * 30, ConfigError, "is a table",
+                           "data.format=tsv"),
+    "fastText": ("t.txt", b"__label__1 what a day it is\n__label__2 win a prize\n" * 30, ConfigError, "is a table rather", ""),
+    "texts and labels by semicolon": ("t.txt", b"i feel sad;sadness\ni feel fine;joy\n" * 30, ConfigError, "is a table", ""),
+    "points beside a taster": ("t.csv", table("text", "points", "taster", points=lambda n: 80 + n % 21, taster=KINDS), Question,
+                               "which column", "data.label=points"),
+    "a list of words": ("t.txt", "\n".join(f"word{n}" for n in range(60)).encode(), Question, "1 words a row", "data.text=text"),
+    "numbers alone": ("t.csv", table("a", "b", a=lambda n: n / 3, b=[1, 2]), ConfigError, "no column holds texts", ""),
+    "two columns of one name": ("t.csv", b"text,text\n" + b"a b c d,e\n" * 30, DataError, "two columns named text", ""),
+    "only blanks": ("t.csv", b"text,label\n" + b" , \n" * 30, ConfigError, "no column holds texts", ""),
+    "words of tokens": ("t.jsonl", lines(lambda n: {"tokens": ["a", "b"], "ner_tags": [0, 1]}), ConfigError,
+                        "no column holds texts", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "kind", "says", "fix"), ASKED.values(), ids=ASKED)
+def test_what_is_not_clear_is_asked_or_refused(
+    tmp_path: Path, name: str, content: bytes, kind: type[TrnflowError], says: str, fix: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        taken(tmp_path, name, content)
+    assert says in caught.value.message and fix in caught.value.fix
+    assert "\n" not in str(caught.value)
+
+
+def test_answers_are_obeyed(tmp_path: Path) -> None:
+    scores = table("text", "score", "lang", score=lambda n: n % 30, lang=["en", "de"])
+    for label, column in (("score", "score"), ("score >= 15", "score"), ("lang", "lang")):
+        draft = taken(tmp_path, "t.csv", scores, {"data": {"label": label}})
+        assert roles(draft) == {"text": ["text"], "label": [column]} and draft.settings["data"]["label"] == label
+    assert roles(taken(tmp_path, "t.csv", scores, {"format": {"task": "text"}})) == {"text": ["text"]}
+    marked = lines(lambda n: {"messages": MESSAGES, "label": n % 2 == 0})
+    assert roles(taken(tmp_path, "t.jsonl", marked, {"format": {"task": "chat"}})) == {"messages": ["messages"]}
+    named = {"task": "instruction", "instruction": "en", "response": "de"}
+    draft = taken(tmp_path, "p.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)), {"format": named})
+    assert roles(draft) == {"instruction": ["en"], "response": ["de"]}
+    with pytest.raises(Question, match="holds numbers from 0"):  # no class is a fraction
+        taken(tmp_path, "f.csv", table("text", "score", score=lambda n: n / 7), {"data": {"label": "score"}})
+    with pytest.raises(ConfigError, match="there is no column colour"):
+        taken(tmp_path, "t.csv", scores, {"data": {"label": "colour"}})
+
+
+def test_a_second_candidate_is_kept_as_a_comment(tmp_path: Path) -> None:
+    content = table("title", "text", "team", "kind_of", team=KINDS, kind_of=["x", "y"])
+    draft = taken(tmp_path, "t.csv", content)
+    assert draft.others == {
+        "data.text": [(["title", "text"], "both, joined; title: mean 6 words")],
+        "data.label": [("kind_of", "2 values")],
+    }
+
+
+REAL: dict[str, dict[str, Any]] = {
+    "amazon_books": {"text": ["review_text"], "label": ["label"]},
+    "chat_tools": {"messages": ["conversations"], "tools": ["tools"]},
+    "dolly15k": {"instruction": ["instruction"], "context": ["context"], "response": ["response"]},
+    "emotion": {"text": ["text"], "label": ["label"]},
+    "imdb": {"text": ["text"], "label": ["label"]},
+    "sentiment_amharic": {"text": ["tweet"], "label": ["label"]},
+}
+REAL_ASKED = {
+    "goemotions": "the first line looks like a row",
+    "goemotions/labels.txt": "what is to be learnt",
+    "preferences": "have no column in common",
+    "preferences/dpo_zh_demo.json": "preferences",
+    "preferences/kto_en_demo.json": "marked good and bad",
+    "stsbenchmark": "separated by tabs",
+    "wnut17": "does not show its format",
+    "README.md": "does not show its format",
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_data(shared: Path, tmp_path: Path, name: str) -> None:
+    looked = look(SourceConfig(source=str(shared / "data" / name)), Resolver(tmp_path))
+    assert roles(choose(looked, {})) == REAL[name]
+    if name == "imdb":  # sorted by label: the first thousand rows have one
+        assert looked.columns["label"].describe() == "2 values"
+
+
+@pytest.mark.parametrize("name", REAL_ASKED)
+def test_real_data_that_is_not_clear(shared: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(TrnflowError) as caught:
+        choose(look(SourceConfig(source=str(shared / "data" / name)), Resolver(tmp_path)), {})
+    assert REAL_ASKED[name] in caught.value.message
+
+
+def test_a_huge_file_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Parquet the short columns are read to their end, so that rows sorted by label have both."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr("trnflow.flows.authoring.look.BYTES", 1 << 20)
+    rows = [{"text": sentence(n), "label": n // 18_000} for n in range(20_000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_bytes(lines(rows.__getitem__, 20_000))
+    (tmp_path / "t.csv").write_bytes(table("text", "label", rows=20_000, label=lambda n: n // 18_000))
+    for name, classes in (("t.parquet", 2), ("t.jsonl", 1), ("t.csv", 1)):
+        looked = look(SourceConfig(source=str(tmp_path / name)), Resolver(tmp_path / "home"))
+        assert not looked.is_whole and looked.rows < 20_000
+        assert len(looked.columns["label"].counts) == classes
+    with pytest.raises(DataError, match="in every row that was read"):
+        choose(looked, {})
+
+
+def test_a_file_of_5_gb_takes_no_longer_than_its_head(tmp_path: Path) -> None:
+    with (tmp_path / "t.csv").open("wb") as file:
+        file.write(table("text", "label", rows=2_000_000, label=KINDS, text=lambda n: "what a day it was again"))
+        file.truncate(5 << 30)  # a hole behind the rows, which no reader may come to
+    looked = look(SourceConfig(source=str(tmp_path / "t.csv")), Resolver(tmp_path / "home"))
+    assert not looked.is_whole and len(looked.columns["label"].counts) == 3
+
+
+def test_a_folder_of_mixed_kinds(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(ROWS)
+    (tmp_path / "b.jsonl").write_bytes(lines(lambda n: {"text": sentence(n)}))
+    (tmp_path / "photo.png").write_bytes(PNG)
+    with pytest.raises(ConfigError, match=r"several formats: csv, jsonl"):
+        look(SourceConfig(source=str(tmp_path)), Resolver(tmp_path / "home"))
+    looked = look(SourceConfig(source=str(tmp_path), format="csv"), Resolver(tmp_path / "home"))
+    assert looked.rows == 60 and looked.unread == ["b.jsonl"]
+
+
+def test_labels_that_are_folders_are_not_lost_in_silence(tmp_path: Path) -> None:
+    for label in ("neg", "pos"):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        (tmp_path / "set" / label / "1.txt").write_text(sentence(1))
+    with pytest.raises(ConfigError, match="text files in the folders neg, pos"):
+        look(SourceConfig(source=str(tmp_path / "set")), Resolver(tmp_path / "home"))

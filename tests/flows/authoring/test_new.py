@@ -1,0 +1,189 @@
+"""`trnflow new` on the command line: what is written, what is refused, a terminal that is asked, a hub that answers or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import PROJECT
+from tests.flows.authoring.test_choose import KINDS, lines, sentence, table
+from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.hub_server import serve
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.services.deployed_recipes import check_recipes
+
+TICKETS = table("id", "body", "category", rows=200, body=sentence, category=KINDS)
+SCORES = table("text", "score", score=lambda n: n / 7)
+NOBODY = {"HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    (tmp_path / "tickets.csv").write_bytes(TICKETS)
+    (tmp_path / "scores.csv").write_bytes(SCORES)
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """The same in this process. A model of one's own needs no hub."""
+    (tmp_path / "tickets.csv").write_bytes(TICKETS)
+    (tmp_path / "scores.csv").write_bytes(SCORES)
+    (tmp_path / "base").mkdir()
+    return InProcessShell(tmp_path)
+
+
+def test_it_says_what_it_takes_for_what_and_writes_a_recipe_that_loads(here: Shell) -> None:
+    done = here("new", "tickets.csv", "model.source=base", "train.epochs=7")
+    assert done.returncode == 0, done.stderr
+    assert "text <- body (mean 13 words)\nlabel <- category (3 values)\nnot used: id (numbers" in done.stdout
+    text = (here.folder / "tickets.yaml").read_text()
+    assert "# label <- category (3 values)" in text and len(text.splitlines()) < 30
+    recipe = settings.load(str(here.folder / "tickets.yaml"))
+    assert (recipe.name, recipe.data.text, recipe.data.label) == ("tickets", "body", "category")
+    assert recipe.data.split == {"validation": 0.1, "test": 0.1}
+    assert (recipe.train.epochs, recipe.model.source, recipe.train.device) == (7, "base", "cpu")
+    assert recipe.folder("data.source") == here.folder
+
+
+def test_nothing_is_overwritten(here: Shell) -> None:
+    (here.folder / "tickets.yaml").write_text("mine")
+    assert "tickets.yaml exists" in here.error("new", "tickets.csv", "model.source=base", code=2)
+    assert (here.folder / "tickets.yaml").read_text() == "mine"
+    assert here("new", "tickets.csv", "model.source=base", "name=other").returncode == 0
+    (here.folder / "prefect.yaml").write_text("mine")
+    asked = ("new", "tickets.csv", "model.source=base", "name=third", "--deploy", "0 3 * * *")
+    assert "prefect.yaml exists" in here.error(*asked, code=2)
+    assert (here.folder / "prefect.yaml").read_text() == "mine" and not (here.folder / "third.yaml").exists()
+
+
+def test_a_shipped_recipe_s_name_is_refused(here: Shell) -> None:
+    (here.folder / "demo.csv").write_bytes(TICKETS)
+    assert "name=my-demo" in here.error("new", "demo.csv", "model.source=base", code=2)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("rows/train.csv", "rows"), ("My file (1).csv", "My-file-1"), ("a.b.csv.gz", "a-b"), ("x/data/train.jsonl", "x")],
+)
+def test_a_recipe_has_the_name_of_its_data(here: Shell, file: str, name: str) -> None:
+    (here.folder / file).parent.mkdir(parents=True, exist_ok=True)
+    content = TICKETS if ".csv" in file else lines(lambda n: {"text": sentence(n), "label": n % 2})
+    (here.folder / file).write_bytes(content)
+    assert here.json("new", file, "model.source=base")["written"] == [f"{name}.yaml"]
+
+
+def test_a_question_is_exit_code_2_with_the_setting_that_answers_it(here: Shell) -> None:
+    said = here.error("new", "scores.csv", "model.source=base", code=2)
+    answer = re.search(r"'(data\.label=score >= [\d.]+)'", said)
+    assert answer and not (here.folder / "scores.yaml").exists()
+    document = here.json("new", "scores.csv", answer[1], "model.source=base")
+    assert document["settings"]["data"]["label"] == answer[1].removeprefix("data.label=")
+
+
+def test_a_terminal_is_asked(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, b"9\n2\n")  # there is no ninth
+    done = subprocess.run(
+        [sys.executable, "-m", "trnflow", "new", "scores.csv", "model.source=base"],
+        cwd=shell.folder, env=shell.environ, stdin=theirs, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "amounts, or classes?" in done.stderr and done.stderr.count("1 to 2:") == 2
+    assert "task: text" in done.stdout and "task: text" in (shell.folder / "scores.yaml").read_text()
+
+
+def test_without_a_hub_the_model_is_tiny_and_that_is_said(shell: Shell) -> None:
+    done = shell("new", "tickets.csv", **NOBODY)
+    assert done.returncode == 0 and "no hub could be asked for the model of `classify`" in done.stdout
+    recipe = settings.load(str(shell.folder / "tickets.yaml"))
+    assert recipe.model.source is None and recipe.model.config["model_type"] == "bert" and recipe.tokenize.train
+    (shell.folder / "chats.jsonl").write_bytes(
+        lines(lambda n: {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": sentence(n)}]})
+    )
+    assert shell("new", "chats.jsonl", **NOBODY).returncode == 0
+    recipe = settings.load(str(shell.folder / "chats.yaml"))
+    assert recipe.model.config["model_type"] == "llama" and recipe.format.chat_template == "sections"
+
+
+def test_with_a_hub_the_base_is_named_with_its_revision(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = settings.load("classify").model
+    monkeypatch.setattr("tests.helpers.hub_server.Hub.repo", base.source)
+    monkeypatch.setattr("tests.helpers.hub_server.Hub.head", base.revision)
+    with serve({"config.json": b"{}"}, kind="models") as url:
+        done = shell("new", "tickets.csv", "--json", HF_ENDPOINT=url, HF_HOME=str(shell.folder / "hf"))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert not document["from_scratch"]
+    assert document["settings"]["model"] == {"source": base.source, "revision": base.revision}
+    assert base.source in (shell.folder / "tickets.yaml").read_text()
+
+
+def test_a_test_split_without_the_label_is_left_out(here: Shell) -> None:
+    (here.folder / "set").mkdir()
+    (here.folder / "set/train.csv").write_bytes(TICKETS)
+    (here.folder / "set/test.csv").write_bytes(table("id", "body", body=sentence))
+    assert here("new", "set", "model.source=base").returncode == 0
+    text = (here.folder / "set.yaml").read_text()
+    assert "splits: {train: train}   # not test: it has no column category" in text
+    assert settings.load(str(here.folder / "set.yaml")).data.split == {"validation": 0.1, "test": 0.1}
+
+
+def test_a_test_split_whose_labels_are_hidden_is_left_out(here: Shell) -> None:
+    (here.folder / "set").mkdir()
+    (here.folder / "set/train.csv").write_bytes(TICKETS)
+    (here.folder / "set/valid.csv").write_bytes(TICKETS)
+    (here.folder / "set/test.csv").write_bytes(table("id", "body", "category", body=sentence, category=[-1]))
+    assert here("new", "set", "model.source=base").returncode == 0
+    assert "not test: its labels are unknown (-1)" in (here.folder / "set.yaml").read_text()
+    data = settings.load(str(here.folder / "set.yaml")).data
+    assert data.splits == {"train": "train", "validation": "validation"} and data.split["test"] == 0.1
+
+
+def test_few_rows_and_blank_ones(here: Shell) -> None:
+    (here.folder / "few.csv").write_bytes(table("text", "label", rows=12, label=KINDS))
+    assert "has 12 rows" in here.error("new", "few.csv", "model.source=base", code=1)
+    (here.folder / "blank.csv").write_bytes(TICKETS + b"900,,bug\n901,what a day it was again,\n")
+    assert here("new", "blank.csv", "model.source=base").returncode == 0
+    assert "nulls: drop   # 1 rows lack" in (here.folder / "blank.yaml").read_text()
+
+
+def test_a_schedule_is_written_beside_the_recipe(here: Shell) -> None:
+    assert "is no schedule" in here.error("new", "tickets.csv", "model.source=base", "--deploy", "at night", code=2)
+    assert here("new", "tickets.csv", "model.source=base", "--deploy", "0 3 * * *").returncode == 0
+    document = yaml.safe_load((here.folder / "prefect.yaml").read_text())
+    (deployment,) = document["deployments"]
+    assert deployment["schedules"] == [{"cron": "0 3 * * *", "timezone": "UTC"}]
+    assert deployment["parameters"] == {"recipe": "tickets.yaml", "overrides": []}
+    shipped = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    ours = next(one for one in shipped if one["name"] == "retrain")
+    assert deployment["work_pool"]["name"] == ours["work_pool"]["name"] and deployment["tags"] == ours["tags"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here.folder)
+        assert check_recipes(document, "prefect.yaml") == {("tickets.yaml",): "tickets"}
+
+
+def test_deploy_says_how_to_get_a_schedule(here: Shell) -> None:
+    assert '`trnflow new DATA --deploy "0 3 * * *"` writes one' in here.error("deploy", code=2)
+
+
+def test_wrong_settings_of_the_source_are_named(here: Shell) -> None:
+    assert "data.format" in here.error("new", "tickets.csv", "data.format=xls", code=2)
+    assert "data.sauce" in here.error("new", "tickets.csv", "model.source=base", "data.sauce=1", code=2)
+    assert [path.name for path in here.folder.glob("*.yaml")] == []
+    assert "there is no data at" in here.error("new", "gone/rows.csv", code=2)
+
+
+def test_the_recipes_rows_are_two_hundred_each(bench) -> None:
+    for name in ("tickets", "questions", "chats"):
+        rows = bench.rows(source=f"builtin:{name}", **({"text": "text", "label": "team"} if name == "tickets" else {}))
+        assert rows.meta["splits"] == {"train": 200} and rows.meta["duplicates"] == 0
+    assert rows.meta["nested"] == ["messages"]

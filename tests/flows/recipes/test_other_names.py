@@ -1,0 +1,78 @@
+"""Words of axolotl, TRL, LLaMA-Factory, Unsloth, Ludwig and others lead to ours, or to what comes nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.command_line import Shell
+from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.other_names import _tables, missing, suggested
+from trnflow.flows.recipes.reference import settings_of
+from trnflow.tasks.errors import ConfigError
+
+KNOWN = {setting.name for setting in settings_of(settings.Recipe)}
+
+
+def test_there_are_many_words_and_none_is_ours() -> None:
+    tables = _tables()
+    assert len(tables["names"]) + len(tables["missing"]) >= 100
+    assert not tables["names"].keys() & tables["missing"].keys()
+    assert tables["notes"].keys() <= tables["names"].keys()
+
+
+@pytest.mark.parametrize("name", _tables()["names"])
+def test_a_word_leads_to_settings_that_exist(name: str) -> None:
+    choice = suggested((name,), settings.Recipe).partition(" (")[0]
+    assert choice and set(choice.split(" or ")) <= KNOWN
+    for setting in (name, f"train.{name}"):
+        if setting not in KNOWN:
+            assert refused(setting).fix.startswith("did you mean ")
+
+
+@pytest.mark.parametrize("name", _tables()["missing"])
+def test_what_is_not_here_says_what_comes_nearest(name: str) -> None:
+    nearest = missing(name)
+    assert nearest.startswith(f"trnflow has no {name}: ")
+    for setting in {name, f"train.{name}"} - KNOWN:
+        assert refused(setting).fix == nearest
+
+
+def refused(setting: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        settings.load("demo", [f"{setting}=1"])
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("per_device_train_batch_size", "train.micro_batch (global_batch counts all devices together)"),
+        ("gradient_checkpointing", "train.remat"),
+        ("num_train_epochs", "train.epochs"),
+        ("packing", "pack.strategy (bfd packs rows without cutting them)"),
+        ("sequence_len", "tokenize.max_length"),
+        ("lora_r", "train.lora.rank"),
+        ("load_best_model_at_end", "train.keep_best"),
+    ],
+)
+def test_the_best_known_words(word: str, says: str) -> None:
+    assert suggested((word,), settings.Recipe) == says
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--gpu", "--on NAME runs on a GPU"),
+        ("--learning_rate", "settings are given without dashes: train.learning_rate=VALUE"),
+        ("--num-train-epochs", "train.epochs=VALUE"),
+        ("--load_in_4bit", "trnflow has no load_in_4bit: no quantised weights"),
+        ("--dpo", "trnflow has no dpo: no training on preferences"),
+    ],
+)
+def test_an_option_of_another_tool_leads_to_ours(trnflow: Shell, option: str, says: str) -> None:
+    done = trnflow("run", "demo", option)
+    assert done.returncode == 2 and says in done.stderr
+
+
+def test_settings_describes_what_is_not_here(trnflow: Shell) -> None:
+    assert "no training on preferences" in trnflow.error("settings", "dpo", code=2)
