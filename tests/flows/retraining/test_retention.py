@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.champions.conftest import RECIPE
-from trnflow.flows.champions.judged_models import judged_models
+from trnflow.flows.champions.contenders import judged_models
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.store import Store
