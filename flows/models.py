@@ -92,7 +92,10 @@ def find_model(
 def result_of_recipe(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Step, Artifact]:
     """Return a stage's step and artifact for a recipe's present data and settings: those of `run`, else of
     `retrain`, which drops frozen rows. Raises ConfigError."""
-    step = plan_of(finetune(recipe), recipe, store).steps[stage]
+    graph = finetune(recipe)
+    if stage == ROLES["export"] and stage not in graph.stages:
+        raise ConfigError(f"{recipe.name} has no {stage}: its export.target is none", "add export.target=stablehlo")
+    step = plan_of(graph, recipe, store).steps[stage]
     if step.artifact is None and (retrained := plan_retrain(recipe, store)) is not None:
         step = retrained.steps[stage]
     if step.artifact is None:

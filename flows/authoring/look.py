@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from trnflow.tasks.data.load.column_types import plain_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.data.load.labels import is_blank
+from trnflow.tasks.data.load.loading import open_source
 from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.streams import file_errors, open_stream
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.load_data import DataConfig, data_source, open_source
+from trnflow.tasks.load_data import DataConfig, data_source
 from trnflow.tasks.sources.data_files import FORMATS, DataFile, format_of, local_files
 from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.sources.resolver import Resolver

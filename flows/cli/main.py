@@ -177,7 +177,11 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     common.add_argument("--debug", action="store_true", help="print tracebacks")
     recipe = argparse.ArgumentParser(add_help=False, parents=[common])
     recipe.add_argument("recipe", help="a name (see `trnflow recipes`) or a YAML file")
-    recipe.add_argument("--on", metavar="HARDWARE", help="run on this hardware, such as cpu, cpu-mesh or g5.xlarge")
+    recipe.add_argument(
+        "--on",
+        metavar="HARDWARE",
+        help="run on this hardware: auto (this machine's GPUs, else its processor), gpu, cpu, or a name such as g5.xlarge",
+    )
     store = argparse.ArgumentParser(add_help=False, parents=[common])
     store.add_argument("--store", metavar="ROOT", help="a folder or URL; default: TRNFLOW_STORE, else <home>/store")
     parents = {"common": common, "recipe": recipe, "store": store}
