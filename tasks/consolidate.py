@@ -6,7 +6,6 @@ unexpected, different or not finite, or the logits are not finite.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -26,16 +25,11 @@ from trnflow.tasks.model_folder.settings_files import generation_settings, posit
 from trnflow.tasks.sources.model_source import generation_config
 from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.model_process import model_environ
-from trnflow.tasks.training.checkpoint.merged_weights import (
-    CheckpointWeights,
-    MergedWeights,
-    Weights,
-    base_weights,
-    write_adapter,
-)
+from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weights, base_weights, write_adapter
 from trnflow.tasks.training.checkpoint.starting_weights import starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import auto_class
+from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, TextsMeta, TokensMeta
@@ -108,14 +102,14 @@ def consolidate(
     from trnflow.tasks.training.checkpoint.shards import Reader
 
     base, origin, dtype = model, _origin(model, warm_start), _dtype(config, model, warm_start)
-    stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
+    stored, model = Reader(shards.path, PARAMETER), starting_from(model, warm_start)
     settings = AutoConfig.for_model(**read_json(shards.path / "config.json"))
     # version 4.57 reads its own keys in place of newer ones
     document = with_older_keys(read_json(shards.path / "config.json"), settings.to_dict()) | {"dtype": dtype}
     write_json(out.path / "config.json", document)
     empty = model_without_values(shards.meta["task"], settings)
     weights: Weights = stored
-    if _is_partial(shards.meta):
+    if shards.meta.get("method", "full") != "full":
         # LoRA and a trained head hold only what was trained
         weights = MergedWeights(shards, base_weights(model, empty), stored, empty)
     check_shapes(weights, empty)
@@ -170,10 +164,6 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
                 (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
 
 
-def _is_partial(meta: CheckpointMeta) -> bool:
-    return bool(meta.get("method", "full") != "full")
-
-
 def _grouped(sizes: dict[str, int], config: ConsolidateConfig, dtype: str) -> list[list[str]]:
     """Return the names in order, in groups that fit a file."""
     limit, width = _bytes(config.max_shard_size), WIDTHS[dtype][1]
@@ -208,16 +198,12 @@ def _write_safetensors(file: Path, names: list[str], weights: Weights, dtype: st
     """Write a safetensors file, and yield each tensor's name. Raises ModelError when one is not finite."""
     import torch
 
+    from trnflow.tasks.training.checkpoint.shards import safetensors_header
+
     kind, width = WIDTHS[dtype]
-    header: Meta = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        start, end = end, end + math.prod(weights.shape(name)) * width
-        header[name] = {"dtype": kind, "shape": list(weights.shape(name)), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    entries = ((name, kind, weights.shape(name), math.prod(weights.shape(name)) * width) for name in names)
     with file.open("wb") as handle:
-        handle.write(len(text).to_bytes(8, "little") + text)
+        handle.write(safetensors_header(entries, __metadata__={"format": "pt"}))
         for name in names:
             # a piece at a time, so that no second copy of the tensor is in memory
             for piece in pieces(weights.tensor(name), getattr(torch, dtype)):

@@ -124,7 +124,7 @@ def to_object_store(folder: Path, names: list[str], to: str, report: Report) -> 
     """
     with _remote_errors(to):
         place = _opened(to)
-        there = set(place.names(""))
+        there = {entry.name for entry in place.entries("")}
         same = {name for name in names if name in there and _has(place, name, folder / name)}
         _check_prefix(to, there, same, names)
         for name in names:

@@ -14,6 +14,7 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
@@ -46,7 +47,11 @@ def run(options: Namespace) -> int:
     context.plan = make_plan(graph, context)
     context.plan.check_needs(what, here=True)
     idle = not context.plan.due(what)
-    result = run_graph(graph, context, what) if idle else _run_stages(options, context, what)
+    if idle:
+        log = EventLog(*mlflow_delivery(recipe, context.store))  # a lost blob is found, and made, only now
+        result = run_graph(graph, context.for_run(log), what)
+    else:
+        result = _run_stages(options, context, what)
     if result.error is not None:
         complete(result.error, options)
     if options.json:
@@ -62,9 +67,8 @@ def run(options: Namespace) -> int:
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:
     with Progress() as progress:
         if options.direct:
-            from trnflow.flows.services.tracked_run import run_tracked
-
-            return run_tracked(finetune(context.recipe), context.for_run(EventLog(progress)), what)
+            log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
+            return run_graph(finetune(context.recipe), context.for_run(log), what)
         from trnflow.flows.cli.prefect_run import call_flow, quiet
 
         quiet()  # before the warm parents start, which compare the environment
@@ -89,8 +93,9 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     for note in result.notes:
         out.write(f"note: {scrub(note)}\n")
     if idle:
-        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.seconds:.2f} s)\n")
+        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)\n")
     elif result.error is None:
-        cost = f" (${result.dollars:.2f} on {recipe.hardware.name})" if result.dollars else ""
-        out.write(f"{recipe.name} done in {report.seconds(result.seconds)} s{cost}; run {result.run}\n")
+        seconds, dollars = result.record["seconds"], result.record["dollars"]
+        cost = f" (${dollars:.2f} on {recipe.hardware.name})" if dollars else ""
+        out.write(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}\n")
     out.writelines(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))

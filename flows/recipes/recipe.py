@@ -20,8 +20,7 @@ from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.pack_chunks import PackConfig
-from trnflow.tasks.promotion.data_checks import CheckConfig
-from trnflow.tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.promotion.settings import CheckConfig, PromoteConfig
 from trnflow.tasks.sources.model_source import ModelConfig
 from trnflow.tasks.sources.paths import Folders, located
 from trnflow.tasks.store.location import default_root

@@ -15,7 +15,8 @@ from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.data_checks import AGAINST_CHAMPION, CheckConfig, LoadedRows, Measured, measure
+from trnflow.tasks.promotion.data_checks import LoadedRows, Measured, measure
+from trnflow.tasks.promotion.settings import AGAINST_CHAMPION, CheckConfig
 from trnflow.tasks.store import Store
 
 # a dry run loads data for its checks if that is expected to take no longer

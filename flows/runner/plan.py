@@ -232,6 +232,8 @@ class Plan:
             if step.name in due:
                 for remark in step.node.stage.needs(step.config, known):
                     self.note(remark)
+        for remark in self.graph.remarks(known):
+            self.note(remark)
 
     def forget(self, digest: str) -> None:
         """Look up all steps anew, after a blob turned out missing or corrupt."""

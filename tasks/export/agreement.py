@@ -11,6 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.forward import plain_inputs
@@ -18,8 +22,6 @@ from trnflow.tasks.export.stablehlo import StableHlo, load_stablehlo
 from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trnflow.tasks.metadata import ExportedMeta
 
 ROWS = 256
@@ -86,8 +88,6 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
 
     positions: Of a language model's row, spread evenly over those without padding.
     """
-    import torch
-
     with torch.inference_mode():
         logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
         compared = torch.arange(len(input_ids)) < rows
@@ -166,8 +166,6 @@ def call_seconds(exported: Input[ExportedMeta], calls: list[ExampleCall]) -> lis
 
 def _evenly(real: Tensor, most: int) -> Tensor:
     """Keep `most` positions of each row of `real`, bool [rows, length], evenly spaced."""
-    import torch
-
     kept = torch.zeros_like(real)
     for row, here in zip(kept, real, strict=True):
         at = here.nonzero().flatten()
@@ -178,9 +176,6 @@ def _evenly(real: Tensor, most: int) -> Tensor:
 
 def _inputs(split: Split, length: int, batch: int, calls: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield a split's first rows as (input_ids, attention_mask, new rows), cut or padded to [batch, length]."""
-    import numpy as np
-    import torch
-
     packed = length if length in split.rows else max(split.rows)
     there = split.rows[packed]
     for start in range(0, min(calls * batch, there), batch):

@@ -18,6 +18,7 @@ from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, apart, until
 from tests.helpers.runs import plan_graph
 from trnflow.flows.runner.graph import Graph, Node
+from trnflow.tasks.events import unsent_runs
 from trnflow.tasks.store import Store
 
 STEPS = 1000
@@ -213,7 +214,7 @@ def check_one_training(home: Path, steps: int) -> None:
     from mlflow import MlflowClient
 
     mlflow = MlflowClient(f"sqlite:///{home}/mlflow.db")
-    wait_until(lambda: not list((home / "tracking").glob("*.jsonl")), "everything to be uploaded")
+    wait_until(lambda: not unsent_runs(home), "everything to be uploaded")
     runs = mlflow.search_runs([mlflow.get_experiment_by_name("trnflow").experiment_id])
     (train,) = (run for run in runs if run.data.tags["trnflow.stage"] == "train")
     first, second = sorted(

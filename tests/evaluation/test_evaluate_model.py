@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ from trnflow.tasks.evaluation.generation import (
     prompts,
     shortened,
 )
-from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
 from trnflow.tasks.evaluation.plots import confusion_matrix
+from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.training.batches.sampler import Split
 
@@ -153,6 +157,28 @@ def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) ->
     assert (said["calls"], said["rows"], said["lengths"]) == {"bert": (2, 4, [16, 32]), "llama": (3, 3, [32])}[name]
     unit = "4 rows" if name == "bert" else f"{said['compared']:,} tokens of 3 chunks"
     assert f"100% of {unit}" in (evaluated["root"] / name / "out" / "report.html").read_text()
+
+
+WORST = """
+import sys
+from pathlib import Path
+import torch
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.export.agreement import compare, eager_call
+folder = Path(sys.argv[1])
+call = eager_call(load_model(folder / "bert", "classification"), *torch.ones(2, 2, 16, dtype=torch.long), 2, 1)
+exported = Input(folder / "bert-export", "exported", {"batch": 2, "lengths": [16]}, "sha256:3")
+apart = compare(exported, [call._replace(logits=call.logits + 1), call], lambda *done: None)[1]
+print(apart["export_max_difference"])
+"""
+
+
+def test_the_difference_of_an_export_is_that_of_its_worst_call(evaluated: dict[str, Any]) -> None:
+    environ = {**os.environ, **EAGER, **ENVIRON}
+    command = [sys.executable, "-c", WORST, str(evaluated["root"])]
+    process = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert float(process.stdout) == pytest.approx(1, abs=1e-3), process.stderr
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

@@ -64,7 +64,11 @@ def test_a_deployed_run_that_changes_nothing_adds_nothing_to_mlflow(api: Api, tm
         return [stage["action"] for stage in json.loads(newest.read_text())["stages"]]
 
     def there() -> dict[str, bytes]:
-        files = [tmp_path / "mlflow.db", *(tmp_path / "home/tracking").rglob("*")]
+        files = [
+            tmp_path / "mlflow.db",
+            *(tmp_path / "home/tracking").rglob("*"),
+            *tmp_path.glob("home/runs/*/mlflow/*"),
+        ]
         return {str(file): file.read_bytes() for file in files if file.is_file()}
 
     assert actions() == ["ran"] * 4

@@ -23,7 +23,7 @@ from trnflow.tasks.store.backend import Entry
 from trnflow.tasks.store.garbage.collect import Collected, collect
 from trnflow.tasks.store.garbage.pins import add_pin, remove_pin
 from trnflow.tasks.store.garbage.roots import Policy, View, mark
-from trnflow.tasks.store.garbage.trash import Trashed, into_trash
+from trnflow.tasks.store.garbage.trash import into_trash
 from trnflow.tasks.store.layout import blob_name, record_name
 from trnflow.tasks.store.verify import verify
 
@@ -320,7 +320,7 @@ class World:
         entries = {name: Entry(name, len(data), self.time[name]) for name, data in self.bytes.items()}
         return View(
             {name: entry for name, entry in entries.items() if name not in trashed},
-            {name: Trashed(0.0, entry) for name, entry in entries.items() if name in trashed},
+            {name: entry for name, entry in entries.items() if name in trashed},
             lambda name: self.bytes[name],
         )
 

@@ -64,6 +64,14 @@ def ended() -> Process:
     return this_process()._replace(pid=child.pid, start=1)
 
 
+def test_a_damaged_lease_expires_like_any_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "FALLBACK_TTL", SHORT)
+    taken(store.backend)
+    store.backend.replace(f"leases/{KEY}/1.json", b"{}")
+    with awaited(waiter(store.backend)) as mine:
+        mine.check()
+
+
 def test_one_holds_and_the_next_gets_it_when_it_is_released(store: Store) -> None:
     backend = store.backend
     second = waiter(backend)

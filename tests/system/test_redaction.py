@@ -47,6 +47,12 @@ def forms(secret: str) -> Iterator[str]:
     yield re.sub("%..", lambda found: found[0].lower(), quote(secret, safe=""))
 
 
+def test_a_secret_that_holds_another_is_hidden_whole() -> None:
+    add_secret("hunter42")
+    add_secret("hunter42-of-the-staging-server")
+    assert scrub("token hunter42-of-the-staging-server, not hunter42") == "token ***, not ***"
+
+
 @given(SECRET, SECRET, CREDENTIAL)
 @example("p@ss/w0rd?#", "a&b=c%20d", "token")
 def test_no_credential_of_a_url_is_left(password: str, token: str, name: str) -> None:

@@ -15,7 +15,7 @@ from trnflow.flows.cli.live.status_command import counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.runner.attempts import PREVIEW
-from trnflow.flows.runner.run_log import ON_RECORD
+from trnflow.flows.runner.mlflow_log import ON_RECORD
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log

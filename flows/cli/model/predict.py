@@ -21,9 +21,9 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
 from trnflow.tasks.prediction.row_files import RowFile, new_lines
+from trnflow.tasks.system.model_process import ENVIRON
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables that keep transformers from showing progress beside ours."""

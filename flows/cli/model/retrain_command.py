@@ -11,8 +11,9 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.runner.context import RunContext, open_context
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
-from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.redaction import scrub
@@ -92,12 +93,11 @@ def _retrained(options: Namespace, context: RunContext, change: RetrainReason) -
 
 def _directly(options: Namespace, context: RunContext, change: RetrainReason, progress: Progress) -> Retrained:
     from trnflow.flows.retraining.retrain import retrain as retrain_recipe
-    from trnflow.flows.services.tracked_run import run_tracked
 
     def train(training: RunContext, graph: Graph) -> Result:
-        return run_tracked(graph, training.for_run(log), Options(offline=options.offline))
+        return run(graph, training.for_run(log), Options(offline=options.offline))
 
-    log = EventLog(progress)
+    log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
     return retrain_recipe(context, log, train, wait=options.wait, change=change)
 
 

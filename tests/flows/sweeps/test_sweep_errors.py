@@ -49,7 +49,7 @@ def run(*overrides: str, recipe: str = "tiny.yaml", trials: int = 3, fault: Faul
         error = fault()
         meta = {"metrics": {"eval_loss": recipe.train.learning_rate}}
         steps = [] if error else [step("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))]
-        return Result(run, recipe.name, 0.0, steps, error=error)
+        return Result(run, steps, error=error)
 
     plan = read_plan(recipe, [RATE, f"sweep.trials={trials}", *overrides])
     store = open_store(plan.recipe)
