@@ -29,8 +29,7 @@ LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 SCRATCH = {"classify": "base/scratch/encoder", "instruct": "base/scratch/decoder", "chat": "base/scratch/decoder"}
 """{shipped recipe: the model from scratch that stands in for its base}."""
-# The shipped recipes are for one; what else this machine has is not looked for yet.
-MACHINE = "on this machine's processor; --on NAME takes other hardware"
+MACHINE = "on this machine: its GPUs, else its processor; --on NAME takes other hardware"
 PREFECT_FILE = "prefect.yaml"
 
 

@@ -85,7 +85,7 @@ class Plan:
 
     def plain_recipe(self) -> Recipe:
         """Return the recipe as its files say. Raises ConfigError if it is complete only with the overrides."""
-        return settings.validated(self.read.with_overrides(()), self.named)
+        return settings.validated(self.read, self.named)
 
     def definition(self) -> Meta:
         """Return what must be unchanged when a sweep is resumed: all that shapes the metric of a trial."""
