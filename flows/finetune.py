@@ -70,7 +70,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         recipe.consolidate,
         {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens},
     )
-    exported = Node(export_neuron, recipe.export, {"weights": weights})
+    exports = recipe.export.target != "none"
+    exported = Node(export_neuron, recipe.export, {"weights": weights}) if exports else None
     evaluation = Node(
         evaluate_model,
         recipe.evaluate.on_device_of(training.device),
@@ -83,8 +84,9 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
             "warm_start": start,
         },
     )
-    nodes = (*(() if rows else (loaded,)), texts, tokens, packed, graphs, shards, weights, exported, evaluation)
-    return Graph(nodes, partial(_check_run, recipe), partial(_unread, recipe))
+    nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    present = tuple(node for node in nodes if node is not None)
+    return Graph(present, partial(_check_run, recipe), partial(_unread, recipe))
 
 
 def _starting_weights(text: str | None) -> Lookup | None:
@@ -111,8 +113,7 @@ def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
 
 
 def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[str], Parent]) -> None:
-    """Raise a TrnflowError before a run if its training is bound to fail: a vocabulary that can't be compared, or a
-    device without the memory. Data stages alone need neither."""
+    """Raise a TrnflowError if the training of a run is bound to fail. Data stages need neither vocabulary nor memory."""
     if until in DATA_STAGES:
         return
     refuse_unknown_vocabulary(recipe, plan)

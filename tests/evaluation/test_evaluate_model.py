@@ -377,6 +377,16 @@ def test_a_picture_has_the_same_bytes_and_no_name_of_its_maker(tmp_path: Path) -
     assert data.startswith(b"\x89PNG") and b"Software" not in data and b"matplotlib" not in data.lower()
 
 
+def test_without_an_export_the_weights_alone_are_judged(tmp_path: Path) -> None:
+    rows, bert = classified(tmp_path / "rows"), small_models.bert(tmp_path / "model")
+    out = small_models.workdir(tmp_path / "out")
+    meta = evaluate_model(EvaluateConfig(), texts=texts(tmp_path / "texts"), packed=rows, weights=bert, out=out)
+    assert not [name for name in meta["metrics"] if name.startswith("export")]
+    said = read_json(out.path / "report.json")["export"]
+    assert said == {"target": "none", "note": "not compared: there is no export (export.target)"}
+    assert "there is no export" in (out.path / "report.html").read_text()
+
+
 def fails(tmp_path: Path, packed: Input, **config: Any) -> None:
     nothing = Input(tmp_path, "none", {"target": "stablehlo", "task": packed.meta["task"]}, "sha256:0")
     weights = (small_models.bert if packed.meta["task"] == "classification" else small_models.llama)(tmp_path / "model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,23 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
 
     again = run_stage(consolidate, config, tmp_path / "again", shards=shards, model=NOTHING).artifact
     assert files_of(again) == files_of(found)
+
+
+def test_the_published_type_can_be_that_of_the_base(tmp_path) -> None:
+    shards, parameters = checkpoint(tmp_path, packed_lm(tmp_path / "packed"), **LLAMA)
+    for said, dtype in (
+        ({"torch_dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "float16"}, torch.float16),
+        ({}, torch.float32),
+    ):
+        identity = {**NOTHING.identity, "config": {"pretrained": said, "overrides": {}}}
+        base, config = replace(NOTHING, identity=identity), ConsolidateConfig(dtype="base")
+        made = run_stage(consolidate, config, tmp_path / str(dtype), shards=shards, model=base).artifact
+        assert made.meta["dtype"] == str(dtype).removeprefix("torch.") == read_json(made.path / "config.json")["dtype"]
+        assert all(
+            torch.equal(value, parameters[name].to(dtype))
+            for name, value in load_file(made.path / "model.safetensors").items()
+        )
 
 
 def test_a_lost_tensor_is_named(tmp_path) -> None:

@@ -29,9 +29,9 @@ def into_trash(name: str, now: float) -> str:
 
 def read_trash(entries: Iterable[Entry]) -> dict[str, Entry]:
     """Return {former name: file in the trash}, of several the one moved last. entries: a listing of the trash."""
-    parts = ((*entry.name.split("/", 2), entry) for entry in entries if entry.name.count("/") > 1)
-    moved = [(int(since), name, entry) for _, since, name, entry in parts if since.isdigit()]
-    return {name: entry for _, name, entry in sorted(moved)}
+    parts = [(entry.name.split("/", 2), entry) for entry in entries if entry.name.count("/") > 1]
+    moved = sorted((int(since), name, entry) for (_, since, name), entry in parts if since.isdigit())
+    return {name: entry for _, name, entry in moved}
 
 
 def bring_back(backend: Backend, names: Iterable[str]) -> list[str]:

@@ -11,8 +11,7 @@ import pytest
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.small_models import bert
-from trnflow.flows.champions.model_card import with_results
-from trnflow.flows.champions.publish import publish
+from trnflow.flows.champions.publish import publish, with_results
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.store import Store

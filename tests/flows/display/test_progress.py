@@ -76,7 +76,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def lines(clock: Clock, said: list[str], training: Training) -> Lines:
-    log = Lines(said.append, clock)
+    log = Lines(lambda text, **fields: said.append(text), clock)
     log.begin(training.at)
     return log
 

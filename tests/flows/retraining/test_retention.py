@@ -8,7 +8,7 @@ import pytest
 
 from tests.flows.champions.conftest import RECIPE
 from tests.helpers.stores import new_store
-from trnflow.flows.champions.judged_models import judged_models
+from trnflow.flows.champions.contenders import judged_models
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.store.garbage.collect import collect
