@@ -151,7 +151,7 @@ def report(draft: Draft, looked: Looked) -> list[str]:
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
-    """Return the recipe as commented YAML."""
+    """Return YAML. hub: as `has_hub` says."""
     extends = draft.base if hub else [draft.base, SCRATCH[draft.base]]
     lines = [
         f"# Written by `trnflow new`. All settings: `trnflow config {name}.yaml`; what they mean: `trnflow settings`.",

@@ -35,7 +35,8 @@ def check_fit(recipe: Recipe) -> None:
 
 
 def on_slot(recipe: Recipe, slot: int) -> Recipe:
-    """Return the recipe of a trial: on GPUs, CUDA_VISIBLE_DEVICES names those of its slot (0 to `sweep.parallel` - 1)."""
+    """Return the recipe with a slot's GPUs in CUDA_VISIBLE_DEVICES; off GPUs or with one slot, unchanged. slot: from 0
+    below `sweep.parallel`."""
     if recipe.train.device != "cuda" or recipe.sweep.parallel == 1:
         return recipe
     each = recipe.train.devices

@@ -43,13 +43,14 @@ def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMe
         for number, message in enumerate(messages, 1):
             content = message.get("content")
             # templates leave out the thinking of earlier turns
-            if message["role"] in ("user", "assistant") and isinstance(content, str):
-                if _letters(_THINKING.sub("", content)) not in text:
-                    raise ConfigError(
-                        f"format.chat_template: message {number} ({message['role']}) of row {row + 1} of the sample, "
-                        f"{content.strip()[:40]!r}, is missing in the text that the chat template writes",
-                        "choose a template that writes all turns, or format.chat_template=sections",
-                    )
+            if message["role"] not in ("user", "assistant") or not isinstance(content, str):
+                continue
+            if _letters(_THINKING.sub("", content)) not in text:
+                raise ConfigError(
+                    f"format.chat_template: message {number} ({message['role']}) of row {row + 1} of the sample, "
+                    f"{content.strip()[:40]!r}, is missing in the text that the chat template writes",
+                    "choose a template that writes all turns, or format.chat_template=sections",
+                )
     return {}
 
 
