@@ -33,8 +33,10 @@ from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.services.events import RETRAINED, data_changed, recipe_resource, send_events
 from trnflow.flows.services.pages import pages
 from trnflow.flows.services.recovery import end_unbegun_runs, tend_runs
@@ -43,7 +45,6 @@ from trnflow.flows.services.run_view.plan import PlanPage, RunName
 from trnflow.flows.services.run_view.stage_tasks import PrefectLog, StageTasks
 from trnflow.flows.services.run_view.sweep import SweepPage, sweep_summary
 from trnflow.flows.services.task_runners import task_runner
-from trnflow.flows.services.tracked_run import run_tracked
 from trnflow.flows.sweeps import sweep as sweeping
 from trnflow.flows.sweeps.plan import read_plan, refuse_fixed
 from trnflow.flows.sweeps.trial import direct_runs
@@ -216,7 +217,7 @@ def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> St
 
 def _run(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
     session, context = _opened(name, overrides, offline=options.offline)
-    log = EventLog(*session.readers, PrefectLog())
+    log = EventLog(*session.readers, PrefectLog(), *mlflow_delivery(context.recipe, context.store))
     session.result = _execute(finetune_graph(context.recipe), context, options, log, Page())
     return _ended(session.result.error)
 
@@ -226,6 +227,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         end_unbegun_runs()
     try:
         session, context = _opened(name, overrides, offline=offline)
+        delivery = mlflow_delivery(context.recipe, context.store)
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
         _emit_failure(Path(name).stem, error)
         raise
@@ -236,7 +238,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         return session.result
 
     run_name = RunName(page, recipe.name)
-    log = EventLog(*session.readers, PrefectLog(), run_name)
+    log = EventLog(*session.readers, PrefectLog(), run_name, *delivery)
     try:
         done = session.retrained = retraining.retrain(context, log, train, wait=wait, change=session.change)
     except Exception as error:  # an error of this program, or of the machine
@@ -321,7 +323,7 @@ def _execute(graph: Graph, context: RunContext, options: Options, log: EventLog,
     recipe, store = context.recipe, context.store
     with task_runner(recipe.task_runner) as part_maker, log.also(PlanPage(page)):
         running = context.for_run(log, part_maker=part_maker)
-        result = run_tracked(graph, running, options, around=StageTasks(page, store))
+        result = run_graph(graph, running, options, around=StageTasks(page, store))
     title = f"{recipe.name}: stages and key figures"
     mlflow = pages(store.home, recipe.tracking, recipe.folder("tracking.uri"))[1] if recipe.tracking.enabled else None
     table = run_table(result) + where_pages(result, mlflow)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -23,7 +23,7 @@ from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
-from trnflow.tasks.stage import by_role, stage_of
+from trnflow.tasks.stage import Known, by_role, stage_of
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
 
@@ -54,9 +54,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     knows = partial(_check_vocabulary, start=start)
 
     loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
-    texts = Node(
-        format_prompts, recipe.format, {"rows": rows or loaded, "model": model}, check=partial(_name_unread, recipe)
-    )
+    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
@@ -72,7 +70,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         recipe.consolidate,
         {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens},
     )
-    exported = Node(export_neuron, recipe.export, {"weights": weights})
+    exports = recipe.export.target != "none"
+    exported = Node(export_neuron, recipe.export, {"weights": weights}) if exports else None
     evaluation = Node(
         evaluate_model,
         recipe.evaluate.on_device_of(training.device),
@@ -85,8 +84,9 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
             "warm_start": start,
         },
     )
-    nodes = (*(() if rows else (loaded,)), texts, tokens, packed, graphs, shards, weights, exported, evaluation)
-    return Graph(nodes, partial(_check_run, recipe))
+    nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    present = tuple(node for node in nodes if node is not None)
+    return Graph(present, partial(_check_run, recipe), partial(_unread, recipe))
 
 
 def _starting_weights(text: str | None) -> Lookup | None:
@@ -97,13 +97,12 @@ def _starting_weights(text: str | None) -> Lookup | None:
     return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
 
 
-def _name_unread(recipe: Recipe, plan: Plan) -> None:
-    """Note the columns of the rows that nothing reads, once the rows are known."""
-    loaded = plan.steps.get(ROLES["rows"])  # a rehearsal's rows are an artifact, and were looked at
-    if loaded is not None and loaded.artifact is not None:
-        for name in unread_columns(recipe.format, cast("RowsMeta", loaded.artifact.meta)):
-            if name not in recipe.data.ignore:
-                plan.note(f"column {name} is not used (data.ignore silences this)")
+def _unread(recipe: Recipe, known: Known) -> Iterator[str]:
+    """Name the columns of the rows that nothing reads, as far as the rows are known."""
+    rows = known.of("rows")
+    for name in unread_columns(recipe.format, cast("RowsMeta", rows)) if "columns" in rows else ():
+        if name not in recipe.data.ignore:
+            yield f"column {name} is not used (data.ignore silences this)"
 
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
@@ -114,8 +113,7 @@ def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
 
 
 def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[str], Parent]) -> None:
-    """Raise a TrnflowError before a run if its training is bound to fail: a vocabulary that can't be compared, or a
-    device without the memory. Data stages alone need neither."""
+    """Raise a TrnflowError if the training of a run is bound to fail. Data stages need neither vocabulary nor memory."""
     if until in DATA_STAGES:
         return
     refuse_unknown_vocabulary(recipe, plan)

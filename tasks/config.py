@@ -7,6 +7,7 @@ class PackConfig(StageConfig):
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,20 +26,14 @@ NonNegative = Annotated[float, Field(ge=0, le=1e30)]
 Seconds = Annotated[float, Field(gt=0, le=604_800)]  # a week
 
 
-class Mark:
-    """A mark in a field's `Annotated` type: NOT_KEYED or GRAPH."""
+class Mark(Enum):
+    """A mark in a field's `Annotated` type."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
+    NOT_KEYED = "the field can't change the bytes of the result: it is in no key"
+    GRAPH = "the field changes training's graphs: it is also in precompile's key"
 
 
-# of a field that can't change the bytes of the result: in no key
-NOT_KEYED = Mark("NOT_KEYED")
-# of a field that changes training's graphs: also in precompile's key
-GRAPH = Mark("GRAPH")
+NOT_KEYED, GRAPH = Mark
 
 
 class StageConfig(BaseModel):

@@ -6,7 +6,6 @@ unexpected, different or not finite, or the logits are not finite.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -26,16 +25,11 @@ from trnflow.tasks.model_folder.settings_files import generation_settings, posit
 from trnflow.tasks.sources.model_source import generation_config
 from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.model_process import model_environ
-from trnflow.tasks.training.checkpoint.merged_weights import (
-    CheckpointWeights,
-    MergedWeights,
-    Weights,
-    base_weights,
-    write_adapter,
-)
+from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weights, base_weights, write_adapter
 from trnflow.tasks.training.checkpoint.starting_weights import starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import auto_class
+from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, TextsMeta, TokensMeta
@@ -49,8 +43,9 @@ WIDTHS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 class ConsolidateConfig(StageConfig):
     """Settings of the stage `consolidate`, which writes the trained model as a Hugging Face folder."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type of the published weights."""
+    dtype: Literal["float32", "bfloat16", "float16", "base"] = "float32"
+    """The type of the published weights. base: that of the model that training started from, float32 from scratch. LoRA's
+    update is added in fp32 before weights are cast; the cast ones are evaluated."""
     max_shard_size: str = "5GB"
     """The largest size of one weight file, such as `5GB` or `500MB`."""
 
@@ -73,7 +68,16 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}
     keyed["format"] = _row_format(inputs.get("texts"), inputs.get("tokens"))
     keyed["weights"] = start.digest if isinstance(start, Artifact) else model.identity.get("weights")
-    return keyed
+    return {**keyed, "dtype": _dtype(config, model, start)} if config.dtype == "base" else keyed
+
+
+def _dtype(config: ConsolidateConfig, model: Source, start: Artifact | Input | Source | None) -> str:
+    """Return the type of the published weights."""
+    if config.dtype != "base":
+        return config.dtype
+    known = (model.identity["config"]["pretrained"] or {}) if start is None or isinstance(start, Source) else start.meta
+    base = str(known.get("dtype") or known.get("torch_dtype"))
+    return base if base in WIDTHS else "float32"
 
 
 @stage(kind="model", role="model", inputs=consolidate_inputs, environ=environ)
@@ -97,15 +101,15 @@ def consolidate(
 
     from trnflow.tasks.training.checkpoint.shards import Reader
 
-    base, origin = model, _origin(model, warm_start)
-    stored, model = CheckpointWeights(Reader(shards.path)), starting_from(model, warm_start)
+    base, origin, dtype = model, _origin(model, warm_start), _dtype(config, model, warm_start)
+    stored, model = Reader(shards.path, PARAMETER), starting_from(model, warm_start)
     settings = AutoConfig.for_model(**read_json(shards.path / "config.json"))
     # version 4.57 reads its own keys in place of newer ones
-    document = with_older_keys(read_json(shards.path / "config.json"), settings.to_dict()) | {"dtype": config.dtype}
+    document = with_older_keys(read_json(shards.path / "config.json"), settings.to_dict()) | {"dtype": dtype}
     write_json(out.path / "config.json", document)
     empty = model_without_values(shards.meta["task"], settings)
     weights: Weights = stored
-    if _is_partial(shards.meta):
+    if shards.meta.get("method", "full") != "full":
         # LoRA and a trained head hold only what was trained
         weights = MergedWeights(shards, base_weights(model, empty), stored, empty)
     check_shapes(weights, empty)
@@ -114,21 +118,21 @@ def consolidate(
     if shards.meta["task"] == "causal_lm":
         write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
     write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty))
-    _write_shards(out, _grouped(sizes, config), published, config.dtype)
+    _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
     if (shards.path / CONFIG).exists():
-        write_adapter(out.path / "adapter", shards, model, stored, config.dtype)
+        write_adapter(out.path / "adapter", shards, model, stored, dtype)
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty))
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)
     write_card(out.path, shards.meta, document, origin)
     # written tensors are compared with the checkpoint's, and the model computes a row
-    check_folder(out, auto_class(shards.meta["task"]), settings, published, config.dtype)
+    check_folder(out, auto_class(shards.meta["task"]), settings, published, dtype)
     return {
         "task": shards.meta["task"],
         "labels": shards.meta["labels"],
         "lengths": shards.meta["lengths"],
         "parameters": sum(sizes.values()),
-        "dtype": config.dtype,
+        "dtype": dtype,
     }
 
 
@@ -160,13 +164,9 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
                 (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
 
 
-def _is_partial(meta: CheckpointMeta) -> bool:
-    return bool(meta.get("method", "full") != "full")
-
-
-def _grouped(sizes: dict[str, int], config: ConsolidateConfig) -> list[list[str]]:
+def _grouped(sizes: dict[str, int], config: ConsolidateConfig, dtype: str) -> list[list[str]]:
     """Return the names in order, in groups that fit a file."""
-    limit, width = _bytes(config.max_shard_size), WIDTHS[config.dtype][1]
+    limit, width = _bytes(config.max_shard_size), WIDTHS[dtype][1]
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -198,16 +198,12 @@ def _write_safetensors(file: Path, names: list[str], weights: Weights, dtype: st
     """Write a safetensors file, and yield each tensor's name. Raises ModelError when one is not finite."""
     import torch
 
+    from trnflow.tasks.training.checkpoint.shards import safetensors_header
+
     kind, width = WIDTHS[dtype]
-    header: Meta = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        start, end = end, end + math.prod(weights.shape(name)) * width
-        header[name] = {"dtype": kind, "shape": list(weights.shape(name)), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    entries = ((name, kind, weights.shape(name), math.prod(weights.shape(name)) * width) for name in names)
     with file.open("wb") as handle:
-        handle.write(len(text).to_bytes(8, "little") + text)
+        handle.write(safetensors_header(entries, __metadata__={"format": "pt"}))
         for name in names:
             # a piece at a time, so that no second copy of the tensor is in memory
             for piece in pieces(weights.tensor(name), getattr(torch, dtype)):

@@ -52,7 +52,7 @@ def accelerator(config: ExportConfig) -> Meta:
 
 
 def needs(config: ExportConfig, known: Known) -> Iterator[str]:
-    """Raise MissingDependency without AWS's compiler, which `neuron` needs."""
+    """Yield nothing; raise MissingDependency if `neuron` lacks a compiler."""
     if config.target == "neuron" and known.here:
         from trnflow.tasks.export.neuron import check_compiler
 
@@ -163,9 +163,8 @@ def _export_stablehlo(
     calls = _eager_calls(model, config.batch, lengths, exported.compiles_once, out)
     del graphs, model
     gc.collect()  # before the export brings the weights again: modules are in cycles
-    worst = 0.0
-    for length in lengths:
-        worst = max(worst, _compared(exported, calls[length], length, config.tolerance or TOLERANCE[dtype], out))
+    tolerance = config.tolerance or TOLERANCE[dtype]
+    worst = max(_compared(exported, calls[length], length, tolerance, out) for length in lengths)
     return sum(call.rows for calls_of in calls.values() for call in calls_of), rounded_up(worst)
 
 
@@ -190,26 +189,20 @@ def _compared(exported: StableHlo, calls: list[ExampleCall], length: int, tolera
     """Return the largest difference of logits. Raises ModelError when it is above the tolerance."""
     from trnflow.tasks.export.agreement import compared_logits
 
-    worst, largest = 0.0, 0.0
+    worst = largest = 0.0
     for number, call in enumerate(calls, 1):
         difference, _ = compared_logits(exported, call)
-        worst = difference if math.isnan(difference) else max(worst, difference)
         largest = max(largest, float(call.logits.float().abs().max()))
-        if not difference <= tolerance * max(1.0, largest):
-            break
+        allowed = tolerance * max(1.0, largest)
+        if not difference <= allowed:  # or not a number
+            raise ModelError(
+                f"the exported graph of length {length} gives logits {difference:.2g} away from eager PyTorch's, "
+                f"more than {allowed:.2g}",
+                "raise export.tolerance if the model's dtype explains it; else please report the model type",
+            )
+        worst = max(worst, difference)
         out.progress(number, len(calls), f"calls of the export, {length} tokens")
-    _check_difference(worst, largest, length, tolerance)
     return worst
-
-
-def _check_difference(difference: float, largest: float, length: int, tolerance: float) -> None:
-    allowed = tolerance * max(1.0, largest)
-    if not difference <= allowed:
-        raise ModelError(
-            f"the exported graph of length {length} gives logits {difference:.2g} away from eager PyTorch's, "
-            f"more than {allowed:.2g}",
-            "raise export.tolerance if the model's dtype explains it; else please report the model type",
-        )
 
 
 def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:

@@ -6,59 +6,32 @@ Equal rows give equal bytes, from any format. Takes a batch and 8 bytes a row of
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.data.load.columns import Columns, choose_columns
-from trnflow.tasks.data.load.config import AUTOMATIC, SourceConfig
+from trnflow.tasks.data.load.config import AUTOMATIC, NO_TEST_SPLIT, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
-from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
-from trnflow.tasks.data.load.readers import RowReader, open_file
-from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
-from trnflow.tasks.data.load.selection import row_hashes
-from trnflow.tasks.data.load.split_rows import (
-    Dropped,
-    SplitRows,
-    deduplicated,
-    group_by_split,
-    joined,
-    sampled,
-    source_splits,
-    weighted_train,
-    without_texts,
-    write_split,
-)
-from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
-from trnflow.tasks.keys.hash_cache import stamp
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.sources.split_files import SPLITS, FileSettings
+from trnflow.tasks.sources.split_files import FileSettings
 from trnflow.tasks.stage import Known, Workdir, stage
 from trnflow.tasks.system.redaction import fill_variables
 
 if TYPE_CHECKING:
-    from trnflow.tasks.data.load.selection import Hashes
+    from trnflow.tasks.data.load.columns import Columns
     from trnflow.tasks.metadata import FrozenMeta, RowsMeta
 
-MOST_SHOWN = 20
-"""Labels whose counts are printed."""
 READ_AHEAD = 16 << 20
 """Bytes of JSON that a plan reads to know its columns."""
-NO_TEST_SPLIT = (
-    "the data has no test split: 10 % of the rows of train, chosen by a hash of their text, become one (data.split)"
-)
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
     """Resolve `data.source` to exact bytes, or each source of a mixture: identity `{mix: {name: identity}}`."""
     resolved = {}
     for name, part_of in config.sources().items():
-        with _errors_name_source(name):
+        with errors_name_source(name):
             resolved[name] = _resolve(part_of, f"data.mix.{name}" if name else "data", resolver)
     if config.mix is None:
         return resolved[""]
@@ -82,21 +55,6 @@ def _resolve(config: SourceConfig, section: str, resolver: Resolver) -> Source:
     return resolve_source(source, config.name, config.revision, settings, resolver)
 
 
-@contextlib.contextmanager
-def _errors_name_source(name: str) -> Iterator[None]:
-    """Let errors name `data.mix.<name>.text` instead of `data.text`; "" changes nothing."""
-    try:
-        yield
-    except TrnflowError as error:
-        own = re.compile(rf"\bdata\.({'|'.join(SourceConfig.model_fields)})\b") if name else None
-        if own:
-            error.message, error.fix = (own.sub(rf"data.mix.{name}.\1", text) for text in (error.message, error.fix))
-            if f"data.mix.{name}" not in error.message:
-                error.message = f"data.mix.{name}: {error.message}"
-            error.args = (error.message,)
-        raise
-
-
 def foresee(config: DataConfig, known: Known) -> Meta:
     """Return the splits, columns and labels of a source whose files are on this machine. Raises ConfigError for a column
     that they lack."""
@@ -108,13 +66,15 @@ def foresee(config: DataConfig, known: Known) -> Meta:
     for name, settings in config.sources().items():
         if not _is_at_hand(part := location["mix"][name] if name else location):
             return {}
-        with _errors_name_source(name):
+        from trnflow.tasks.data.load.loading import chosen_columns, open_source, written_columns
+
+        with errors_name_source(name):
             opened = open_source(part)
-            columns.append(_columns_of(config, settings, opened))
+            columns.append(chosen_columns(config, settings, opened))
         splits |= dict.fromkeys(opened)
     return {
         "splits": {**splits, **dict.fromkeys(config.shares(splits))},
-        "columns": _columns(columns),
+        "columns": written_columns(columns),
         "text": list(config.texts),
         "labels": list(config.labels or ()) if columns[0].label else None,
     }
@@ -148,225 +108,6 @@ def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | No
         label_counts: {split: {label: rows}}, only with labels.
         sources, overlap: Of a mixture: {split: {source: rows}}, {"a/b": train rows of a whose text is in b}.
     """
-    read = _read(config, source, out)
-    _check_unchanged(source)
-    names, sets = _label_sets(config, read)
-    made = config.shares({split for _, splits in read.values() for split in splits})
-    if made and config.split is None:
-        out.info(NO_TEST_SPLIT)
-    shares = group_by_split(
-        [
-            source_splits(name, splits, sets[name], made, config.split_seed, stratify=config.stratify)
-            for name, (_, splits) in read.items()
-        ]
-    )
-    lost = sum((split.dropped for _, splits in read.values() for split in splits.values()), Counter[str]())
-    if frozen is not None:
-        shares, lost["frozen"] = without_texts(shares, _frozen_hashes(frozen, next(iter(read.values())).columns))
-    shares, dropped = _choose_rows(config, shares, lost)
-    _report_rows(config, shares, dropped, out)
-    nested = nested_columns(split.schema for _, splits in read.values() for split in splits.values())
-    written = {
-        split: write_split(split, some, nested, out.path / f"{split}.parquet", out) for split, some in shares.items()
-    }
-    rows = {split: count for split, (count, _) in written.items()}
-    counts = {split: count for split, (_, count) in written.items()}
-    if names:
-        _report_labels(names, counts, out)
-    meta: RowsMeta = {
-        "splits": rows,
-        "columns": _columns([columns for columns, _ in read.values()]),
-        "text": list(config.texts),
-        "labels": names,
-        "dropped": dropped.rows,
-        "duplicates": dropped.duplicates,
-        "leakage": dropped.leakage,
-        "metrics": {f"{name}_rows": count for name, count in rows.items()},
-    }
-    if names:
-        meta["label_counts"] = counts
-    if nested:
-        meta["nested"] = nested
-    if config.mix:
-        meta["sources"] = {split: {share.source: share.rows for share in some} for split, some in shares.items()}
-        meta["overlap"] = dropped.overlap
-    return meta
+    from trnflow.tasks.data.load.loading import load_splits
 
-
-class ReadSource(NamedTuple):
-    """A source whose rows were read into scratch files."""
-
-    columns: Columns
-    splits: dict[str, ReadSplit]
-
-
-def open_source(location: Meta) -> dict[str, list[RowReader]]:
-    """Open a resolved source's files: {split: readers}. location: of a mixture that of one source."""
-    if "builtin" in location:
-        from trnflow.tasks.data.load.corpus import corpus_splits
-
-        return {split: [rows] for split, rows in corpus_splits(location["view"]).items()}
-    if "hub" in location:
-        from trnflow.tasks.data.load.hub_rows import hub_splits
-
-        return hub_splits(location)
-    opened: dict[str, list[RowReader]] = {}
-    for file in location["files"]:
-        opened.setdefault(file["split"], []).append(open_file(Path(file["path"]), file["format"], file["name"]))
-    return opened
-
-
-def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSource]:
-    """Read every source into scratch files. Returns {name in `mix`: the source}."""
-    out.scratch.mkdir(parents=True, exist_ok=True)
-    read = {}
-    for name, settings in config.sources().items():
-        with _errors_name_source(name):
-            read[name] = _read_one(name, settings, config, source, out)
-    return read
-
-
-def _columns_of(config: DataConfig, settings: SourceConfig, opened: dict[str, list[RowReader]]) -> Columns:
-    """Return which columns of a source to read."""
-    for split, files in opened.items():
-        if not any(rows.schema.names for rows in files):
-            raise DataError(
-                f"the split {split} is empty: {files[0].name} holds no rows", "give it rows, or leave it out"
-            )
-    files = [rows for some in opened.values() for rows in some]
-    return choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
-
-
-def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
-    """Read one source into scratch files, one for each split."""
-    opened = open_source(source.location["mix"][name] if name else source.location)
-    columns = _columns_of(config, settings, opened)
-    number = [*config.sources()].index(name)
-    paths = {split: out.scratch / f"{number}.{split}.arrow" for split in opened}
-    return ReadSource(
-        columns,
-        {split: read_split(split, files, columns, config.nulls, paths[split], out) for split, files in opened.items()},
-    )
-
-
-def _frozen_hashes(frozen: Input[FrozenMeta], columns: Columns) -> Hashes:
-    """Hash frozen rows as rows that are read. Raises DataError when they lack a column."""
-    import pyarrow.parquet as pq
-
-    names = hashed_columns(columns)
-    missing = [name for name in names if name not in frozen.meta["columns"]]
-    if missing:
-        raise DataError(
-            f"the frozen rows have no column {missing[0]}, so that training rows can't be compared with them",
-            "`trnflow freeze` the present data",
-        )
-    file = pq.ParquetFile(frozen.path / f"{frozen.meta['split']}.parquet", pre_buffer=False)
-    hashes = [row_hashes(batch.column(name) for name in names) for batch in file.iter_batches(columns=list(names))]
-    return joined(hashes)
-
-
-def _check_unchanged(source: Source) -> None:
-    """Raise DataError when a file changed since its digest was taken."""
-    for location in source.location.get("mix", {"": source.location}).values():
-        for file in location.get("files", ()):
-            looked_at = [place for place in (file, file.get("zip", {})) if "stamp" in place]
-            # the rows may not be those that the key names
-            if any(stamp(place["path"]) != place["stamp"] for place in looked_at):
-                raise DataError(f"{file['name']} changed while the run was reading it", "run again")
-
-
-def _label_sets(config: DataConfig, read: dict[str, ReadSource]) -> tuple[list[str] | None, dict[str, LabelSet | None]]:
-    """Return (label names by id, {source: its labels}), None without labels."""
-    own = {}
-    for name, settings in config.sources().items():
-        with _errors_name_source(name):
-            own[name] = _label_set(settings, *read[name])
-    labelled = {name: labels for name, labels in own.items() if labels}
-    if not labelled:
-        return None, own
-    if len(labelled) < len(own):
-        without = next(name for name in own if name not in labelled)
-        raise ConfigError(
-            f"data.mix.{without} has no label, and {next(iter(labelled))} has", f"set data.mix.{without}.label"
-        )
-    names = common_names(
-        {name: labels.names for name, labels in labelled.items()}, config.labels if config.mix else None
-    )
-    return names, {name: labels.renumbered(names) for name, labels in labelled.items()}
-
-
-def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit]) -> LabelSet | None:
-    if columns.label is None:
-        return None
-    if columns.rule and config.labels and len(config.labels) != 2:
-        raise ConfigError(
-            f"data.labels: a rule makes two labels, not {len(config.labels)}", "name the false, then the true"
-        )
-    labels = label_set(read["train"].seen, config.labels, columns.classes, columns.rule)
-    for rows in read.values():
-        labels.check(rows.seen)
-    return labels
-
-
-def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:
-    """Apply `dedupe`, weights and `limit`; return the kept rows and the counts of all others. lost: dropped by reading."""
-    shares, dropped = deduplicated(shares, drop=config.dedupe)
-    given = config.limit
-    limits = {name: given.get(name) if isinstance(given, dict) else given for name in SPLITS}  # type: ignore[call-overload]
-    before = sum(share.distinct for some in shares.values() for share in some)
-    rows = {**lost, **dropped.rows}
-    if config.mix:
-        train, unmixed = weighted_train(
-            shares["train"], config.weights, config.stopping_strategy, limits["train"], config.shuffle_seed
-        )
-        shares, limits["train"] = {**shares, "train": train}, None
-        rows, before = {**rows, "mix": unmixed}, before - unmixed
-    shares = {name: sampled(limits[name], name, some, config.shuffle_seed) for name, some in shares.items()}
-    rows["limit"] = before - sum(share.distinct for some in shares.values() for share in some)
-    for name, some in shares.items():
-        if not any(share.distinct for share in some):
-            raise DataError(
-                f"the split {name} is empty after splitting and dropping", "check data.split and data.dedupe"
-            )
-    return shares, dropped._replace(rows={reason: count for reason, count in rows.items() if count})
-
-
-def _columns(sources: list[Columns]) -> list[str]:
-    """Return the names of the columns to write, each once, the label last."""
-    kept = dict.fromkeys(ours for columns in sources for ours, _ in columns.kept)
-    return [*kept, *(["label"] if sources[0].label else [])]
-
-
-def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: Workdir) -> None:
-    shared = {pair: count for pair, count in dropped.leakage.items() if count}
-    if shared and not config.dedupe:
-        listed = ", ".join(f"{count} of {pair.replace('/', ' also in ')}" for pair, count in shared.items())
-        out.warn(f"texts shared by splits: {listed}; data.dedupe=true drops those of train")
-    if dropped.duplicates and not config.dedupe:
-        out.warn(f"rows of train that repeat an earlier text: {dropped.duplicates}; data.dedupe=true drops them")
-    if dropped.rows:
-        out.info("rows dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.rows.items()))
-    if config.mix:
-        total = sum(share.rows for share in shares["train"])
-        out.info(
-            "train is " + ", ".join(f"{p.rows:,} rows of {p.source} ({p.rows / total:.1%})" for p in shares["train"])
-        )
-        again = [f"{p.source} {p.rows / p.distinct:.1f} times" for p in shares["train"] if p.rows > p.distinct]
-        if again:
-            out.info(f"rows repeated: {', '.join(again)}")
-
-
-def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
-    """Print each split's label counts, and warn of labels that differ by surrounding blanks alone."""
-    for split, rows_of in counts.items():
-        total = sum(rows_of.values())
-        some = [f"{name} {count:,} ({count / total:.1%})" for name, count in list(rows_of.items())[:MOST_SHOWN]]
-        more = [f"and {len(rows_of) - MOST_SHOWN} more"] if len(rows_of) > MOST_SHOWN else []
-        out.info(f"labels of {split}: {', '.join(some + more)}")
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault(name.strip(), []).append(name)
-    for same in alike.values():
-        if len(same) > 1:
-            listed = " and ".join(repr(name) for name in same)
-            out.warn(f"labels that differ by surrounding blanks alone count as {len(same)}: {listed}")
+    return load_splits(config, source, frozen, out)

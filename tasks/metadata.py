@@ -11,6 +11,21 @@ Counts = dict[str, int]
 """Rows by split, reason or another name."""
 
 
+class SplitMeta(TypedDict):
+    """What data stages say of splits."""
+
+    splits: Counts
+    """{split: rows, examples or token rows}."""
+    dropped: Counts
+
+
+class TaskMeta(TypedDict):
+    """What a model learns. labels: by id."""
+
+    task: Task
+    labels: list[str] | None
+
+
 class RowColumns(TypedDict):
     """The columns of rows."""
 
@@ -19,15 +34,13 @@ class RowColumns(TypedDict):
     """Columns of lists or objects, as JSON text."""
 
 
-class RowsMeta(RowColumns):
+class RowsMeta(RowColumns, SplitMeta):
     """Metadata of `load_data`."""
 
-    splits: Counts
     text: list[str]
     """The text columns."""
     labels: list[str] | None
     """Class names by id."""
-    dropped: Counts
     duplicates: int
     """Rows of train whose text is in an earlier one."""
     leakage: Counts
@@ -56,19 +69,14 @@ class FormattedRows(TypedDict):
     nested: list[str]
 
 
-class TextsMeta(TypedDict):
+class TextsMeta(TaskMeta, SplitMeta):
     """Metadata of `format_prompts`."""
 
-    task: Task
-    labels: list[str] | None
-    splits: Counts
-    """{split: examples}."""
     framed: bool
     """Whether a chat template wrote bos and eos."""
     templates: list[str]
     """The recipe's templates, in which a spelled special token counts."""
     rows: FormattedRows
-    dropped: Counts
     metrics: NotRequired[Counts]
 
 
@@ -81,12 +89,9 @@ class SpecialIds(TypedDict):
     eos_id: int | None
 
 
-class TokensMeta(SpecialIds):
+class TokensMeta(SpecialIds, TaskMeta, SplitMeta):
     """Metadata of `tokenize_text`."""
 
-    task: Task
-    labels: list[str] | None
-    splits: Counts
     tokens: Counts
     longest: int
     """Tokens of the longest row."""
@@ -95,7 +100,6 @@ class TokensMeta(SpecialIds):
     truncated: Counts
     unsupervised: Counts
     """{split: texts without a token to train on}."""
-    dropped: Counts
     examples: Meta
     """{kind: the first text of it}."""
     row_lengths: dict[str, Meta]
@@ -138,12 +142,15 @@ class GraphsMeta(TypedDict):
     graphs: list[GraphName]
 
 
-class CheckpointMeta(TypedDict):
+class TrainedMeta(TaskMeta):
+    """What every form of a trained model says. lengths: tokens of a row, ascending."""
+
+    lengths: list[int]
+
+
+class CheckpointMeta(TrainedMeta):
     """Metadata of `train`."""
 
-    task: Task
-    labels: list[str] | None
-    lengths: list[int]
     method: str
     steps: int
     metrics: dict[str, float]
@@ -154,25 +161,19 @@ class CheckpointMeta(TypedDict):
     best_step: NotRequired[int]
 
 
-class ModelMeta(TypedDict):
+class ModelMeta(TrainedMeta):
     """Metadata of `consolidate`."""
 
-    task: Task
-    labels: list[str] | None
-    lengths: list[int]
     parameters: int
     dtype: str
 
 
-class ExportedMeta(TypedDict):
+class ExportedMeta(TrainedMeta):
     """Metadata of `export_neuron`."""
 
     target: str
     batch: int
     """Rows of a call."""
-    lengths: list[int]
-    task: Task
-    labels: list[str] | None
     dtype: str
     rows_compared: int
     max_difference: float | None

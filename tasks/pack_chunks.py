@@ -106,8 +106,7 @@ def _part(config: PackConfig, tokens: Input[TokensMeta], split: str, length: int
 
 
 def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
-    """Fill chunks {split, length, first, last (not included)}. Returns {"supervised": tokens trained on, or labelled
-    rows}."""
+    """Fill chunks {split, length, first, last (not included)}. Returns {"supervised": tokens or labelled rows}."""
     import numpy as np
 
     source = tokens.path / part["split"]
@@ -154,6 +153,7 @@ def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out
         out.info(f"rows longer than {lengths[-1]} tokens dropped: {sum(dropped.values())}")
     if any(left_out.values()):
         out.warn(f"tokens left out, in parts of rows with nothing to train on: {sum(left_out.values())}")
+    positions = sum(int(length) * count for length, count in splits["train"]["chunks"].items())
     meta: PackedMeta = {
         **tokens.meta,  # type: ignore[typeddict-item]  # mypy fears a key too_long_to_pack in it
         "lengths": lengths,
@@ -165,7 +165,7 @@ def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out
         "cut": {split: counts_of["cut"] for split, counts_of in splits.items()},
         "metrics": {
             "chunks": sum(splits["train"]["chunks"].values()),
-            "efficiency": _efficiency(splits["train"]["chunks"], splits["train"]["real"]),
+            "efficiency": round(splits["train"]["real"] / positions, 4),
         },
     }
     if dropped:
@@ -175,13 +175,7 @@ def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out
 
 
 class Fitting(NamedTuple):
-    """A split's rows to pack.
-
-    Attributes:
-        pieces: Rows, or pieces of rows longer than any chunk.
-        tokens: Of all rows not dropped, pieces left out included.
-        cut, dropped: Numbers of rows.
-    """
+    """A split's rows, or pieces of rows, to pack. tokens: of all rows not dropped; cut, dropped: numbers of rows."""
 
     pieces: Pieces
     tokens: int
@@ -337,8 +331,3 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta
         out.progress(last, chunks, f"{split} chunks of {length}")
     shutil.copyfile(segments_file(parts.shared, split, length), segments_file(out.path, split, length))
     return supervised
-
-
-def _efficiency(chunks: dict[str, int], real: int) -> float:
-    """Return the fraction of positions that are no padding, to 4 digits."""
-    return round(real / sum(int(length) * count for length, count in chunks.items()), 4)

@@ -101,8 +101,7 @@ def _embeddings(model: Source) -> int | None:
 
 
 def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
-    """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json` (special ids,
-    vocabulary size)."""
+    """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json`."""
     causal = texts.meta["task"] == "causal_lm"
     _check_overlong(config, causal=causal)
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out).meta())

@@ -48,6 +48,7 @@ def test_the_wheel_holds_the_packages_the_recipes_and_nothing_else(wheel: Path) 
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"trnflow"}
     assert "trnflow/flows/conf/demo.yaml" in names
     assert "trnflow/flows/conf/base/hardware/trn1.2xlarge.yaml" in names
+    assert {"trnflow/tasks/data/load/rows/tickets.jsonl", "trnflow/flows/recipes/other_names.yaml"} <= {*names}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -301,7 +301,7 @@ def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list
         raise Question(
             f"which column holds what is to be predicted? {listed({column.name: column for column in open_ones})}",
             {
-                **{f"data.label={column.name}": _as_classes(column) for column in open_ones[:6]},
+                **dict(map(_as_label, open_ones[:6])),
                 "format.task=text": "none of them: learn to write such texts",
             },
         )
@@ -312,8 +312,11 @@ def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list
     return None
 
 
-def _as_classes(column: Column) -> str:
-    return f"{column.describe()}, as classes" if column.numbers and column.is_measure else column.describe()
+def _as_label(column: Column) -> tuple[str, str]:
+    """Return the setting that makes a column the label, and what it then means."""
+    if column.has_fractions:
+        return f"data.label={column.name} >= {column.middle:g}", "two classes: below, and from there on"
+    return f"data.label={column.name}", f"{column.describe()}{', as classes' * column.is_measure}"
 
 
 def _check_label(column: Column, is_rule: bool, is_given: bool) -> None:
@@ -325,23 +328,17 @@ def _check_label(column: Column, is_rule: bool, is_given: bool) -> None:
             f"{column.name} is {next(iter(column.counts))!r} in every row that was read: there is nothing to tell apart",
             "give rows of other classes, or name another column: data.label=COLUMN",
         )
-    if is_given or (column.numbers and not column.is_measure):
-        return
-    if not column.numbers:
-        several = next((value for value in column.counts if _is_several(value, column)), None)
-        if several:
-            raise Question(
-                f"{column.name} holds several values in a row ({several}), and no task here has several labels a row",
-                {f"data.label={column.name}": "each combination is a class"},
-            )
-        return
-    middle = sorted(column.numbers)[len(column.numbers) // 2]
-    fractions = any(not number.is_integer() for number in column.numbers)
-    choices = {f"data.label={column.name} >= {middle:g}": "two classes: below, and from there on"}
-    if not fractions:
-        choices[f"data.label={column.name}"] = f"each of its {column.describe()} is a class"
-    choices["format.task=text"] = "it is not to be predicted"
-    raise Question(f"{column.name} holds {column.describe()}: amounts, or classes?", choices)
+    if column.has_fractions or (column.is_measure and not is_given):
+        both = f"data.label={column.name} >= {column.middle:g}"
+        choices = {both: "two classes: below, and from there on", **dict([_as_label(column)])}
+        choices["format.task=text"] = "it is not to be predicted"
+        raise Question(f"{column.name} holds {column.describe()}: amounts, or classes?", choices)
+    several = "" if is_given else next((value for value in column.counts if _is_several(value, column)), "")
+    if several:
+        raise Question(
+            f"{column.name} holds several values in a row ({several}), and no task here has several labels a row",
+            {f"data.label={column.name}": "each combination is a class"},
+        )
 
 
 def _text(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:

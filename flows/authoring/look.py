@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from trnflow.tasks.data.load.column_types import plain_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.data.load.labels import is_blank
+from trnflow.tasks.data.load.loading import open_source
 from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.streams import file_errors, open_stream
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.load_data import DataConfig, data_source, open_source
+from trnflow.tasks.load_data import DataConfig, data_source
 from trnflow.tasks.sources.data_files import FORMATS, DataFile, format_of, local_files
 from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.sources.resolver import Resolver
@@ -82,10 +83,19 @@ class Column:
         return None if self.nested or any(number != number for number in numbers) else numbers or None
 
     @property
+    def has_fractions(self) -> bool:
+        return any(not number.is_integer() for number in self.numbers or [])
+
+    @property
     def is_measure(self) -> bool:
         """Whether its numbers are rather amounts than classes: fractions, or many integers."""
-        numbers = self.numbers or []
-        return len(numbers) > NUMBERED_CLASSES or self.many or any(not number.is_integer() for number in numbers)
+        return self.has_fractions or (self.numbers is not None and len(self.counts) > NUMBERED_CLASSES)
+
+    @property
+    def middle(self) -> float:
+        """The median of the distinct numbers."""
+        numbers = sorted(self.numbers or [0.0])
+        return numbers[len(numbers) // 2]
 
     @cached_property
     def is_date(self) -> bool:
@@ -98,7 +108,9 @@ class Column:
 
     @property
     def is_unique(self) -> bool:
-        return not self.many and len(self.counts) == self.rows - self.blank > 1
+        if self.many:
+            return len(self.examples) == len({*map(str, self.examples)})
+        return len(self.counts) == self.rows - self.blank > 1
 
     @property
     def is_text(self) -> bool:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import new_run_id
-from trnflow.flows.services.mlflow_listener import new_tracker, record_champion
+from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.mlflow_log import mlflow_delivery, write_champion
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.system.redaction import scrub
 
 
 def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> str | None:
-    """Record the recipe's champion for MLflow; return a sentence for the user if that fails, else None.
+    """Write an event log for MLflow with the recipe's champion; return a sentence for the user if that fails, else None.
 
     decision: of the promotion that was tried; None after a rollback.
     """
@@ -28,17 +31,17 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
 
 
 def _mirror(recipe: Recipe, store: Store, decision: Decision | None) -> str | None:
+    readers = mlflow_delivery(recipe, store, wait_seconds=0.0)
+    if not readers:
+        return None
     ledger = read_ledger(store, recipe.name)
     champion = ledger.champion
     assert champion is not None
-    tracker = new_tracker(recipe, store.home, new_run_id(), {"trnflow.action": champion["outcome"]})
-    if tracker is None:
-        return None
-    if champion["frozen"]:
-        tracker.dataset(f"{recipe.name} frozen rows", champion["frozen"], context="evaluation")
+    context = context_of(recipe, store).for_run(EventLog(*readers), kind="mirror")
     lost = decision.challenger if decision and decision.challenger != decision.champion else None
-    record_champion(tracker, ledger, lost, _figures(decision))
-    return tracker.finish("FINISHED", wait_seconds=0.0)
+    with begin_log(context, Options(), tags={"trnflow.action": champion["outcome"]}):
+        write_champion(context.log, ledger, challenger=lost, comparison=_figures(decision), frozen=champion["frozen"])
+    return readers[0].note or None
 
 
 def _figures(decision: Decision | None) -> Meta:

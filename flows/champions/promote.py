@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trnflow.flows.champions.contenders import Contender, no_champion, of_champion, run_of_model
+from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
-from trnflow.flows.champions.judged_models import judged_models
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
@@ -100,10 +99,7 @@ def promote(
     with begin_log(judging, Options(offline=context.resolver.offline)):
         before = frozen or newest_frozen(recipe, store)
         rows = before or freeze(context, log)
-        decision = _Judging(context, challenger, log, rows, before is None, training).decide()
-        if training is None:
-            log.write("decided", entry=decision.to_json())
-        return decision
+        return _Judging(context, challenger, log, rows, before is None, training).decide()
 
 
 @dataclass
@@ -142,6 +138,7 @@ class _Judging:
                 # None if another challenger was first: this one is then compared with the new champion
                 entry = append_ledger(store, name, new, ledger.number)
             if entry is not None:
+                self.log.write("decided", entry=dict(entry))
                 title = entry["stands"]["champions"][0]
                 return Decision(
                     verdict.promoted, title["number"], title["artifact"], digest, verdict.comparison, self.frozen,

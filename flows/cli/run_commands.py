@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -14,6 +13,7 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
@@ -24,8 +24,8 @@ from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    stages = argparse.ArgumentParser(add_help=False, parents=[recipe])
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
+    stages = ArgumentParser(add_help=False, parents=[recipe])
     stages.add_argument(
         "--force", metavar="STAGE", action="append", default=[], help="run this stage although it is cached"
     )
@@ -41,8 +41,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Run the stages that are not in the store, and print a table. A Prefect flow, unless --direct is given or nothing
-    is due."""
+    """Run what is not in the store, and print a table: by a Prefect flow, unless --direct is given or nothing is due."""
     what = Options(options.until, frozenset(options.force), options.offline)
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     recipe, graph = context.recipe, finetune(context.recipe)
@@ -55,7 +54,11 @@ def run(options: Namespace) -> int:
         if fault is not None:
             print_error(fault, options)
             return 2
-    result = run_graph(graph, context, what) if idle else _run_stages(options, context, what)
+    if idle:
+        log = EventLog(*mlflow_delivery(recipe, context.store))  # a lost blob is found, and made, only now
+        result = run_graph(graph, context.for_run(log), what)
+    else:
+        result = _run_stages(options, context, what)
     if result.error is not None:
         complete(result.error, options)
     if options.json:
@@ -84,9 +87,8 @@ def _rehearse(context: RunContext, what: Options) -> TrnflowError | None:
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:
     with Progress() as progress:
         if options.direct:
-            from trnflow.flows.services.tracked_run import run_tracked
-
-            return run_tracked(finetune(context.recipe), context.for_run(EventLog(progress)), what)
+            log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
+            return run_graph(finetune(context.recipe), context.for_run(log), what)
         from trnflow.flows.cli.prefect_run import call_flow, quiet
 
         quiet()  # before the warm parents start, which compare the environment
@@ -111,8 +113,9 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     for note in result.notes:
         out.write(f"note: {scrub(note)}\n")
     if idle:
-        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.seconds:.2f} s)\n")
+        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)\n")
     elif result.error is None:
-        cost = f" (${result.dollars:.2f} on {recipe.hardware.name})" if result.dollars else ""
-        out.write(f"{recipe.name} done in {report.seconds(result.seconds)} s{cost}; run {result.run}\n")
+        seconds, dollars = result.record["seconds"], result.record["dollars"]
+        cost = f" (${dollars:.2f} on {recipe.hardware.name})" if dollars else ""
+        out.write(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}\n")
     out.writelines(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))

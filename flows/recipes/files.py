@@ -8,14 +8,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from trnflow.flows.recipes.hardware import prepare_move
+from trnflow.flows.recipes import hardware
 from trnflow.flows.recipes.schema import cut, merge, sections, shown, without_null
 from trnflow.flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
 from trnflow.tasks.errors import ConfigError
@@ -58,29 +58,34 @@ def recipe_names() -> list[str]:
 
 def hardware_names() -> list[str]:
     """Return the names that `--on` takes, sorted."""
-    return sorted(path.stem for path in (conf_folder() / HARDWARE).glob("*.yaml"))
+    return sorted({*hardware.THIS_MACHINE, *(path.stem for path in (conf_folder() / HARDWARE).glob("*.yaml"))})
 
 
 @dataclass(frozen=True)
 class RecipeTree:
     """A recipe as its files say, merged and not validated.
 
-    name: of the recipe, if its files give it none.
+    name: of the recipe, if its files give it none; machine: what was chosen for this machine or differs there, for the
+    user; chosen: the settings that this machine may have decided.
     """
 
     root: type[BaseModel]
     name: str
     tree: dict[str, Any]
     origins: Origins
+    machine: str = ""
+    chosen: tuple[str, ...] = ()
 
     def with_overrides(self, overrides: Iterable[str]) -> RecipeTree:
-        """Return the recipe with `section.setting=value` texts merged in; `on=NAME` is applied first. No recipe file is
-        read. Raises ConfigError if a text is malformed."""
+        """Return the recipe with `section.setting=value` texts merged in, `on=NAME` first. Raises ConfigError."""
         tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
         parsed = [_parse_override(override) for override in overrides]
+        notes: list[str] = []
+        chooses, given = False, dict[str, Any]()
         for setting, value in parsed:
             if setting == ON:
-                _move_to_hardware(value, tree, origins, root)
+                notes += _move_to_hardware(value, tree, origins, root)
+                chooses = value in hardware.THIS_MACHINE
         for setting, value in parsed:
             if setting == ON:
                 continue
@@ -88,8 +93,18 @@ class RecipeTree:
             nested = _nested(setting, value)
             _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
             _merge(tree, nested, root)
+            _merge(given, nested, root)
             origins |= dict.fromkeys(_settings_in(value, setting), place)
-        return RecipeTree(root, self.name, tree, origins)
+        chosen = hardware.open_settings(given) if chooses else ()
+        return RecipeTree(root, self.name, tree, origins, "; ".join(notes), chosen)
+
+    def for_this_machine(self) -> RecipeTree:
+        """Return the recipe with this machine's hardware if it fixes none; what the recipe says stays."""
+        if hardware.fixes_hardware(self.tree):
+            return self
+        settings, why = hardware.choose(hardware.AUTO, self.tree)
+        merge(settings, self.tree, self.root)
+        return replace(self, tree=settings, machine=why, chosen=hardware.open_settings(self.tree))
 
     def settings(self) -> dict[str, Any]:
         """Return {section: {setting: value}}."""
@@ -226,8 +241,28 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     return setting, read_value(value, f"{OVERRIDE}{'.'.join(setting)}")
 
 
-def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel]) -> None:
-    """Merge `conf/base/hardware/NAME` into a recipe's tree. Raises ConfigError when there is no such file."""
+def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel]) -> list[str]:
+    """Merge `conf/base/hardware/NAME`, or what fits this machine, into a recipe's tree. Return notes for the user.
+
+    Raises ConfigError when there is no such file, or no GPU for `gpu`.
+    """
+    before, notes = deepcopy(tree), []
+    settings: dict[str, Any] = {}
+    places: Origins = {}
+    if name in (hardware.AUTO, "gpu"):
+        settings, why = hardware.choose(name, tree)
+        notes.append(why)
+        name = "cpu" if settings["train"]["device"] == "cpu" else name
+    if not settings or name == "cpu":
+        settings, places = _hardware_file(name, root)
+    hardware.prepare_move(tree, settings)
+    merge(tree, settings, root)
+    origins |= places
+    return [*notes, *filter(None, [hardware.difference(before, tree)])]
+
+
+def _hardware_file(name: Any, root: type[BaseModel]) -> tuple[dict[str, Any], Origins]:
+    """Read `conf/base/hardware/NAME`. Raises ConfigError when there is no such file."""
     path = _file(conf_folder() / HARDWARE, f"{name}.yaml")
     if path is None or path.parent != (conf_folder() / HARDWARE).resolve():
         close = nearest(str(name), hardware_names())
@@ -235,10 +270,7 @@ def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: t
             f"there is no hardware {cut(str(name))}",
             f"did you mean {close}?" if close else f"choose one of {', '.join(hardware_names())}",
         )
-    settings, places = _read(path, [], root)
-    prepare_move(tree, settings)
-    merge(tree, settings, root)
-    origins |= places
+    return _read(path, [], root)
 
 
 def _settings_in(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -1,9 +1,31 @@
-"""Fit a recipe to other hardware (`--on NAME`)."""
+"""Fit a recipe to other hardware (`--on NAME`), or to this machine (`--on auto`, `gpu` or `cpu`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
+
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.gpus import Usable, usable_gpus
+
+AUTO = "auto"
+THIS_MACHINE = (AUTO, "gpu", "cpu")
+"""Names that `--on` takes beside those of `conf/base/hardware`."""
+
+FIXING = ("engine", "device", "devices", "tensor_parallel_size")
+"""Settings of `train` of which any fixes the hardware of a recipe, as `hardware.device` does."""
+
+LORA_TYPE = ("consolidate.dtype", "base")
+CHOSEN = (
+    *(f"train.{name}" for name in (*FIXING, "dtype", "micro_batch", "stochastic_rounding", "remat", "fsdp")),
+    *(LORA_TYPE[0], "export.target", "evaluate.device"),
+)
+"""Settings that follow from the machine, unless the recipe has them."""
+
+BFLOAT16 = (8, 0)
+"""The capability from which GPUs compute in bfloat16."""
 
 ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache", "fsdp", "attention", "deterministic")
 """Settings of `train` that belong to one engine or device."""
@@ -39,3 +61,83 @@ def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
         train["micro_batch"] = math.gcd(rows, batch // replicas)
     for name in dropped:
         train.pop(name, None)
+
+
+find_gpus: Callable[[], Usable] = cache(usable_gpus)
+"""Asked once a process: all plans and runs of a command choose alike."""
+
+
+def fixes_hardware(tree: dict[str, Any]) -> bool:
+    """Return whether a recipe's tree says what trains it."""
+    settings = (_at(tree, "hardware", "device"), *(_at(tree, "train", name) for name in FIXING))
+    return any(value is not None for value in settings)
+
+
+def choose(wanted: str, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return (settings, why, in a line) for this machine: its GPUs, else its processor.
+
+    wanted: of THIS_MACHINE; tree: the recipe's. Raises ConfigError for `gpu` where none is usable.
+    """
+    usable = find_gpus() if wanted != "cpu" else Usable(why="--on cpu asks for it")
+    if usable.gpus:
+        return _on_gpus(usable, tree)
+    if wanted == "gpu":
+        raise ConfigError(f"--on gpu: {usable.why}", "use --on cpu, or --on auto, which takes what is there")
+    settings = {"hardware": {"name": "this machine"}, "train": {"engine": "native", "device": "cpu", "devices": 1}}
+    return settings, f"this machine: trains on the processor, because {usable.why}; engine native"
+
+
+def _on_gpus(usable: Usable, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    gpu, batch = usable.gpus[0], _at(tree, "train", "global_batch") or 32
+    # the global batch stays, so each GPU takes an equal share of its rows
+    count = math.gcd(len(usable.gpus), batch) if isinstance(batch, int) else len(usable.gpus)
+    used = usable._replace(gpus=usable.gpus[:count])
+    dtype = (_at(tree, "train", "dtype") or "bfloat16") if gpu.capability >= BFLOAT16 else "float32"
+    train = {"engine": "native", "device": "cuda", "devices": count, "dtype": dtype}
+    train |= {"micro_batch": "auto"} if _at(tree, "train", "micro_batch") is None else {}
+    train |= {"stochastic_rounding": False} if dtype == "float32" else {}
+    settings = {
+        "hardware": {"name": str(used).partition(" (")[0], "device": "cuda", "memory_gib": gpu.gib},
+        "train": train,
+        "export": {"target": "none"},
+    }
+    if _at(tree, "train", "method") == "lora":
+        section, _, name = LORA_TYPE[0].partition(".")
+        settings[section] = {name: LORA_TYPE[1]}
+    left = (
+        "" if count == len(usable.gpus) else f" (of {len(usable.gpus)}: a global batch of {batch} is divided equally)"
+    )
+    lacks = (
+        "" if gpu.capability >= BFLOAT16 else f" (capability {gpu.capability[0]}.{gpu.capability[1]} has no bfloat16)"
+    )
+    return settings, f"this machine: trains on {used}{left}; engine native, {dtype}{lacks}, no export"
+
+
+def open_settings(tree: dict[str, Any]) -> tuple[str, ...]:
+    """Return those of CHOSEN that a recipe's tree leaves open."""
+    return tuple(name for name in CHOSEN if _at(tree, *name.split(".")) is None)
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Say how a recipe that was made for an accelerator differs elsewhere; "" if its kind of device stays."""
+    made_for, device = _at(before, "hardware", "name"), _at(before, "train", "device")
+    if device in (None, "cpu") or device == _at(after, "train", "device"):
+        return ""
+    changes = "; ".join(_changes(before, after))
+    return f"the recipe is made for {made_for or device}, and differs here: {changes}"
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    for part in dict.fromkeys(name.partition(".")[0] for name in CHOSEN):
+        was, now_is = before.get(part) or {}, after.get(part) or {}
+        for name in dict.fromkeys((*was, *now_is)):
+            if was.get(name) != now_is.get(name):
+                texts = ("default" if each.get(name) is None else each[name] for each in (was, now_is))
+                yield f"{part}.{name} {' -> '.join(map(str, texts))}"
+
+
+def _at(tree: dict[str, Any], *path: str) -> Any:
+    value: Any = tree
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -20,8 +20,7 @@ from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.pack_chunks import PackConfig
-from trnflow.tasks.promotion.data_checks import CheckConfig
-from trnflow.tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.promotion.settings import CheckConfig, PromoteConfig
 from trnflow.tasks.sources.model_source import ModelConfig
 from trnflow.tasks.sources.paths import Folders, located
 from trnflow.tasks.store.location import default_root
@@ -175,6 +174,13 @@ class Recipe(StageConfig):
     sweep: SweepConfig = SweepConfig()
     """What `trnflow sweep` varies."""
     _folders: Folders = PrivateAttr(default_factory=dict)
+    _machine: str = PrivateAttr(default="")
+    _chosen: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def machine(self) -> str:
+        """What was chosen for this machine and why, or how the recipe differs here; "" if the recipe fixes all."""
+        return self._machine
 
     @property
     def folders(self) -> Folders:
@@ -201,6 +207,19 @@ class Recipe(StageConfig):
     def _runs_on_hardware(self) -> bool:
         return self.hardware.device in (None, self.train.device)
 
+    def leaves_open(self, *names: str) -> bool:
+        """Return whether this machine decides these settings, and has not yet set one."""
+        return {*names} <= {*self._chosen} and not any(getattr(self.train, name.split(".")[1]) for name in names)
+
+    def on_machine_of(self, recorded: dict[str, Any]) -> Recipe | None:
+        """Return this recipe with what a machine decides taken from a run's settings; None if no machine decides."""
+        places = {setting: setting.split(".") for setting in self._chosen}
+        values = {setting: recorded[part][name] for setting, (part, name) in places.items() if name in recorded[part]}
+        try:
+            return self.changed(values) if values else None
+        except ValidationError:  # the recipe's own settings are for this machine alone
+            return None
+
     def changed(self, settings: Mapping[str, Any]) -> Recipe:
         """Return the recipe with other values of some settings, such as {"train.epochs": 1}. Raises pydantic's
         ValidationError."""
@@ -212,7 +231,7 @@ class Recipe(StageConfig):
                 section = section[name]
             section[last] = value
         recipe = Recipe.model_validate(document)
-        recipe._folders = self._folders
+        recipe._folders, recipe._machine, recipe._chosen = self._folders, self._machine, self._chosen
         return recipe
 
     def to_json(self) -> dict[str, Any]:
@@ -239,11 +258,13 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
 
 def validated(read: RecipeTree, name: str) -> Recipe:
     """Validate a recipe that was read. Raises ConfigError. name: of the recipe, for messages."""
+    read = read.for_this_machine()
     tree = read.settings()
     add_secrets_of(tree)
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise refused(error, Recipes(Recipe, name, tree, read.origins)) from None
+    recipe._machine, recipe._chosen = read.machine, read.chosen
     recipe._folders = {".".join(setting): origin.folder for setting, origin in read.origins.items() if origin.folder}
     return recipe

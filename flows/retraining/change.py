@@ -11,6 +11,7 @@ from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import data_digest
 from trnflow.flows.runner.context import RunContext, make_plan
+from trnflow.flows.runner.graph import Node
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
@@ -21,7 +22,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.model_names import CHAMPION
 
-FOLLOWING = ("shards", "weights")
+FOLLOWING = ("shards", "weights", "dtype")
 """Inputs in consolidate's key that follow from train's, or from the model that training started from."""
 
 
@@ -63,7 +64,7 @@ class RetrainReason(NamedTuple):
 
 
 def find_change(context: RunContext) -> RetrainReason:
-    """Find out whether a recipe must be trained again. Changed files are hashed; URLs and hubs are asked.
+    """Return whether (`is_changed`) and why to retrain. Changed files are hashed, URLs and hubs asked.
 
     Raises ConfigError if a source can't be found, BlobLost if the store has lost the frozen rows.
     """
@@ -79,8 +80,14 @@ def find_change(context: RunContext) -> RetrainReason:
     champion = ledger.champion["champion"] if ledger.champion else None
     challenger = model_in(run) if run else None
     data = data_digest(plan.sources["data"])
+    elsewhere = fixed.on_machine_of(run["resolved"]) if why and run else None
+    if run and elsewhere is not None:
+        # workers of two kinds would else train each other's models again, in turns
+        planned = make_plan(finetune_without(elsewhere, frozen), context.with_recipe(elsewhere))
+        why = why if _difference(planned, store, run, portable=True) else ""
     verdict = "promoted" if judged and judged["outcome"] == "promoted" else "not promoted"
     same = f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"
+    same += ", on another machine" if elsewhere else ""
     return RetrainReason(bool(why), why or same, training, champion, challenger, frozen, data, ledger.number)
 
 
@@ -99,15 +106,16 @@ def _start(recipe: Recipe, store: Store) -> str | None:
     return f"{name}@{champions[0]['number']}" if champions else None
 
 
-def _difference(plan: Plan, store: Store, run: Meta) -> str:
-    """Say how a recipe differs from what made the model of a run, or ""."""
+def _difference(plan: Plan, store: Store, run: Meta, *, portable: bool = False) -> str:
+    """Say how a recipe differs from what made the model of a run, or "". portable: leave out what a machine decides."""
     keys = {stage["stage"]: stage["key"] for stage in run.get("stages", [])}
-    present = plan.steps[TRAIN].document
-    if present is None:
-        return _first_difference(plan, store, keys)
     trained, consolidated = (
         store.record(stage, keys[stage]) if keys.get(stage) else None for stage in (TRAIN, CONSOLIDATE)
     )
+    graphs = trained["document"]["inputs"].get("graphs") if trained and portable else None
+    present = _training(plan, store, graphs) if graphs else plan.steps[TRAIN].document
+    if present is None:
+        return _first_difference(plan, store, keys)
     if trained is None or consolidated is None:
         return "the store has lost how the newest judged model was made"
     try:
@@ -121,9 +129,26 @@ def _difference(plan: Plan, store: Store, run: Meta) -> str:
         CONSOLIDATE: (_settled(consolidated["document"]), consolidation),
     }
     for stage, (was, now_is) in pairs.items():
+        if portable:
+            was, now_is = _portable(was), _portable(now_is)
         if key_of(was) != key_of(now_is):
             return _said(stage, was, now_is)
     return f"the store has lost {lost.path} of the newest judged model" if lost else ""
+
+
+def _portable(document: Meta) -> Meta:
+    """Return a key document without the device, and without the builds of libraries, such as `+cu128`."""
+    env = {name: version.partition("+")[0] for name, version in document["env"].items()}
+    return {**document, "env": env, "accel": {}}
+
+
+def _training(plan: Plan, store: Store, graphs: str) -> Meta | None:
+    """Return the key document that train would have with the graphs of another machine; None if an input is not known."""
+    step = plan.steps[TRAIN]
+    inputs = {**plan.inputs_of(step), "graphs": store.artifact(graphs)}
+    if any(isinstance(each, Node) for each in inputs.values()):
+        return None
+    return key_document(step.node.stage, step.config, inputs, store.memo)
 
 
 def _first_difference(plan: Plan, store: Store, keys: dict[str, str]) -> str:

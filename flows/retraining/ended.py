@@ -13,7 +13,7 @@ from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.load_data import data_source
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import append_ledger, read_ledger
-from trnflow.tasks.store.ledger.entries import NewEntry
+from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
 class Ended(NamedTuple):
@@ -51,17 +51,19 @@ def newest_ended(store: Store, name: str) -> Ended | None:
     return Ended(**stands["ended"], settled=stands["settled"], failures=stands["failures"]) if stands["ended"] else None
 
 
-def write_ended(store: Store, ended: Retrained, data: str | None) -> None:
-    """Add to the ledger how a retrain ended that judged no model. data: a digest, if known. Raises StoreError."""
+def write_ended(store: Store, ended: Retrained, data: str | None) -> Entry | None:
+    """Add to the ledger how a retrain ended that judged no model, and return the entry. data: a digest, if known. Raises
+    StoreError."""
     if isinstance(ended.error, Interrupted) or ended.entry is not None:
-        return
+        return None
     entry = None
     while entry is None:
         ledger = read_ledger(store, ended.recipe)
         # nothing changed in data that is settled: no entry
         if ended.outcome == "unchanged" and data is not None and ledger.stands["settled"] == data:
-            return
+            return None
         entry = append_ledger(store, ended.recipe, entry_of(ended, data), ledger.number)
+    return entry
 
 
 def entry_of(ended: Retrained, data: str | None) -> NewEntry:

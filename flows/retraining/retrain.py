@@ -95,10 +95,13 @@ def unchanged(change: RetrainReason, store: Store) -> Retrained:
     return on_record(store, ended, change.data)
 
 
-def on_record(store: Store, ended: Retrained, data: str | None) -> Retrained:
-    """Add how a retrain ended to the ledger, and return it, with a note if that fails. data: a digest, if known."""
+def on_record(store: Store, ended: Retrained, data: str | None, log: EventLog | None = None) -> Retrained:
+    """Add how a retrain ended to the ledger, and return it, with a note if that fails. data: a digest, if known; log: gets
+    the entry."""
     try:
-        write_ended(store, ended, data)
+        entry = write_ended(store, ended, data)
+        if log is not None and entry is not None:
+            log.write("decided", entry=dict(entry))
     except StoreError as error:
         return _noted(ended, f"how this retrain ended is not on record: {error.message}")
     return ended
@@ -173,10 +176,9 @@ def retrain_once(work: _Work, change: RetrainReason) -> Retrained:
     with begin_log(context, Options(offline=work.offline), why=change.why):
         ended = train_and_judge(work, change)
         if ended.changed:
-            ended = on_record(work.store, ended, change.data)
-            work.log.write("decided", entry=ended.to_json())
-        work.log.end(ended.error, list(ended.notes))
-    return ended
+            ended = on_record(work.store, ended, change.data, work.log)
+        notes = work.log.end(ended.error, list(ended.notes))
+    return replace(ended, notes=(*ended.notes, *notes))
 
 
 def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,16 @@ from functools import cached_property
 from trnflow.flows.recipes.recipe import Recipe, load, store_root
 from trnflow.flows.runner.devices import devices_of, filled_environment
 from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.memory_check import fit_to_machine
 from trnflow.flows.runner.parts.part_makers import PartMaker, refuse_task_runners
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Answers, Resolver
 from trnflow.tasks.store import Store
+from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 
 @dataclass
@@ -128,7 +133,7 @@ def open_context(name: str, overrides: Iterable[str] = (), *, offline: bool = Fa
 
 
 def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
-    """Return the recipe and store of `open_context`."""
+    """Return a recipe and its store, made if new."""
     context = open_context(name, overrides)
     return context.recipe, context.store
 
@@ -140,6 +145,11 @@ def context_of(
     if create:
         store.prepare()
     resolver = Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders, answers=answers)
+    if recipe.leaves_open("train.remat", "train.fsdp") and recipe.train.device == "cuda":
+        # a model that can't be found or traced is an error of the plan that follows
+        with contextlib.suppress(TrnflowError):
+            model = resolver.ask_once(model_source, recipe.model)
+            recipe = fit_to_machine(recipe, model, store.memo, trace_in_process if create else None)
     return RunContext(recipe, store, resolver)
 
 
@@ -149,7 +159,9 @@ def make_plan(graph: Graph, context: RunContext) -> Plan:
     Raises:
         ConfigError: A source or a model can't be found, or settings don't fit the model or its tokenizer.
     """
-    return Plan(graph, context.store, context.resolver, context.lost)
+    plan = Plan(graph, context.store, context.resolver, context.lost)
+    plan.note(context.recipe.machine)
+    return plan
 
 
 def plan_of(graph: Graph, recipe: Recipe, store: Store, *, offline: bool = True) -> Plan:

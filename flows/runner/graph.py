@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import stage_of
+from trnflow.tasks.stage import Known, stage_of
 from trnflow.tasks.store import Store
 
 Choose = Callable[[Store, Any, Meta], tuple[Artifact | None, str]]
@@ -80,10 +80,12 @@ class Graph:
     Attributes:
         check: (`Plan`, the stage after which the run stops, step name -> its warm parent). Called before the first stage
             runs; raises a TrnflowError if the run is bound to fail.
+        remarks: What is known -> sentences for the user.
     """
 
     nodes: tuple[Node, ...]
     check: Callable[[Any, str | None, Callable[[str], Any]], None] = lambda plan, until, parent: None
+    remarks: Callable[[Known], Iterable[str]] = lambda known: ()
 
     @cached_property
     def stages(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.pack.packers import ALIGN
 from trnflow.tasks.errors import ModelError, ProcessFailed, TrnflowError
+from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import known_memory
 from trnflow.tasks.training.memory.estimate import Memory, check_memory, gib
@@ -117,7 +118,7 @@ def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> Mem
         return MemoryReport(config, limit, memory, exact=True, error=_refusal(config, memory, limit, plan))
     rows = expected_rows(recipe, plan)
     try:
-        traced = _traced(config, plan, rows.meta, limit, trace)
+        traced = _traced(config, plan.sources["model"], plan.store.memo, rows.meta, limit, trace)
     except (ModelError, ProcessFailed) as error:
         refused = error if rows.sure and isinstance(error, ModelError) and _trains(plan) else None
         return MemoryReport(config, limit, why=f"could not be traced: {error.message}", error=refused)
@@ -150,6 +151,31 @@ def refuse_what_cannot_fit(recipe: Recipe, plan: Plan, environ: Mapping[str, str
         raise report.error
 
 
+def fit_to_machine(recipe: Recipe, model: Source, memo: Memo, trace: Trace | None) -> Recipe:
+    """Return a recipe for which this machine's GPUs were chosen with activation checkpointing if one row does not fit
+    without, and with FSDP if the state does not.
+
+    Rows are those of the settings alone, so that the choice stays when the data stages have run. trace: as for
+    `report_memory`; without it, and without an earlier measurement, nothing is chosen.
+    """
+    config, limit = recipe.training, known_memory(recipe.training)
+    if limit is None or config.device != "cuda" or not recipe.leaves_open("train.remat", "train.fsdp"):
+        return recipe
+    rows = _rows_of_settings(recipe, model).meta
+    shards = {"fsdp": True} if config.data_parallel > 1 and not config.zero1 else None
+    for update in ({}, {"remat": True}, shards, shards and {**shards, "remat": True}):
+        if update is not None:
+            tried = config.model_copy(update=update)
+            traced = _traced(tried, model, memo, rows, limit, trace)
+            if traced is None or traced.memory is None:
+                break
+            if traced.memory.total <= limit:
+                fitting = recipe.changed({f"train.{name}": value for name, value in update.items()})
+                fitting._machine += "".join(f"; train.{name}=true, for memory" for name in update)
+                return fitting
+    return recipe
+
+
 def expected_rows(recipe: Recipe, plan: Plan) -> Rows:
     """Return the properties of the training rows on which the memory of training depends. They are read from the
     artifact of pack_chunks (the stage that makes the training rows) if the store has it. Otherwise the row length
@@ -157,18 +183,25 @@ def expected_rows(recipe: Recipe, plan: Plan) -> Rows:
     packed, tokens = plan.roles["chunks"].artifact, plan.roles["tokens"].artifact
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)
+    rows = _rows_of_settings(recipe, plan.sources["model"])
+    if tokens is None:
+        return rows
+    meta = {**{name: tokens.meta.get(name) for name in ROW_FIELDS}, "lengths": rows.meta["lengths"]}
+    return Rows(meta, packed=False, sure=not _longest(recipe)[1])
+
+
+def _rows_of_settings(recipe: Recipe, model: Source) -> Rows:
+    """Return the properties of the training rows as far as the settings say."""
     length, is_bound = _longest(recipe)
-    vocabulary = _vocabulary(recipe, plan)
+    vocabulary = _vocabulary(recipe, model)
     meta = {
         "task": "classification" if recipe.format.task == "classification" else "causal_lm",
         "labels": list(recipe.data.labels or ("no", "yes")) if recipe.format.task == "classification" else None,
         "vocab_size": vocabulary or 0,
         **{"pad_id": 0, "bos_id": 1, "eos_id": 2},  # arbitrary ids: memory does not depend on them
+        "lengths": [length],
     }
-    if tokens is not None:
-        meta = {name: tokens.meta.get(name) for name in ROW_FIELDS}
-    sure = not is_bound and (tokens is not None or vocabulary is not None)
-    return Rows({**meta, "lengths": [length]}, packed=False, sure=sure)
+    return Rows(meta, packed=False, sure=not is_bound and vocabulary is not None)
 
 
 def _longest(recipe: Recipe) -> tuple[int, bool]:
@@ -181,18 +214,19 @@ def _longest(recipe: Recipe) -> tuple[int, bool]:
     return min(pack.chunk_length, -(-recipe.tokenize.max_length // ALIGN) * ALIGN), True
 
 
-def _vocabulary(recipe: Recipe, plan: Plan) -> int | None:
+def _vocabulary(recipe: Recipe, model: Source) -> int | None:
     """Return the vocabulary size of a model that is trained from scratch; None if it is not known yet; 0 for a
     pretrained model, whose config has the size."""
-    trained, known = recipe.tokenize.train, plan.sources["model"].identity["config"]
+    trained, known = recipe.tokenize.train, model.identity["config"]
     if known["pretrained"] is not None:
         return 0
     return trained.vocab_size if trained else None
 
 
-def _traced(config: TrainConfig, plan: Plan, rows: Meta, limit: int | None, trace: Trace | None) -> Traced | None:
+def _traced(
+    config: TrainConfig, model: Source, memo: Memo, rows: Meta, limit: int | None, trace: Trace | None
+) -> Traced | None:
     """Return the measurement from the cache, else by calling `trace`; None if it is not cached and `trace` is None."""
-    model, memo = plan.sources["model"], plan.store.memo
     key = trace_key(config, model, rows, limit, memo)
     found = memo.get("memory", key, "")
     if found is None and trace is not None:

@@ -170,7 +170,8 @@ class Plan:
     @property
     def sources(self) -> dict[str, Source]:
         """The sources by kind: `data`, `model`."""
-        return {item.kind: item for item in self.found.values() if isinstance(item, Source)}
+        given = (item for node in self.graph.nodes for item in node.inputs.values())
+        return {item.kind: item for item in (*given, *self.found.values()) if isinstance(item, Source)}
 
     @property
     def roles(self) -> dict[Role | None, Step]:
@@ -232,6 +233,8 @@ class Plan:
             if step.name in due:
                 for remark in step.node.stage.needs(step.config, known):
                     self.note(remark)
+        for remark in self.graph.remarks(known):
+            self.note(remark)
 
     def forget(self, digest: str) -> None:
         """Look up all steps anew, after a blob turned out missing or corrupt."""

@@ -5,28 +5,29 @@ One function runs stages, for every command, deployment, trial, freezing and sco
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from trnflow.flows.runner.attempts import PREVIEW
 from trnflow.flows.runner.context import RunContext, make_plan
-from trnflow.flows.runner.forecast import dollars
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.make import find_result, make_result
+from trnflow.flows.runner.mlflow_log import end_log
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.run_log import begin_log, write_failure, write_plan, write_step
 from trnflow.flows.runner.stored import Stored
 from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
-from trnflow.tasks.artifact import Artifact, Json, Meta
+from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
-from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
 REPAIRS = 10
 """How many times a run replaces a missing or corrupt blob before it fails (the disk may be broken)."""
+
+SHOWN = ("schema", "run", "recipe", "seconds", "dollars", "stages", "notes", "start", "error")
+"""The fields of a run record that `trnflow run --json` prints."""
 
 Around = Callable[[Step, Callable[[], Stored]], Stored]
 """Called with each step and the function that returns its result, such as by a Prefect task run."""
@@ -37,52 +38,25 @@ class Result:
     """How a run ended.
 
     Attributes:
-        seconds: Of the whole run, its plan included.
         steps: The steps that were settled, in order.
         notes: Sentences for the user.
         error: Why the run failed or was cancelled; None if it completed.
-        price_per_hour: USD per hour; 0 if the hardware has no price.
+        record: The run record.
         prefect_lost: Whether Prefect's server stopped answering.
         start: The model in the store that training started from; None if no model was named.
     """
 
     run: str
-    recipe: str
-    seconds: float
-    steps: list[Step]
+    steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: TrnflowError | None = None
-    price_per_hour: float = 0.0
+    record: Meta = field(default_factory=dict)
     prefect_lost: bool = False
     start: Artifact | None = None
 
-    @property
-    def dollars(self) -> float:
-        """The cost of the run in USD."""
-        return dollars(self.seconds, self.price_per_hour)
-
-    @property
-    def outcome(self) -> str:
-        """`completed`, `failed`, or `cancelled` (by Prefect, Ctrl-C or SIGTERM)."""
-        if isinstance(self.error, Interrupted):
-            return "cancelled"
-        return "failed" if self.error else "completed"
-
-    def to_json(self) -> dict[str, Json]:
-        document: dict[str, Json] = {
-            "schema": 1,
-            "run": self.run,
-            "recipe": self.recipe,
-            "seconds": round(self.seconds, 3),
-            "dollars": round(self.dollars, 4),
-            "stages": [step.outcome() for step in self.steps],
-            "notes": self.notes,
-        }
-        if self.start is not None:  # what a run's document names is kept by garbage collection
-            document["start"] = {"artifact": self.start.digest}
-        if self.error is not None:
-            document["error"] = {"stage": self.error.stage or None, **self.error.to_json()}
-        return document
+    def to_json(self) -> Meta:
+        """Return what `trnflow run --json` prints."""
+        return {name: self.record[name] for name in SHOWN if name in self.record} | {"notes": self.notes}
 
 
 def call(step: Step, result: Callable[[], Stored]) -> Stored:
@@ -98,15 +72,13 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
     Raises:
         ConfigError: `options` names no stage, or the recipe needs a `part_maker`. No run record is written then.
     """
-    begun = time.monotonic()
     options.check(graph)
     context.force, plan = options.force, context.plan
     if plan is None or plan.due(options):
         context.check(options)
     clean(context.store)
-    result = Result(context.run, context.recipe.name, 0.0, [], price_per_hour=context.recipe.price_per_hour)
+    result = Result(context.run)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
-    before = plan.seconds if plan else 0.0
     with begin_log(context, options):
         try:
             plan = plan or make_plan(graph, context)
@@ -127,11 +99,11 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
                 result.steps, result.start = [step for step in plan.until(options) if step.settled], plan.start
             notes = [*(plan.notes if plan else ()), *context.notes]
             result.notes = [scrub(note) for note in dict.fromkeys(notes)]
-            result.seconds = time.monotonic() - begun + before
             context.store.memo.save()
             if options.record:
-                _put_on_record(context, result, options)
-            context.log.end(result.error, result.notes)
+                _put_on_record(context, result)
+            result.record = run_record(context, result)
+            result.notes += end_log(context, result.error, result.notes)
     return result
 
 
@@ -191,7 +163,7 @@ def _settle(step: Step, plan: Plan, context: RunContext, around: Around) -> None
             error.stage = step.name
         write_failure(context.log, step.name, error)
         raise
-    write_step(context.log, step)
+    write_step(context, step)
 
 
 def _found(step: Step, plan: Plan, context: RunContext) -> Stored | None:
@@ -222,31 +194,24 @@ def _skip_the_rest(steps: list[Step], plan: Plan, context: RunContext) -> None:
                 step.why = step.why if step.action == "skip" else "what it is for did not run"
                 step.action, step.artifact, step.seconds, step.figures = "skip", None, 0.0, {}
             step.settled = True
-            write_step(context.log, step)
+            write_step(context, step)
 
 
-def _put_on_record(context: RunContext, result: Result, options: Options) -> None:
-    """Write the run record: all that is needed to repeat the run except secrets.
-
-    A store that can only be read is noted in the result; another error of the store becomes the run's, unless it failed
-    before.
-    """
-    record = {
-        **result.to_json(),
-        "resolved": context.recipe.to_json(),
-        "until": options.until,
-        "force": sorted(options.force),
-        "outcome": result.outcome,
-        "ended": now(),
-        "host": context.log.state.host,
-        "checkout": context.log.state.checkout,
-    }
+def _put_on_record(context: RunContext, result: Result) -> None:
+    """Write the run record. A store that can only be read is noted in the result; another error of the store becomes
+    the run's, unless it failed before."""
     try:
-        context.store.write_run(result.run, record)
+        context.store.write_run(result.run, run_record(context, result))
     except ReadOnlyStore:
         result.notes.append(f"the store {scrub(context.store.root)} can only be read: this run is not on record")
     except StoreError as error:
         result.error = result.error or scrubbed(error)
+
+
+def run_record(context: RunContext, result: Result) -> Meta:
+    """Return the run record. What its document names is kept by garbage collection, so `start` is in it."""
+    start = {"start": {"artifact": result.start.digest}} if result.start else {}
+    return context.log.result(result.error, result.notes) | start
 
 
 def artifact_in(run: Meta, stage: str) -> str | None:

@@ -13,21 +13,26 @@ from pathlib import Path
 from trnflow.flows.runner.claim import WAITS
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.log_copy import LogCopy
+from trnflow.flows.runner.mlflow_log import ON_RECORD, destination_of, for_mlflow
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import TrnflowError, is_interruption, unexpected
 from trnflow.tasks.events import EventLog
 
-ON_RECORD = ("run", "retrain", "trial")
-"""Kinds of runs that get a run record when they end."""
-
 
 @contextmanager
-def begin_log(context: RunContext, options: Options, **more: Json) -> Iterator[None]:
+def begin_log(
+    context: RunContext, options: Options, *, tags: dict[str, str] | None = None, **more: Json
+) -> Iterator[None]:
     """Context in which the events of a run are written to its file; see `EventLog.writing`. Of a run on record, the store
     gets a copy.
 
-    more: Further fields of `run_begun`.
+    Args:
+        tags: Of the run in MLflow.
+        more: Further fields of `run_begun`.
+
+    Raises:
+        ConfigError: A variable in `tracking.uri` is not set.
     """
     recipe, log = context.recipe, context.log
     is_copied = context.kind in ON_RECORD and not log.is_open
@@ -44,6 +49,8 @@ def begin_log(context: RunContext, options: Options, **more: Json) -> Iterator[N
         host={"name": socket.gethostname(), "python": platform.python_version(), "cores": os.cpu_count()},
         checkout=checkout_state(),
         price_per_hour=recipe.price_per_hour,
+        tracking=destination_of(context, tags or {}),
+        spent=context.plan.seconds if context.plan else 0.0,
         **more,
     )
     with log.also(*copies), writing:
@@ -54,19 +61,8 @@ def write_plan(log: EventLog, steps: list[Step]) -> None:
     log.write("planned", stages=[step.to_json() for step in steps])
 
 
-def write_step(log: EventLog, step: Step) -> None:
-    log.write(
-        "stage_ended",
-        stage=step.name,
-        action=step.action,
-        key=step.key,
-        artifact=step.artifact.digest if step.artifact else None,
-        seconds=step.seconds,
-        metrics=step.metrics,
-        figures=step.figures,
-        facts=step.facts,
-        why=step.why,
-    )
+def write_step(context: RunContext, step: Step) -> None:
+    context.log.write("stage_ended", **step.outcome(), facts=step.facts, **for_mlflow(context, step))
 
 
 def write_failure(log: EventLog, stage: str, error: BaseException) -> None:

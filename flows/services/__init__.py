@@ -1,5 +1,4 @@
-"""Prefect's server, deployments, automations and task runners, what Prefect shows of a run, and the reader for
-MLflow.
+"""Prefect's server, deployments, automations, task runners, and what Prefect shows of a run.
 
 Only these modules and `trnflow.flows.deployments` import Prefect.
 """

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.context import new_run_id, open_store
+from trnflow.flows.runner.context import context_of, new_run_id, open_store
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.sweeps.files import document, write_best
 from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import Plan
@@ -37,7 +39,7 @@ from trnflow.flows.sweeps.trial import (
 )
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError
-from trnflow.tasks.events import Reader
+from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.system.whole_file import write_whole
@@ -249,18 +251,15 @@ def sweep(
 
 @contextmanager
 def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
-    """Record the sweep's own run in MLflow; nothing if the sweep is resumed."""
-    from trnflow.flows.services.mlflow_listener import new_tracker
-
-    recipe = plan.recipe.model_copy(update={"name": plan.trial_name})
-    tags = {"trnflow.study": plan.name}
-    tracker = new_tracker(recipe, store.home, study.identity, tags) if study.is_new else None
-    if tracker is None:
+    """Write the event log of the sweep's own run, in which MLflow nests the trials; nothing if the sweep is resumed."""
+    if not study.is_new:
         yield
         return
-    with tracker:
+    recipe = plan.recipe.model_copy(update={"name": plan.trial_name})
+    log = EventLog(*mlflow_delivery(recipe, store))
+    context = context_of(recipe, store).for_run(log, run=study.identity, kind="sweep")
+    with begin_log(context, Options(), tags={"trnflow.study": plan.name}):
         yield
-        tracker.finish("FINISHED")
 
 
 def _winner(going: Sweep, readers: tuple[Reader, ...] = ()) -> Result | None:

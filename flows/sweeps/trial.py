@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, open_store
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
@@ -127,17 +129,15 @@ def seconds_of(store: Store, step: Step) -> float:
 
 
 def direct_runs() -> Run:
-    """Return the `Run` of `trnflow sweep`: runs pipelines in this process, recorded in MLflow. All of them, the winner's
-    too, have the answers that the first one got about its sources."""
+    """Return the `Run` that runs pipelines in this process; all share the answers about their sources."""
     answers = Answers()
 
     def run_directly(recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], sweep: str) -> Result:
-        from trnflow.flows.services.tracked_run import run_tracked
-
-        context = context_of(recipe, open_store(recipe), offline=what.offline, answers=answers)
-        context = context.for_run(EventLog(*readers), run=run, kind="trial" if what.until else "run")
+        store = open_store(recipe)
+        context = context_of(recipe, store, offline=what.offline, answers=answers)
+        log = EventLog(*readers, *mlflow_delivery(recipe, store))
+        context = context.for_run(log, run=run, kind="trial" if what.until else "run")
         context.parent = sweep
-        # the tag nests the run in the sweep's own run in MLflow
-        return run_tracked(finetune(recipe), context, what, tags={"trnflow.sweep": sweep})
+        return run_graph(finetune(recipe), context, what)
 
     return run_directly

@@ -34,8 +34,7 @@ def segments_file(artifact: Path, split: str, length: int) -> Path:
 
 
 def open_segments(packed: Input[PackedMeta], split: str, length: int) -> NDArray[np.int64]:
-    """Return int64 [segments, 2], memory-mapped: each segment's row in `<split>.parquet`, and that row's tokens before
-    any cut."""
+    """Return int64 [segments, 2], memory-mapped: each segment's row in `<split>.parquet`, and that row's tokens, uncut."""
     import numpy as np
 
     segments: NDArray[np.int64] = np.load(segments_file(packed.path, split, length), mmap_mode="r")

@@ -10,8 +10,7 @@ from trnflow.tasks.errors import ModelError
 
 
 def special_tokens(folder: Path) -> dict[str, str] | None:
-    """Return {role such as `pad_token`: text} from special_tokens_map.json and tokenizer_config.json; None without
-    either."""
+    """Return {role such as `pad_token`: text} from the tokenizer's config files; None without any."""
     configs = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if not any(path.exists() for path in configs):
         return None

@@ -22,8 +22,9 @@ class _Line(TypedDict):
 
 
 class _RunBegun(_Line):
-    """kind: run, retrain, trial, freeze, check, promote or preview. parent: the id of a trial's sweep. settings: the recipe
-    with all settings, without secrets. price_per_hour: USD, 0 if unknown. why: the reason for a retrain."""
+    """kind: run, retrain, trial, sweep, freeze, check, promote, mirror or preview. parent: the id of a trial's sweep.
+    settings: the recipe with all settings, without secrets. price_per_hour: USD, 0 if unknown. why: the reason for a
+    retrain."""
 
     event: Literal["run_begun"]
     schema: int
@@ -40,7 +41,11 @@ class _RunBegun(_Line):
 
 
 class RunBegun(_RunBegun, total=False):
+    """tracking: {experiment, uri, artifacts, tags} in MLflow; None if the run is not for MLflow. artifacts: where a new
+    experiment stores files."""
+
     why: str
+    tracking: Meta | None
 
 
 class PlannedStage(TypedDict):
@@ -121,7 +126,7 @@ class Repair(_Line):
     digest: str
 
 
-class StageEnded(_Line):
+class _StageEnded(_Line):
     """action: ran, hit or skip. facts: what tables show of an artifact without metrics, such as the rows of each
     split."""
 
@@ -137,6 +142,15 @@ class StageEnded(_Line):
     why: str
 
 
+class StageEnded(_StageEnded, total=False):
+    """kind: of the artifact. plots: names of files that were copied for MLflow. lengths: {split: {"<upper bound>": rows}} by
+    tokens."""
+
+    kind: str
+    plots: list[str]
+    lengths: dict[str, dict[str, int]]
+
+
 class StageFailed(_Line):
     """error: {type, message, fix}. stopped: a person or a scheduler ended the stage."""
 
@@ -147,10 +161,27 @@ class StageFailed(_Line):
 
 
 class Decided(_Line):
-    """entry: how a retrain or a promotion ended."""
+    """entry: of the ledger, about how a retrain or a promotion ended."""
 
     event: Literal["decided"]
     entry: Meta
+
+
+class Champion(_Line):
+    """The recipe's present champion, when a run ends or a champion is made. created: when it became champion. challenger: the
+    digest of a model that lost against it. comparison: of the two; {} if none were compared. frozen: the digest of the
+    rows on which they were."""
+
+    event: Literal["champion"]
+    recipe: str
+    task: str
+    number: int
+    series: str
+    created: str
+    champion: str
+    challenger: str | None
+    comparison: Numbers
+    frozen: str | None
 
 
 class RunEnded(_Line):
@@ -174,13 +205,13 @@ class Skipped(_Line):
 
 Event = (
     RunBegun | Planned | StageBegun | Progress | Metrics | Figures | Part | Waits | Note | Repair | StageEnded
-    | StageFailed | Decided | RunEnded | Skipped
+    | StageFailed | Decided | Champion | RunEnded | Skipped
 )  # fmt: skip
 
 _CLASSES: dict[str, Any] = {
     "run_begun": RunBegun, "planned": Planned, "stage_begun": StageBegun, "progress": Progress, "metrics": Metrics,
     "figures": Figures, "part": Part, "waits": Waits, "note": Note, "repair": Repair, "stage_ended": StageEnded,
-    "stage_failed": StageFailed, "decided": Decided, "run_ended": RunEnded,
+    "stage_failed": StageFailed, "decided": Decided, "champion": Champion, "run_ended": RunEnded,
 }  # fmt: skip
 
 _NUMBER = (int, float)

@@ -7,6 +7,7 @@ One process writes a log, under flock: a log without lock and `run_ended` is tha
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import json
 import math
@@ -44,9 +45,11 @@ class Reader:
 
     Attributes:
         critical: Whether an error of `read` stops the run. Other readers are left out after their first error.
+        note: A sentence for the user once the run has ended, or "".
     """
 
     critical = False
+    note = ""
 
     def read(self, event: Event, state: RunState) -> None:
         """Take an event, in the thread that wrote it. state: the run's state after the event."""
@@ -94,11 +97,12 @@ class EventLog:
             self.readers = [reader for reader in self.readers if reader not in readers]
 
     @contextlib.contextmanager
-    def writing(self, home: Path, run: str, **begun: Json) -> Iterator[EventLog]:
+    def writing(self, home: Path, run: str, *, spent: float = 0.0, **begun: Json) -> Iterator[EventLog]:
         """Context in which the events go to the run's file, from `run_begun` to `run_ended`. Within another `writing`
         nothing happens: a run inside a run is part of its events.
 
         Args:
+            spent: Seconds that the run has taken before, such as for its plan.
             begun: The other fields of `run_begun`.
 
         Raises:
@@ -113,6 +117,7 @@ class EventLog:
             return
         try:
             self._open(home, run)
+            self._begun -= spent
             fields: Meta = {"parent": None, "price_per_hour": self.state.price_per_hour, **begun}
             self.write("run_begun", schema=SCHEMA, run=run, **fields)
             yield self
@@ -125,22 +130,34 @@ class EventLog:
             self._depth -= 1
             self._close()
 
-    def end(self, error: BaseException | None = None, notes: list[str] | None = None) -> None:
-        """Write `run_ended`, unless that was done before, or this run is part of another one. error: why the run ended
-        early."""
+    def end(self, error: BaseException | None = None, notes: list[str] | None = None) -> list[str]:
+        """Write `run_ended`, unless that was done before, or this run is part of another one. Returns the readers' notes.
+        error: why the run ended early."""
         if self._ended or self._depth > 1:
-            return
+            return []
         self._ended = True
-        seconds = round(time.monotonic() - self._begun, 3)
-        self.write(
-            "run_ended",
-            outcome="completed" if error is None else "cancelled" if is_interruption(error) else "failed",
-            error=None if error is None else _error_of(error),
-            seconds=seconds,
-            dollars=round(seconds / 3600 * self.state.price_per_hour, 4),
-            lost=self.lost,
-            notes=notes or [],
+        self.write("run_ended", **self._ending(error, notes or []))
+        return [reader.note for reader in self.readers if reader.note]
+
+    def result(self, error: BaseException | None, notes: list[str]) -> Meta:
+        """Return the run record, as if the run ended now. error: why the run ends early."""
+        ended = copy.copy(self.state)
+        ended.take(
+            cast(Event, {"n": -1, "time": present(), "event": "run_ended", **scrub_all(self._ending(error, notes))})
         )
+        return ended.record()
+
+    def _ending(self, error: BaseException | None, notes: list[str]) -> Meta:
+        """Return the fields of `run_ended`."""
+        seconds = round(time.monotonic() - self._begun, 3)
+        return {
+            "outcome": "completed" if error is None else "cancelled" if is_interruption(error) else "failed",
+            "error": None if error is None else _error_of(error),
+            "seconds": seconds,
+            "dollars": round(seconds / 3600 * self.state.price_per_hour, 4),
+            "lost": self.lost,
+            "notes": notes,
+        }
 
     def write(self, event: str, *, at: float | None = None, **fields: Json) -> None:
         """Add an event: fold it, write it and call the readers.

@@ -2,6 +2,7 @@
 
 <home>/runs/<run>/events.jsonl    the event log
 <home>/runs/<run>/<attempt>.log   what the processes of an attempt print
+<home>/runs/<run>/mlflow/         what tasks/tracking knows while MLflow does not have all events
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FILE = "events.jsonl"
+UNSENT = "mlflow/cursor.json"
 
 KEPT_BYTES = 10**9
 KEPT_RUNS = 200
@@ -53,9 +55,19 @@ def is_written(file: Path) -> bool:
     return False
 
 
+def unsent_file(home: Path, run: str) -> Path:
+    """Return the file that exists while MLflow does not have all of a run's events."""
+    return run_folder(home, run) / UNSENT
+
+
+def unsent_runs(home: Path) -> list[str]:
+    """Return the ids of the runs whose events MLflow does not have yet."""
+    return [file.parents[1].name for file in (home / "runs").glob(f"*/{UNSENT}")]
+
+
 def prune_logs(home: Path, keep: str = "") -> None:
-    """Remove the logs of the oldest runs while all logs take more than KEPT_BYTES. The newest KEPT_RUNS and runs that are
-    still written stay. Looks once an hour at most.
+    """Remove the logs of the oldest runs while all logs take more than KEPT_BYTES. The newest KEPT_RUNS, and runs that are
+    still written or not yet in MLflow, stay. Looks once an hour at most.
 
     keep: a run that stays."""
     marker = home / "runs" / PRUNED
@@ -71,7 +83,7 @@ def prune_logs(home: Path, keep: str = "") -> None:
         for run in reversed(list(_removable(home, runs)) if total > KEPT_BYTES else []):
             if total <= KEPT_BYTES:
                 return
-            if run != keep and not is_written(log_file(home, run)):
+            if run != keep and not unsent_file(home, run).exists() and not is_written(log_file(home, run)):
                 shutil.rmtree(run_folder(home, run), ignore_errors=True)
                 total -= sizes[run]
 

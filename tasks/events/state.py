@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events.event_types import Event, Progress, RunBegun, RunEnded, StageEnded, stages_of
@@ -13,6 +14,9 @@ NOTHING_TO_DO = ("hit", "skip")
 """Actions of stages that cost nothing."""
 OVER = ("ran", "hit", "skip")
 """Actions of stages that have ended."""
+
+RECORDED = ("stage", "action", "key", "artifact", "seconds", "metrics", "figures", "why")
+"""What a run record has of a stage."""
 
 Clock = Callable[[], float]
 
@@ -96,7 +100,8 @@ class RunState:
     Attributes:
         outcome: running, completed, failed or cancelled; killed if its log ends without the run's end.
         begun, ended: Seconds since 1970, or None.
-        stages: By name, in the plan's order.
+        stages: By name.
+        planned: The names of the plan's stages, in order; None before there is a plan.
         current: The name of the stage that runs, or "".
         lost: Lines that could not be written.
         skipped: Lines that are no events.
@@ -117,7 +122,7 @@ class RunState:
     host: Meta = field(default_factory=dict)
     checkout: Meta | None = None
     stages: dict[str, StageState] = field(default_factory=dict)
-    planned: bool = False
+    planned: list[str] | None = None
     current: str = ""
     notes: list[str] = field(default_factory=list)
     error: Meta | None = None
@@ -132,7 +137,7 @@ class RunState:
         if event["event"] == "run_begun":
             self._begin(event)
         elif event["event"] == "planned":
-            self.planned = True
+            self.planned = [one["stage"] for one in stages_of(event)]
             for one in stages_of(event):
                 due = one["action"] not in NOTHING_TO_DO
                 planned = StageState(one["stage"], one["action"], one.get("seconds"), due, one.get("key"))
@@ -173,6 +178,27 @@ class RunState:
             spent = 0.0 if self.begun is None else max((self.last if now is None else now) - self.begun, 0.0)
         return spent / 3600 * self.price_per_hour
 
+    def record(self) -> Meta:
+        """Return the run record of a run that has ended: all that is needed to repeat it except secrets."""
+        ended = [self.stages[name] for name in self.planned or () if self.stages[name].action in OVER]
+        return {
+            "schema": 1,
+            "run": self.run,
+            "recipe": self.recipe,
+            "seconds": self.seconds,
+            "dollars": round(self.dollars(), 4),
+            "stages": [{name: getattr(stage, name) for name in RECORDED} for stage in ended],
+            "notes": self.notes,
+            **({} if self.error is None else {"error": self.error}),
+            "resolved": self.settings,
+            "until": self.options["until"],
+            "force": self.options["force"],
+            "outcome": self.outcome,
+            "ended": datetime.fromtimestamp(self.ended or self.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "host": self.host,
+            "checkout": self.checkout,
+        }
+
     @property
     def share(self) -> float:
         """The share of the run's expected seconds that is over, 0 to 1. A stage of unknown duration counts as the mean
@@ -181,7 +207,7 @@ class RunState:
         known = [one.expected for one in due if one.expected]
         weights = {one.stage: one.expected or (sum(known) / len(known) if known else 1.0) for one in due}
         if not weights:
-            return 1.0 if self.planned else 0.0
+            return 0.0 if self.planned is None else 1.0
         passed = sum(weights[one.stage] * (1.0 if one.action in OVER else one.share) for one in due)
         return passed / sum(weights.values())
 

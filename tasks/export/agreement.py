@@ -7,8 +7,13 @@ memory.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ModelError
@@ -17,8 +22,6 @@ from trnflow.tasks.export.stablehlo import StableHlo, load_stablehlo
 from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trnflow.tasks.metadata import ExportedMeta
 
 ROWS = 256
@@ -33,6 +36,9 @@ SECONDS = 1
 # measured: 0.15 s a call for 1 M parameters and 64 tokens, 0.3 for 23 M and 128, 3.8 for 109 M and 512
 COMPILING, COMPILING_WEIGHT, WEIGHT_AND_TOKEN = 0.15, 5e-9, 5e-11
 """Seconds on two cores: to compile a graph, for each parameter, and to run it for each parameter and token."""
+
+TIMED = 50
+"""Most calls of each length that are timed."""
 
 HELD = 1 << 28
 """Most bytes of logits kept of all calls, unless one position of each row takes more."""
@@ -82,8 +88,6 @@ def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int,
 
     positions: Of a language model's row, spread evenly over those without padding.
     """
-    import torch
-
     with torch.inference_mode():
         logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
         compared = torch.arange(len(input_ids)) < rows
@@ -142,10 +146,26 @@ def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, int]:
     return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())
 
 
+def call_seconds(exported: Input[ExportedMeta], calls: list[ExampleCall]) -> list[float]:
+    """Return the wall-clock seconds of each timed call, the shortest length first; [] without jax."""
+    # with XLA's optimisation, as on a server, though stages turn it off elsewhere
+    program = load_stablehlo(exported.path, optimised=True)
+    if not program.compiles_once:
+        return []
+    seconds = []
+    for length in sorted({call.input_ids.shape[1] for call in calls}):
+        chosen = [call for call in calls if call.input_ids.shape[1] == length][:TIMED]
+        # the first call compiles, so it is made twice and timed once
+        for call in [chosen[0], *chosen]:
+            begun = time.perf_counter()
+            program(call.input_ids, call.attention_mask).sum().item()  # waits for the result
+            seconds.append(time.perf_counter() - begun)
+        del seconds[-len(chosen) - 1]
+    return seconds
+
+
 def _evenly(real: Tensor, most: int) -> Tensor:
     """Keep `most` positions of each row of `real`, bool [rows, length], evenly spaced."""
-    import torch
-
     kept = torch.zeros_like(real)
     for row, here in zip(kept, real, strict=True):
         at = here.nonzero().flatten()
@@ -156,9 +176,6 @@ def _evenly(real: Tensor, most: int) -> Tensor:
 
 def _inputs(split: Split, length: int, batch: int, calls: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield a split's first rows as (input_ids, attention_mask, new rows), cut or padded to [batch, length]."""
-    import numpy as np
-    import torch
-
     packed = length if length in split.rows else max(split.rows)
     there = split.rows[packed]
     for start in range(0, min(calls * batch, there), batch):

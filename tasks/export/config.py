@@ -10,8 +10,9 @@ from trnflow.tasks.config import NOT_KEYED, BatchRows, Parallel, Positive, Stage
 class ExportConfig(StageConfig):
     """Settings of `export_neuron`, which compiles or exports the trained model for inference."""
 
-    target: Literal["stablehlo", "neuron"] = "stablehlo"
-    """The result: `stablehlo` (a portable graph) or `neuron` (compiled for NeuronCores; needs optimum-neuron)."""
+    target: Literal["stablehlo", "neuron", "none"] = "stablehlo"
+    """The result: `stablehlo` (a portable graph), `neuron` (compiled for NeuronCores; needs optimum-neuron), or `none`:
+    the stage is left out, and the evaluation judges the weights alone."""
     batch: BatchRows = 1
     """The rows of each call of the exported model."""
     length: Tokens | None = None

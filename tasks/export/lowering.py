@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch._decomp import get_decompositions
+from torch.export import ExportedProgram
 
 from trnflow.tasks.errors import ModelError
-
-if TYPE_CHECKING:
-    import torch
-    from torch.export import ExportedProgram
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -69,8 +69,6 @@ def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch
 
     Raises ModelError when an operator has no StableHLO form, or only a custom call.
     """
-    import torch
-
     try:
         with torch.no_grad():
             program = torch.export.export(logits_of(model), (input_ids, attention_mask), strict=False)
@@ -96,7 +94,6 @@ def custom_calls(bytecode: bytes) -> list[str]:
 
 def logits_of(model: torch.nn.Module) -> torch.nn.Module:
     """Wrap a model as a module from (input_ids, attention_mask) to its logits alone."""
-    import torch
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:
@@ -112,8 +109,6 @@ def logits_of(model: torch.nn.Module) -> torch.nn.Module:
 
 def erf(value: torch.Tensor) -> torch.Tensor:
     """Return erf of a tensor by basic operations, computed in float32."""
-    import torch
-
     x = value.to(torch.float32).clamp(-ERF_LIMIT, ERF_LIMIT)
     result = x * _polynomial(x * x, ERF_ABOVE) / _polynomial(x * x, ERF_BELOW)
     return result.clamp(-1.0, 1.0).to(value.dtype)
@@ -128,9 +123,6 @@ def _polynomial(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
 
 def _decompositions() -> Any:
     """Return torch_xla's table of decompositions with GELU and erf."""
-    import torch
-    from torch._decomp import get_decompositions
-
     aten = torch.ops.aten
     table: dict[Any, Any] = dict(torch.export.default_decompositions())
     table.update(get_decompositions([aten.gelu, aten.grid_sampler_2d]))
@@ -142,7 +134,6 @@ def _decompositions() -> Any:
 
 def _not_lowered(program: ExportedProgram) -> list[str]:
     """Return the operators that torch_xla would run on the CPU: on a placeholder that ends the process."""
-    import torch
     import torch_xla  # noqa: F401 - it registers its kernels
 
     kernels = ("XLA", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
@@ -154,7 +145,6 @@ def _not_lowered(program: ExportedProgram) -> list[str]:
 
 def _lowered(program: ExportedProgram) -> Graph:
     """Trace the program with lazy tensors and read the graph; nothing runs."""
-    import torch
     import torch_xla
     from torch_xla.core.xla_model import get_stablehlo_bytecode
     from torch_xla.stablehlo import XLAExportInterpreter

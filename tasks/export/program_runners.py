@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
 
 from trnflow.tasks.artifact import Meta
-
-if TYPE_CHECKING:
-    import torch
 
 Read = Callable[[str], "torch.Tensor"]
 """Returns the stored tensor of a name."""
@@ -69,8 +68,6 @@ class JaxRunner:
         self._compiled: dict[str, Any] = {}
 
     def __call__(self, function: Meta, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        import torch
-
         arguments = [
             _jax_array(given[argument["name"]]) if argument["kind"] == "input" else self._weight(argument["name"])
             for argument in function["arguments"]

@@ -31,7 +31,7 @@ def write_readme(folder: Path, meta: ExportedMeta) -> None:
     """Write `README.md` from `export.json`, `config.json` and the artifact's metadata."""
     document, config = read_json(folder / "export.json"), read_json(folder / "config.json")
     architecture = (config.get("architectures") or [config["model_type"]])[0]
-    padding = config.get("pad_token_id")
+    padding, labels = config.get("pad_token_id"), document.get("labels")
     parts = [
         f"# {architecture} as StableHLO",
         "The graphs of this model for static shapes, in MLIR bytecode, with its weights. They run on the CPU by jax or by IREE, "
@@ -39,7 +39,7 @@ def write_readme(folder: Path, meta: ExportedMeta) -> None:
         f"## Graphs\n\n{_graphs(document)}",
         _inputs(document, meta),
         _how_to_run(document, 0 if padding is None else int(padding)),
-        *_labels(document),
+        *([f"## Labels\n\n{table(('index', 'label'), enumerate(labels))}"] if labels else []),
         f"## Check\n\nOn {meta['rows_compared']} rows of random tokens with padding, the logits differ from those of PyTorch by "
         f"{meta['max_difference']:g} at most (torch_xla or jax, on a CPU).",
     ]
@@ -81,8 +81,3 @@ def _how_to_run(document: Meta, padding: int) -> str:
         "By IREE the same with `from load_iree import load`, after `pip install iree-base-compiler iree-base-runtime safetensors "
         "ml-dtypes`."
     )
-
-
-def _labels(document: Meta) -> list[str]:
-    labels = document.get("labels")
-    return [f"## Labels\n\n{table(('index', 'label'), enumerate(labels))}"] if labels else []

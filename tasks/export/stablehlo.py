@@ -13,18 +13,16 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.lowering import INPUTS, Graph, Spec
+from trnflow.tasks.export.program_runners import JaxRunner, ProgramRunner, TorchXlaRunner
 from trnflow.tasks.stage import read_json, write_json
-from trnflow.tasks.system.model_process import ENVIRON as ENVIRON
-
-if TYPE_CHECKING:
-    import torch
-
-    from trnflow.tasks.export.program_runners import ProgramRunner
 
 FORMAT = "trnflow-stablehlo"
 VERSION = 1
@@ -48,8 +46,6 @@ def write_stablehlo(
         about: Further entries of export.json.
         renamed: {name in the graphs: name in the weight files}.
     """
-    from safetensors.torch import save
-
     for file in sorted(weights.glob(_WEIGHTS)):
         # byte for byte, so that the store holds the weights once
         shutil.copyfile(file, folder / file.name)
@@ -105,8 +101,6 @@ class StableHlo:
                 "export again with export.batch and export.length set to what is needed",
             )
         if self._runner is None:
-            from trnflow.tasks.export.program_runners import JaxRunner, TorchXlaRunner
-
             read = self._stored_tensors.tensor
             if self.compiles_once:
                 self._runner = JaxRunner(self.folder, read, optimised=self._optimised)
@@ -141,8 +135,6 @@ class _Tensors:
     """The tensors of an export by name: weights on disk, and constants while writing."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
-
         self.constants: dict[str, torch.Tensor] = {}
         self._files: dict[str, Path] = {}
         for file in [*sorted(folder.glob(_WEIGHTS)), *folder.glob(_CONSTANTS)]:
@@ -151,8 +143,6 @@ class _Tensors:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor, of a file a view of mapped pages. Raises ModelError when no file holds it."""
-        from safetensors import safe_open
-
         if name in self.constants:
             return self.constants[name]
         if name not in self._files:
@@ -173,8 +163,6 @@ class _Tensors:
 
 
 def _same(stored: torch.Tensor, tensor: torch.Tensor) -> bool:
-    import torch
-
     return stored.dtype == tensor.dtype and stored.shape == tensor.shape and torch.equal(stored, tensor)
 
 

@@ -115,7 +115,7 @@ def _find_closure(module: str, memo: Memo) -> tuple[dict[str, str], set[str], di
             continue
         stamps[path] = stamp(path)
         if name in PLUMBING:
-            code[name] = f"schema:{_schema(name)}"
+            code[name] = f"schema:{getattr(import_module(name), 'SCHEMA', 1)}"
             continue
         analysed = analyse(path, memo)
         code[name] = analysed["hash"]
@@ -144,13 +144,11 @@ def _folders_of(name: str, top: str) -> Iterator[str]:
 
 
 def locator(roots: set[str]) -> Callable[[str], str | None]:
-    """Return a function that maps a dotted name to the module's file, or to None if it is no module of the packages
-    `roots`."""
+    """Return a function from a dotted name to the module's file, or None if it is no module of the packages `roots`."""
     folders = {root: f"{project_folder(root)}/{root}" for root in roots}
     plain: dict[str, str] = {}
 
     def locate(name: str) -> str | None:
-        """Return the file of a module, or None."""
         # looked up on disk, not imported
         root, _, rest = name.partition(".")
         if root not in folders or name.rpartition(".")[0] in plain:
@@ -166,10 +164,6 @@ def locator(roots: set[str]) -> Callable[[str], str | None]:
 def _parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
-
-
-def _schema(name: str) -> int:
-    return int(getattr(import_module(name), "SCHEMA", 1))
 
 
 def analyse(path: str, memo: Memo) -> Meta:
@@ -203,11 +197,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def code_hash(tree: ast.Module) -> str:
-    """Return `sha256:<hex>` of a module's syntax tree without docstrings, texts of `raise` and imports under
-    TYPE_CHECKING.
-
-    Changes `tree`.
-    """
+    """Return `sha256:<hex>` of a module without docstrings, texts of `raise` and TYPE_CHECKING. Changes `tree`."""
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             # a string as a statement has no effect: a docstring, or the text below a constant

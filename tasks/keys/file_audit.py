@@ -41,8 +41,7 @@ class Permit:
     code: dict[str, tuple[str, str]]
 
     def refused(self, path: str) -> str | None:
-        """Return None if the stage may read the file at the absolute path `path`, else its path relative to the
-        project."""
+        """Return None if the stage may read the file at an absolute path, else its path relative to the project."""
         if path in self.files or path.startswith(self.exempt):
             return None
         for root, base in self.roots:
@@ -53,8 +52,7 @@ class Permit:
         return None
 
     def edited(self, path: str) -> bool:
-        """Return whether a module's code has changed since the key was computed; False for files that are not in
-        `code`."""
+        """Return whether a module's code has changed since the key was computed; False for files not in `code`."""
         known = self.code.get(path)
         if known is None or stamp(path) == known[0]:
             return False
@@ -99,7 +97,8 @@ class Witness:
 
     def used(self, module: ModuleType) -> None:
         """Check the file of a loaded module. Raises CodeError, and adds it to `violations`."""
-        name = self.permit.refused(_file(module))
+        # sys.modules may hold objects that are no modules
+        name = self.permit.refused(str(getattr(module, "__dict__", {}).get("__file__") or ""))
         if name is not None:
             self._refuse(_unknown(self.permit.stage, name))
 
@@ -126,39 +125,32 @@ def watch_process(permit: Permit) -> Iterator[None]:
     """Check the files that this process reads in the context, and at its end all loaded modules.
 
     The process must have been started for this stage. Raises CodeError at the access and, if the stage caught it, at
-    the
-    end.
+    the end.
     """
-    _install()
+    if not _installed:
+        _installed.append(True)
+        sys.addaudithook(_hook)
     witness = Witness(permit)
-    with _violations_raised(witness):
-        _watching.append(witness)
-        try:
-            yield
-            for module in list(sys.modules.values()):
-                witness.used(module)
-        finally:
-            _watching.remove(witness)
-
-
-def refuse_recorded() -> None:
-    """Raise the first violation in this process, before a part is published."""
-    for witness in _watching:
-        witness.refuse_recorded()
-
-
-@contextmanager
-def _violations_raised(witness: Witness) -> Iterator[None]:
-    """Raise the first violation, even if the stage caught it."""
+    _watching.append(witness)
     try:
         yield
+        for module in list(sys.modules.values()):
+            witness.used(module)
     except Interrupted:
         raise
     except Exception as error:
         if witness.violations and error is not witness.violations[0]:
             raise witness.violations[0] from error
         raise
+    finally:
+        _watching.remove(witness)
     witness.refuse_recorded()
+
+
+def refuse_recorded() -> None:
+    """Raise the first violation in this process, before a part is published."""
+    for witness in _watching:
+        witness.refuse_recorded()
 
 
 def _unknown(stage: str, name: str) -> CodeError:
@@ -181,12 +173,6 @@ _watching: list[Witness] = []
 _installed: list[bool] = []
 
 
-def _install() -> None:
-    if not _installed:
-        _installed.append(True)
-        sys.addaudithook(_hook)
-
-
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not _watching:
         return
@@ -197,12 +183,6 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         for word in arguments[1]:
             if os.fsdecode(word).endswith(".py"):
                 _watching[-1].opened(word)
-
-
-def _file(module: Any) -> str:
-    """Return a module's file, or ""."""
-    # sys.modules may hold objects that are no modules
-    return str(getattr(module, "__dict__", {}).get("__file__") or "")
 
 
 def _absolute(path: Any) -> str:

@@ -12,6 +12,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,12 +69,8 @@ def in_threads(function: Callable[[Item], Value], items: Sequence[Item], threads
     size = min(max(len(items) // _BATCH, 1), _BATCH)
     batches = [items[start : start + size] for start in range(0, len(items), size)]
     with ThreadPool(threads, "in_threads") as pool:
-        futures = [pool.submit(partial(_each, function, batch)) for batch in batches]
+        futures: list[Future[list[Value]]] = [pool.submit(partial(list, map(function, batch))) for batch in batches]
         return [value for future in futures for value in future.result()]
-
-
-def _each(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
-    return [function(item) for item in items]
 
 
 def _hash_rest(handle: int, digest: Any) -> None:
@@ -85,8 +82,7 @@ def _hash_rest(handle: int, digest: Any) -> None:
 
 
 class Memo:
-    """The hash cache of a home, in `<home>/memo.db`. Values are JSON; a kind names what was computed, such as
-    `digest`."""
+    """The hash cache of a home, `<home>/memo.db`. Values are JSON; a kind names what was computed, such as `digest`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -101,7 +97,7 @@ class Memo:
         return _decoded(known[1]) if known and known[0] == now else None
 
     def one(self, kind: str, path: str, now: Stamp) -> Json | None:
-        """Return what `get` returns, without reading all values of the kind from disk."""
+        """Return what is cached under the stamp `now`, or None; reads that alone."""
         fresh = self._fresh.get((kind, path))
         if fresh is not None or kind in self._known or not self._path.exists():
             return self.get(kind, path, now)
@@ -118,7 +114,9 @@ class Memo:
 
     def put(self, kind: str, path: str | Path, now: Stamp, value: Json) -> None:
         """Cache a value for a file with the stamp `now`, in memory until `save`."""
-        known, entry = self._of(kind), (now, _encoded(value))
+        # digests are many, and are read without a JSON parser
+        encoded = value if isinstance(value, str) else json.dumps(value).encode()
+        known, entry = self._of(kind), (now, encoded)
         with self._lock:
             known[str(path)] = self._fresh[kind, str(path)] = entry
 
@@ -182,12 +180,6 @@ class Memo:
             # earlier versions stored the URL itself, with its credentials
             self._connection.execute("delete from known where kind = 'etag' and path like '%://%'")
         return self._connection
-
-
-def _encoded(value: Json) -> str | bytes:
-    """Return a value as the database stores it."""
-    # digests are many, and are read without a JSON parser
-    return value if isinstance(value, str) else json.dumps(value).encode()
 
 
 def _decoded(value: str | bytes) -> Json:

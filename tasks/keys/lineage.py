@@ -28,18 +28,15 @@ class Family:
         """Digests of all artifacts on record, newest first."""
         return list(self._made)
 
-    def up(self, artifact: str) -> Meta:
+    def up(self, artifact: str, below: tuple[str, ...] = (), seen: set[str] | None = None) -> Meta:
         """Return how an artifact was made, as a tree of its inputs; without a record {"artifact", "stage": None}.
 
         Returns:
             {"artifact", "stage", "key", "created", "adopted", "attempt": of its newest record, "params", "code", "env",
             "accel": of its key document, "inputs": {name: such a tree, or {"source": identity}}, "shards": their
-            number,
-            "also": other keys with this artifact, "repeated": whether it occurs earlier, and has no "inputs" here}
+            number, "also": other keys with this artifact, "repeated": whether it occurs earlier, without "inputs" here}
         """
-        return self._up(artifact, (), set())
-
-    def _up(self, artifact: str, below: tuple[str, ...], seen: set[str]) -> Meta:
+        seen = set() if seen is None else seen
         records = self._made.get(artifact)
         if not records or artifact in below:  # a stage may return its input unchanged
             return {"artifact": artifact, "stage": None}
@@ -57,26 +54,21 @@ class Family:
             "repeated": repeated,
         }
 
-    def down(self, artifact: str) -> list[Meta]:
-        """Return [{"stage", "key", "created", "artifact", "down"}] of what was made from an artifact, newest first.
-
-        "down" is a list of this form; of an artifact that occurs twice it is [] from the second place on.
-        """
-        return self._down(artifact, {artifact})
-
-    def _down(self, artifact: str, seen: set[str]) -> list[Meta]:
-        nodes = []
+    def down(self, artifact: str, seen: set[str] | None = None) -> list[Meta]:
+        """Return [{"stage", "key", "created", "artifact", "down"}] of what was made from an artifact, newest first."""
+        # of an artifact that occurs twice "down" is [] from the second place on
+        nodes, seen = [], {artifact} if seen is None else seen
         for record in self._used.get(artifact, []):
             digest = record["artifact"]
             node = {name: record[name] for name in ("stage", "key", "created", "artifact")}
             is_new = digest not in seen
             seen.add(digest)
-            nodes.append({**node, "down": self._down(digest, seen) if is_new else []})
+            nodes.append({**node, "down": self.down(digest, seen) if is_new else []})
         return nodes
 
     def _input(self, value: Json, below: tuple[str, ...], seen: set[str]) -> Meta:
         if isinstance(value, str) and value.startswith("sha256:"):
-            return self._up(value, below, seen)
+            return self.up(value, below, seen)
         return {"source": value}
 
 
@@ -94,16 +86,15 @@ def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[st
 
     Returns:
         {"settings", "data", "code", "env": [{"name", "before", "after"}], all but settings with "stages", [] for host
-        and
-        checkout; "artifacts": [{"stage", "before", "after"}]; "metrics": [{"stage", "name", "before", "after"}];
+        and checkout; "artifacts": [{"stage", "before", "after"}]; "metrics": [{"stage", "name", "before", "after"}];
         "unknown": stages without key document in one run, which "data", "code" and "env" leave out}
     """
-    old, new = documents
+    (old, new), runs = documents, (before, after)
     changes = {stage: difference(old[stage], new[stage]) for stage in old if stage in new}
     stages = _stages(before), _stages(after)
     both = list(dict.fromkeys([*stages[0], *stages[1]]))
     return {
-        "settings": _settings(before.get("resolved", {}), after.get("resolved", {})),
+        "settings": [_entry(change) for change in difference(*({"params": run.get("resolved", {})} for run in runs))],
         "data": _shared(changes, "inputs", only=next(iter(both), "")),  # the first stage reads the data
         "code": _shared(changes, "code"),
         "env": _shared(changes, "env") + _shared(changes, "accel") + _surroundings(before, after),
@@ -124,10 +115,6 @@ def _digests(value: Json) -> Iterator[str]:
 
 def _stages(run: Meta) -> dict[str, Meta]:
     return {stage["stage"]: stage for stage in run.get("stages", [])}
-
-
-def _settings(before: Meta, after: Meta) -> list[Meta]:
-    return [_entry(change) for change in difference({"params": before}, {"params": after})]
 
 
 def _shared(changes: dict[str, list[ValueChange]], part: str, only: str | None = None) -> list[Meta]:

@@ -16,12 +16,7 @@ PIPELINES = {"classification": "text-classification", "causal_lm": "text-generat
 
 
 class CardSource(NamedTuple):
-    """The model with whose weights training began; both None from scratch.
-
-    Attributes:
-        name: On the hub.
-        weights: Their digest.
-    """
+    """The model with whose weights training began: its name on the hub, and their digest; both None from scratch."""
 
     name: str | None = None
     weights: str | None = None

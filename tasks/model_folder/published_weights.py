@@ -28,7 +28,7 @@ class PublishedWeights:
         self._sources: dict[str, str] = {}
         self._last: tuple[str, dict[str, Tensor]] = ("", {})
         for name in weights.names:
-            parts = self._reverted(name, torch.empty(weights.shape(name), device="meta"))
+            parts = _reverted(model, name, torch.empty(weights.shape(name), device="meta"))
             self._shapes |= {part: tuple(value.shape) for part, value in parts.items()}
             self._sources |= dict.fromkeys(parts, name)
 
@@ -43,11 +43,8 @@ class PublishedWeights:
         source = self._sources[name]
         if self._last[0] != source:
             self._last = ("", {})  # frees the memory before the next tensor is read
-            self._last = (source, self._reverted(source, self._weights.tensor(source)))
+            self._last = (source, _reverted(self._model, source, self._weights.tensor(source)))
         return self._last[1][name]
-
-    def _reverted(self, name: str, value: Tensor) -> dict[str, Tensor]:
-        return _reverted(self._model, name, value)
 
 
 def renamed_parameters(model: Any) -> dict[str, str]:

@@ -8,7 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder
@@ -17,12 +22,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.stage import read_json
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    Ints = np.ndarray[Any, np.dtype[np.int32]]
-
+Ints = np.ndarray[Any, np.dtype[np.int32]]
 BATCH = 32
 
 
@@ -59,8 +59,7 @@ class Classifier:
         self.labels = [str(named[str(index)]) for index in range(len(named))]
 
     def predict(self, texts: Sequence[str]) -> list[Meta]:
-        """Return {text, label, probabilities, cut: tokens left out, if any} of each text. Raises ModelError for logits
-        that are not finite."""
+        """Return {text, label, probabilities, cut: tokens left out, if any} of each text. Raises ModelError."""
         rows, cut = self._tokens(texts)
         # rows of like length share a batch, which pads least
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
@@ -79,17 +78,12 @@ class Classifier:
 
     def _tokens(self, texts: Sequence[str]) -> tuple[list[Ints], list[int]]:
         """Return (token ids of each text, tokens left out of each)."""
-        import numpy as np
-        import pyarrow as pa
-
         labels = pa.array([0] * len(texts), pa.int64())
         encoded = self._encoder.encode(pa.table({"text": pa.array(texts, pa.string()), "label": labels}))
         return np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1]), (encoded.lengths - encoded.sizes).tolist()
 
     def _probabilities(self, rows: list[Ints]) -> list[list[float]]:
         """Return [row][label] of at most a batch."""
-        import torch
-
         length = self._program.length(max(len(row) for row in rows))
         count = self._program.batch if self._program.fixed else len(rows)
         input_ids = torch.full((count, length), self._pad, dtype=torch.int64)

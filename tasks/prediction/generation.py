@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import DataError
@@ -39,10 +42,9 @@ class Generator:
         Returns {prompt, generated, tokens, ended: by an end token, cut: tokens left out, if any}. Raises DataError for
         an empty prompt.
         """
-        import torch
-
         ids, kept = self._ids(parts, where)
-        row, ends = torch.tensor([kept]), self._ends()
+        row, stop = torch.tensor([kept]), self._model.generation_config
+        ends = [] if stop.eos_token_id is None else np.atleast_1d(stop.eos_token_id).tolist()
         # one prompt at a time from one seed: a text does not depend on the others of its file
         torch.manual_seed(SEED)
         with torch.inference_mode():
@@ -51,7 +53,7 @@ class Generator:
                 attention_mask=torch.ones_like(row),
                 use_cache=True,
                 max_new_tokens=self._new,
-                pad_token_id=self._padding(ends),
+                pad_token_id=next((end for end in (stop.pad_token_id, *ends) if end is not None), 0),
                 **position_ids(self._model, row),
             )[0, len(kept) :].tolist()
         return {
@@ -69,12 +71,3 @@ class Generator:
             raise DataError(f"{where}: the prompt is empty", "give it a text")
         opening = len(prefix) if ids[: len(prefix)] == prefix else 0
         return ids, ids if self._positions is None else shortened(ids, self._positions - self._new, opening)
-
-    def _ends(self) -> list[int]:
-        """Return the ids at which the model stops."""
-        ends = self._model.generation_config.eos_token_id
-        return [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
-
-    def _padding(self, ends: list[int]) -> int:
-        padding = self._model.generation_config.pad_token_id
-        return int(padding) if padding is not None else ends[0] if ends else 0

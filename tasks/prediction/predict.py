@@ -26,12 +26,7 @@ WINDOW = 256
 
 
 class Model(NamedTuple):
-    """A trained model in a folder, whose weights are not loaded yet.
-
-    Attributes:
-        rows: The content of `trnflow.json`.
-        shape: How a row becomes the text that the model reads.
-    """
+    """A trained model in a folder, whose weights are not loaded yet. rows: the content of `trnflow.json`."""
 
     folder: Path
     rows: RowFormat
@@ -57,7 +52,7 @@ def open_model(folder: Path, kind: str, meta: Meta) -> Model:
 
 
 def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:
-    """Load the weights and yield each row's prediction, in order: see `predictor`."""
+    """Yield each row's prediction, in order; the weights are loaded at the first."""
     yield from predictor(model, max_new_tokens)(rows)
 
 

@@ -68,8 +68,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(rows: RowFormat, folder: Path) -> Shape:
-    """Return the shape of the rows that `trnflow.json` describes. Raises ConfigError without the tokenizer's chat
-    template."""
+    """Return the shape of the rows that `trnflow.json` describes. Raises ConfigError."""
     config = FormatConfig.model_validate(rows.settings)
     if config.task == "chat":
         return _chat(config, folder)

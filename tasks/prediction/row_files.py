@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.errors import ConfigError, DataError, MachineError
 from trnflow.tasks.sources.data_files import FORMATS, format_of
 
@@ -23,6 +22,8 @@ class RowFile:
     """
 
     def __init__(self, path: Path, columns: list[str], optional: list[str]) -> None:
+        from trnflow.tasks.data.load.readers import open_file
+
         kind = format_of(path.name)
         if not path.is_file():
             raise ConfigError(f"--file: there is no file {path}", "name a file of rows, such as rows.jsonl")
@@ -45,15 +46,9 @@ class RowFile:
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """Yield (name in errors, row)."""
-        yield from _numbered(self._rows, self._columns)
-
-
-def _numbered(rows: RowReader, columns: list[str]) -> Iterator[tuple[str, Row]]:
-    number = 0
-    for batch in rows.batches(columns):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{rows.name} row {number}", row
+        rows = (row for batch in self._rows.batches(self._columns) for row in batch.to_pylist())
+        for number, row in enumerate(rows, 1):
+            yield f"{self.name} row {number}", row
 
 
 @contextlib.contextmanager

@@ -52,8 +52,7 @@ class Comparison(NamedTuple):
 
 
 def score_of(config: PromoteConfig, task: str) -> Score:
-    """Return the metric by which models of a task are compared. Raises ConfigError if `promote.metric` is of another
-    task."""
+    """Return the metric by which models of a task are compared. Raises ConfigError."""
     choices = promoting(task)
     chosen = [entry for entry in choices if config.metric in (None, entry.name)]
     if not chosen:
@@ -150,18 +149,14 @@ def _of_sums(table: pa.Table, score: Score) -> Resampled:
 def _of_rows(score: Score, drawn: Callable[[Ints | slice], Any], found: Any) -> Resampled:
     """Return a function of drawn examples. drawn: makes the rows that the metric's function reads."""
     if score.ratio is not None:
-        return _ratio(*score.ratio(found))
+        over, under = score.ratio(found)
+        return lambda rows: float(over[rows].sum() / max(int(under[rows].sum()), 1))
 
     def value(rows: Ints | slice) -> float:
         result = score(drawn(rows))
         return math.nan if result is None else result
 
     return value
-
-
-def _ratio(over: Floats, under: Ints) -> Resampled:
-    """Return a function that computes sum(over) / sum(under) of the drawn examples."""
-    return lambda rows: float(over[rows].sum() / max(int(under[rows].sum()), 1))
 
 
 def _from_confusion(cells: Ints, classes: int, function: Callable[[Matrices], Floats]) -> Resampled:

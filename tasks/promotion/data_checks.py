@@ -8,64 +8,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import model_validator
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.config import NonNegative, StageConfig
 from trnflow.tasks.data.load.selection import row_hashes, shared_rows
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.promotion.settings import CheckConfig
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-What = Literal["rows", "label_share", "longest", "leakage", "lengths"]
-
-LIMITS: dict[str, float] = {"rows": 0.1, "label_share": 0.1, "longest": 100_000.0, "leakage": 0.01, "lengths": 0.1}
-"""The default of `limit`."""
-AGAINST_CHAMPION = ("rows", "label_share", "lengths")
-"""Checks that compare with the data of the champion."""
-WITH_COLUMN = ("label_share", "longest", "lengths")
 CHANCE = 0.01
 """Lengths pass if chance explains their difference with at least this p value."""
 BATCH = 1 << 14
-
-
-class CheckConfig(StageConfig):
-    """A check of the data that `trnflow retrain` makes before training: an entry of the recipe's section `checks`."""
-
-    what: What
-    """What is measured. `rows`: the share of the training rows that is gone since the champion was trained; 0 if there are
-    more. `label_share`: the largest difference between a class's share of the training rows and its share of the
-    champion's. `longest`: the number of characters of the longest text of any split. `leakage`: the share of the test rows
-    whose text is also in train, before the frozen rows are dropped from train. `lengths`: the Kolmogorov-Smirnov statistic of
-    the lengths of the training texts, in characters, and of the champion's: the largest difference of the shares of texts
-    up to some length. (The statistic, because a p value becomes small for any difference if there are many rows. If there are
-    so few that chance explains the difference, with a p value of at least 0.01, the check passes.)"""
-    limit: NonNegative | None = None
-    """The largest value that passes. Default: 0.1 for `rows`, `label_share` and `lengths`, 0.01 for `leakage`, 100,000 for
-    `longest`."""
-    then: Literal["warn", "stop"] = "warn"
-    """What happens if the value is above the limit: `warn` says so and trains, `stop` ends the retrain before training."""
-    column: str | None = None
-    """The column that is measured. Default: for `label_share` the label, for `longest` and `lengths` all text columns
-    together; `rows` and `leakage` take none."""
-
-    @model_validator(mode="after")
-    def _settings_fit(self) -> CheckConfig:
-        if self.column is not None and self.what not in WITH_COLUMN:
-            raise ValueError(f"`column` is for {', '.join(WITH_COLUMN)}, not for {self.what}")
-        if self.what != "longest" and self.limit is not None and self.limit > 1:
-            raise ValueError(f"`limit` of {self.what} is a share, at most 1")
-        return self
-
-    @property
-    def most(self) -> float:
-        """The largest value that passes: `limit`, or its default."""
-        return LIMITS[self.what] if self.limit is None else self.limit
 
 
 class LoadedRows(NamedTuple):
@@ -76,10 +34,7 @@ class LoadedRows(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A measured value. value: in the unit of `limit`, None if the check can't be applied; why: in words.
-
-    by_chance: whether chance explains the value, so that the check passes.
-    """
+    """A measured value, None if the check can't be applied. by_chance: chance explains it, so that the check passes."""
 
     value: float | None
     why: str
@@ -107,8 +62,6 @@ def measure(check: CheckConfig, now: LoadedRows, raw: LoadedRows, before: Loaded
 
 
 def _check_column(check: CheckConfig, rows: LoadedRows) -> None:
-    import pyarrow.parquet as pq
-
     columns = rows.meta["columns"]
     if check.column not in columns:
         raise ConfigError(
@@ -160,8 +113,6 @@ def _longest(check: CheckConfig, now: LoadedRows) -> Measured:
 
 
 def _leakage(raw: LoadedRows) -> Measured:
-    import numpy as np
-
     if "test" not in raw.meta["splits"]:
         return Measured(None, "the data has no test split")
     names = raw.meta["text"] or [name for name in raw.meta["columns"] if name != "label"]
@@ -174,7 +125,6 @@ def _leakage(raw: LoadedRows) -> Measured:
 
 
 def _lengths(check: CheckConfig, now: LoadedRows, before: LoadedRows) -> Measured:
-    import numpy as np
     from scipy.stats import ks_2samp
 
     if check.column is not None and check.column not in before.meta["columns"]:
@@ -189,9 +139,6 @@ def _lengths(check: CheckConfig, now: LoadedRows, before: LoadedRows) -> Measure
 
 def _text_lengths(check: CheckConfig, rows: LoadedRows, split: str) -> NDArray[np.int64]:
     """Return the number of characters of each row of a split: int64 [rows]; empty without text."""
-    import numpy as np
-    import pyarrow.parquet as pq
-
     kinds = {field.name: field.type for field in pq.read_schema(_file(rows, split))}
     named = [check.column] if check.column else rows.meta["text"] or [name for name in kinds if name != "label"]
     names = [name for name in named if _is_text(kinds[name])]
@@ -200,14 +147,10 @@ def _text_lengths(check: CheckConfig, rows: LoadedRows, split: str) -> NDArray[n
 
 
 def _sizes(column: pa.Array) -> Any:
-    import pyarrow.compute as pc
-
     return pc.fill_null(pc.utf8_length(column), 0).to_numpy(zero_copy_only=False)
 
 
 def _batches(rows: LoadedRows, split: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    import pyarrow.parquet as pq
-
     with pq.ParquetFile(_file(rows, split), pre_buffer=False) as file:
         for batch in file.iter_batches(BATCH, columns=columns):
             yield batch.select(columns)
@@ -218,6 +161,4 @@ def _file(rows: LoadedRows, split: str) -> Path:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

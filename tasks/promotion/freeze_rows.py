@@ -51,12 +51,8 @@ def freeze_rows(config: FreezeConfig, rows: Input, out: Workdir) -> Meta:
     # not as tokens, since each model has a tokenizer of its own; labels by name, since two models may number them
     # differently
     tables, schema = _named_tables(rows), _schema(rows)
-    count = write_rows(
-        tables,
-        schema,
-        out.path / f"{SPLIT}.parquet",
-        lambda done: out.progress(done, rows.meta["splits"][SPLIT]),
-    )
+    total = rows.meta["splits"][SPLIT]
+    count = write_rows(tables, schema, out.path / f"{SPLIT}.parquet", lambda rows: out.progress(rows, total))
     return {
         "split": SPLIT,
         "rows": count,

@@ -56,8 +56,7 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     """Run a model on the frozen rows and write `scores.parquet`, one line for each example.
 
     Columns: `row`, `frozen_row: int64`; of a classifier `label`, `predicted: string`, `loss: double` (nats); of a
-    language
-    model `nll: double` (nats), `tokens`, `bytes: int64` (supervised).
+    language model `nll: double` (nats), `tokens`, `bytes: int64` (supervised).
 
     Returns metadata: task, rows (examples), labels, metrics.
 
@@ -68,6 +67,7 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
+    import torch
 
     task, rows = tokens.meta["task"], texts.meta["splits"][SPLIT]
     if tokens.meta["splits"][SPLIT] != rows:
@@ -75,7 +75,7 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
             f"{rows - tokens.meta['splits'][SPLIT]} of {rows} frozen rows have no token to score",
             "leave them out of the test split, and `trnflow freeze` again",
         )
-    if config.device == "cuda" and not _has_gpu():
+    if config.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
     model = load_model(weights.path, task).to(config.device)
     table, metrics = (
@@ -89,12 +89,6 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     table = table.add_column(1, FROZEN_ROW, sources)
     pq.write_table(table, out.path / "scores.parquet", compression="zstd")
     return {"task": task, "rows": rows, "labels": tokens.meta["labels"], "metrics": metrics}
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _classes(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Table, Meta]:

@@ -1,10 +1,10 @@
-"""The recipe's section `promote`."""
+"""The recipe's sections `promote` and `checks`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trnflow.tasks.config import NonNegative, Positive, Seed, StageConfig
 from trnflow.tasks.evaluation.scores import PROMOTING
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     Metric = str
 else:
     Metric = Literal[PROMOTING]
+
+What = Literal["rows", "label_share", "longest", "leakage", "lengths"]
+
+LIMITS: dict[str, float] = {"rows": 0.1, "label_share": 0.1, "longest": 100_000.0, "leakage": 0.01, "lengths": 0.1}
+"""The default of `limit`."""
+AGAINST_CHAMPION = ("rows", "label_share", "lengths")
+"""Checks that compare with the data of the champion."""
+WITH_COLUMN = ("label_share", "longest", "lengths")
 
 
 class PromoteConfig(StageConfig):
@@ -34,3 +42,37 @@ class PromoteConfig(StageConfig):
     judged, promoted or not. The champion's run is kept besides. Counts when a model is judged."""
     seed: Seed = 0
     """The seed of the bootstrap."""
+
+
+class CheckConfig(StageConfig):
+    """A check of the data that `trnflow retrain` makes before training: an entry of the recipe's section `checks`."""
+
+    what: What
+    """What is measured. `rows`: the share of the training rows that is gone since the champion was trained; 0 if there are
+    more. `label_share`: the largest difference between a class's share of the training rows and its share of the
+    champion's. `longest`: the number of characters of the longest text of any split. `leakage`: the share of the test rows
+    whose text is also in train, before the frozen rows are dropped from train. `lengths`: the Kolmogorov-Smirnov statistic of
+    the lengths of the training texts, in characters, and of the champion's: the largest difference of the shares of texts
+    up to some length. (The statistic, because a p value becomes small for any difference if there are many rows. If there are
+    so few that chance explains the difference, with a p value of at least 0.01, the check passes.)"""
+    limit: NonNegative | None = None
+    """The largest value that passes. Default: 0.1 for `rows`, `label_share` and `lengths`, 0.01 for `leakage`, 100,000 for
+    `longest`."""
+    then: Literal["warn", "stop"] = "warn"
+    """What happens if the value is above the limit: `warn` says so and trains, `stop` ends the retrain before training."""
+    column: str | None = None
+    """The column that is measured. Default: for `label_share` the label, for `longest` and `lengths` all text columns
+    together; `rows` and `leakage` take none."""
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> CheckConfig:
+        if self.column is not None and self.what not in WITH_COLUMN:
+            raise ValueError(f"`column` is for {', '.join(WITH_COLUMN)}, not for {self.what}")
+        if self.what != "longest" and self.limit is not None and self.limit > 1:
+            raise ValueError(f"`limit` of {self.what} is a share, at most 1")
+        return self
+
+    @property
+    def most(self) -> float:
+        """The largest value that passes: `limit`, or its default."""
+        return LIMITS[self.what] if self.limit is None else self.limit

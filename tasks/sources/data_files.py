@@ -27,8 +27,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 class DataFile(NamedTuple):
-    """A data file of a source. name: relative to the source, with `/`; path: on this machine or in the remote file
-    system."""
+    """A data file. name: relative to the source, with `/`; path: on this machine or in the remote file system."""
 
     name: str
     path: str
@@ -67,8 +66,7 @@ def _listed(folder: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a file's name, else its folder's, means: `val.csv`, `imdb_test.jsonl`,
-    `train/0001.parquet`; or None."""
+    """Return the split that a file's name, else its folder's, means, as `val.csv`, `train/0001.parquet`; or None."""
     for part in reversed(name.split("/")):
         if match := _WORD.search(part):
             return ALIASES[match[1].lower()]

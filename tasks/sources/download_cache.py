@@ -30,8 +30,7 @@ class DownloadCache:
         return path.exists() and self._memo.digest(path) == digest
 
     def add(self, stream: IO[bytes]) -> str:
-        """Copy a stream to its end, and return its digest; a failure leaves nothing. Raises OSError, and the stream's
-        exceptions."""
+        """Copy a stream to its end, and return its digest; a failure leaves nothing. Raises OSError."""
         temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()
         try:
             with temporary.open("wb") as file:

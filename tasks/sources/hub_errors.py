@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from trnflow.tasks.errors import ConfigError, DataError, ModelError, TrnflowError
+from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.system.redaction import scrub
 
 
@@ -18,41 +18,23 @@ def hub_errors(section: Literal["data", "model"], repo: str, revision: str | Non
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)
     unreachable = HfHubHTTPError.__bases__  # OSError and the HTTP library's error
-    ours: TrnflowError
     try:
         yield
-        return
     except GatedRepoError as error:
-        ours, cause = _gated(kind, section, what, repo), error
+        raise kind(
+            f"{section}.source: the {what} {repo} is gated and no token that may read it was found",
+            f"accept its licence on the hub, then `hf auth login` or set HF_TOKEN (or {section}.source to a folder): {repo}",
+        ) from error
     except RevisionNotFoundError as error:
-        ours, cause = (
-            ConfigError(f"{section}.revision: the {what} {repo} has no revision {revision}", "change it"),
-            error,
-        )
+        raise ConfigError(f"{section}.revision: the {what} {repo} has no revision {revision}", "change it") from error
     except RepositoryNotFoundError as error:
-        ours, cause = _unknown(kind, section, what, repo), error
+        raise kind(
+            f"{section}.source: {repo} is neither a file or folder here nor a {what} on the hub",
+            f"check the name; a private {what} also needs HF_TOKEN",
+        ) from error
     except unreachable as error:
-        ours, cause = _unreachable(kind, section, repo, error), error
-    raise ours from cause
-
-
-def _gated(kind: type[TrnflowError], section: str, what: str, repo: str) -> TrnflowError:
-    return kind(
-        f"{section}.source: the {what} {repo} is gated and no token that may read it was found",
-        f"accept its licence on the hub, then `hf auth login` or set HF_TOKEN (or {section}.source to a folder): {repo}",
-    )
-
-
-def _unknown(kind: type[TrnflowError], section: str, what: str, repo: str) -> TrnflowError:
-    return kind(
-        f"{section}.source: {repo} is neither a file or folder here nor a {what} on the hub",
-        f"check the name; a private {what} also needs HF_TOKEN",
-    )
-
-
-def _unreachable(kind: type[TrnflowError], section: str, repo: str, error: BaseException) -> TrnflowError:
-    why = scrub(" ".join(str(error).split()))[:200] or type(error).__name__
-    return kind(
-        f"{section}.source: {repo} is no file or folder here, and the hub could not be asked: {why}",
-        f"check the network, or point {section}.source at a local file or folder",
-    )
+        why = scrub(" ".join(str(error).split()))[:200] or type(error).__name__
+        raise kind(
+            f"{section}.source: {repo} is no file or folder here, and the hub could not be asked: {why}",
+            f"check the network, or point {section}.source at a local file or folder",
+        ) from error

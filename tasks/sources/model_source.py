@@ -24,8 +24,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 GENERATION = "generation_config.json"
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
-# Keys of `config.json` that say that weights are quantised: read without their scales, such weights are other numbers.
-QUANTISED = ("quantization_config", "compression_config")
 LAYERS = 10_000
 SIZE = 1_000_000_000
 _HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
@@ -83,12 +81,10 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 
     Raises:
         ConfigError: A folder or revision is missing.
-        ModelError: A repository is gated, unknown or unreachable; weights are pickled or quantised.
+        ModelError: A repository is gated, unknown or unreachable; weights are pickled.
     """
     source = fill_variables(config.source, "model.source") if config.source else None
     model = _resolve("model.source", source, config.revision, resolver) if source else {}
-    for fields in (model.get("config") or {}, config.config, config.overrides):
-        _check_not_quantised(fields, config.source)
     tokenizer = model
     if config.tokenizer:
         tokenizer = _resolve("model.tokenizer", fill_variables(config.tokenizer, "model.tokenizer"), None, resolver)
@@ -106,27 +102,13 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
     return Source("model", identity, location, note=" ".join(filter(None, {model.get("note"), tokenizer.get("note")})))
 
 
-def _check_not_quantised(fields: Meta, source: str | None) -> None:
-    """Raise ModelError if `fields` of a `config.json` name quantised weights (FP8, GPTQ, AWQ)."""
-    for part in (fields, fields.get("text_config") or {}):
-        entry = isinstance(part, dict) and next((part[key] for key in QUANTISED if part.get(key)), None)
-        if entry:
-            kind = entry.get("quant_method") if isinstance(entry, dict) else None
-            raise ModelError(
-                f"model.source: the weights of {source or 'model.config'} are quantised (quantization_config: {kind or entry}), "
-                "and training needs them in float32, bfloat16 or float16",
-                "set model.source to the model from which they were quantised",
-            )
-
-
 def model_folder(source: Source) -> Path | None:
     """Return the folder with config.json and weights, downloaded if needed; None for a model from scratch."""
     return _folder(source.location["model"], ("config.json", GENERATION, *WEIGHT_PATTERNS))
 
 
 def generation_config(source: Source) -> Meta | None:
-    """Return the model's `generation_config.json`, downloaded if needed, or None. Raises ModelError if it is no JSON
-    object."""
+    """Return the model's `generation_config.json`, downloaded if needed, or None. Raises ModelError."""
     if source.identity.get("generation") is None:
         return None
     file = cast(Path, _folder(source.location["model"], (GENERATION,))) / GENERATION

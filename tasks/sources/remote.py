@@ -23,10 +23,7 @@ _NETWORK = "check the URL, the network and the credentials in the environment"
 def resolve_url(source: str, settings: FileSettings, resolver: Resolver) -> Source:
     """Download a URL's files, and return a Source with split, format and digest of each.
 
-    Raises:
-        DataError: Missing or unreachable.
-        MissingDependency: The package of the file system is not installed.
-        ConfigError: No train split, or offline and never resolved before.
+    Raises DataError, MissingDependency for a file system's package, ConfigError without train split or offline.
     """
     asked = f" {settings.format} {sorted(settings.splits.items())}" if settings.format or settings.splits else ""
     # downloaded at once, since the key needs digests
@@ -67,7 +64,7 @@ def _remote_files(source: str) -> tuple[Any, list[DataFile], dict[str, Meta]]:
         known = {}
     except ImportError as error:
         raise MissingDependency(
-            f"data.source: reading {source.split('://')[0]}:// needs a package: {_one_line(error)}",
+            f"data.source: reading {source.split('://')[0]}:// needs a package: {scrub(' '.join(str(error).split()))}",
             "pip install 'trnflow[s3]' or 'trnflow[gcs]'",
         ) from error
     except Exception as error:
@@ -112,10 +109,7 @@ def _etag(info: Meta) -> str:
 
 
 def resolve_hub(repo: str, name: str | None, revision: str, settings: FileSettings, resolver: Resolver) -> Source:
-    """Return a Source with the present commit of a hub dataset's `revision`; nothing is downloaded.
-
-    Raises DataError if it is missing, gated or unreachable, ConfigError without this revision, or offline.
-    """
+    """Return a Source with the present commit of a hub dataset's `revision`. Raises DataError, ConfigError."""
     answer, note = resolver.ask_or_recall(f"hub/datasets/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     identity = {"hub": repo, "name": name, "commit": answer["commit"], "splits": dict(settings.splits)}
     return Source("data", identity, dict(identity), note)
@@ -131,7 +125,3 @@ def _ask_hub(repo: str, revision: str) -> Json:
 def _unreadable(source: str, error: Exception) -> DataError:
     what, fix = explain_error(error, source)
     return DataError(f"data.source: {scrub(source)}: {scrub(what)}", fix)
-
-
-def _one_line(error: BaseException) -> str:
-    return scrub(" ".join(str(error).split())) or type(error).__name__

@@ -34,7 +34,8 @@ def explain_error(error: BaseException, url: str) -> tuple[str, str]:
     message = " ".join(str(error).split()) or type(error).__name__
     if fix := credentials_fix(error, url):
         return f"no credentials were found ({message})", fix
-    status = next((code for link in _chain(error) if (code := _status(link)) >= 400), None)
+    statuses = (getattr(link, "status", None) for link in _chain(error))  # of an aiohttp error HTTP's
+    status = next((code for code in statuses if isinstance(code, int) and code >= 400), None)
     if status in (404, 410):
         return f"the server has no such file ({status})", "check the URL"
     if status in (401, 403):
@@ -48,12 +49,6 @@ def explain_error(error: BaseException, url: str) -> tuple[str, str]:
         return "there is no such file", "check the URL"
     message = " ".join(str(cause).split()) or type(cause).__name__
     return f"can't be read: {message}", "check the URL, the network and the credentials in the environment"
-
-
-def _status(error: BaseException) -> int:
-    """Return the HTTP status of an aiohttp error, else 0."""
-    status = getattr(error, "status", 0)
-    return status if isinstance(status, int) else 0
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

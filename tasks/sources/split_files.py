@@ -56,14 +56,16 @@ def choose_files(source: str, files: list[DataFile], settings: FileSettings) -> 
     Raises:
         ConfigError: A split without file, no train split, a split of several formats, or a name without known format.
     """
-    by_split = _by_setting(source, files, settings) if settings.splits else _by_name(source, files, settings)
+    named = {split: _files_of(source, files, split, theirs, settings) for split, theirs in settings.splits.items()}
+    by_split = named or _by_name(source, files, settings)
     if "train" not in by_split:
         raise ConfigError(
             f"data.source: {scrub(source)} has no train split (found: {_names(files)})",
             "name it with data.splits.train",
         )
     chosen = []
-    for split in sorted(by_split, key=_split_order):
+    others = sorted(by_split.keys() - {*SPLITS})
+    for split in [*(split for split in SPLITS if split in by_split), *others]:
         members = by_split[split]
         formats = sorted({settings.format or format_of(file.name) or "" for file in members})
         if len(formats) > 1:
@@ -105,10 +107,6 @@ def _main_files(files: list[DataFile]) -> list[DataFile]:
     return files
 
 
-def _by_setting(source: str, files: list[DataFile], settings: FileSettings) -> dict[str, list[DataFile]]:
-    return {split: _files_of(source, files, split, theirs, settings) for split, theirs in settings.splits.items()}
-
-
 def _files_of(source: str, files: list[DataFile], split: str, theirs: str, settings: FileSettings) -> list[DataFile]:
     """Return the files that `data.splits.<split>` names. Raises ConfigError."""
     # by path or stem, by folder, by split in the name, by a path elsewhere; for train the only file
@@ -126,10 +124,6 @@ def _files_of(source: str, files: list[DataFile], split: str, theirs: str, setti
         f"data.splits.{split}: {scrub(source)} has no split or file {theirs} (found: {_names(files)})",
         f"change data.splits.{split}, or make the split from train with data.split.{split}=0.1",
     )
-
-
-def _split_order(split: str) -> tuple[int, str]:
-    return (SPLITS.index(split) if split in SPLITS else len(SPLITS), split)
 
 
 def _names(files: list[DataFile]) -> str:

@@ -32,6 +32,11 @@ class Entry(NamedTuple):
     time: float
 
 
+def is_unfinished(name: str) -> bool:
+    """Return whether a file is still being written, or its writer was killed."""
+    return name.rsplit("/", 1)[-1].startswith(".")
+
+
 class Backend(Protocol):
     """The file operations on one store. local: the folder of a local store, else None."""
 
@@ -59,6 +64,7 @@ class Backend(Protocol):
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of all finished files below a folder, sorted."""
+        return sorted(entry.name for entry in self.entries(prefix) if not is_unfinished(entry.name))
 
     def entries(self, prefix: str) -> list[Entry]:
         """Return all files below a folder, unfinished ones too."""

@@ -31,11 +31,7 @@ from trnflow.tasks.store.pull import ReportBytes, pull_all
 
 
 class BlobStats(NamedTuple):
-    """The state of an artifact's blobs by stat alone.
-
-    missing: the first file whose blob is gone or of another size; later ones were not looked at. changed: files whose
-    blobs have another stamp than when they were verified.
-    """
+    """The state of blobs by stat alone. missing: the first that is gone or of another size; changed: other stamps."""
 
     missing: File | None
     changed: list[File]
@@ -63,8 +59,7 @@ class BlobStore:
         """Write all files below `folder` and their manifest to the store, and return the artifact.
 
         Files are moved, or copied to another filesystem or remote store. cache: whether a remote store's files then
-        move to
-        this machine's cache.
+        move to this machine's cache.
         """
         paths = files_below(folder)
         digests = sha256_files([f"{folder}/{path}" for path in paths])
@@ -80,8 +75,7 @@ class BlobStore:
         return Artifact(digest, kind, meta, tuple(files))
 
     def artifact(self, digest: str) -> Artifact:
-        """Return the artifact with this digest; its files are not looked at. Raises BlobLost without a sound
-        manifest."""
+        """Return an artifact; its files are not looked at. Raises BlobLost without a sound manifest."""
         name = blob_name(digest)
         try:
             document, files = checked_manifest(self.backend.read(name), digest)
@@ -185,11 +179,13 @@ class BlobStore:
                 shutil.copyfile(folder / first[file.digest].path, place)
 
     def changed(self, artifact: Artifact) -> File | None:
-        """Return the first file whose blob no longer has its digest: a stage wrote to its inputs. Costs a stat a
-        file."""
-        return next(
-            (file for file in artifact.files if not self._is_unchanged(self._local_blob(file.digest), file)), None
-        )
+        """Return the first file whose blob no longer has its digest: a stage wrote to its inputs. A stat a file."""
+        for file in artifact.files:
+            blob = self._local_blob(file.digest)
+            # a changed stamp alone proves nothing: a move to the trash and back changes it
+            if not self._is_known(blob, file) and not (os.path.exists(blob) and sha256_file(blob) == file.digest):
+                return file
+        return None
 
     def _keep(self, path: str, file: File, cache: bool) -> None:
         """Put a file that was just hashed into the store."""
@@ -248,32 +244,19 @@ class BlobStore:
         except FileNotFoundError:
             return False
 
-    def _is_unchanged(self, blob: str, file: File) -> bool:
-        """Return whether a blob has its digest."""
-        # a changed stamp alone proves nothing: a move to the trash and back changes it
-        return self._is_known(blob, file) or (os.path.exists(blob) and sha256_file(blob) == file.digest)
-
     def _pull(self, file: File, count: CountBytes) -> None:
         """Check a blob on this machine; fetch it first from a remote store."""
         count(0)
         blob = self._local_blob(file.digest)
         before = stamp(blob) if os.path.exists(blob) else None  # before reading: a later change must be seen
-        if self.is_local:
-            self._verify(blob, file)
+        if before is not None and sha256_file(blob) == file.digest:
             count(file.size)
-        elif before is not None and sha256_file(blob) == file.digest:
-            count(file.size)
+        elif self.is_local:
+            raise self._lost(file, is_corrupt=before is not None)
         else:
             self._fetch(file, Path(blob), count, mode=0o444)
             before = None
         self.memo.put("blob", blob, before or stamp(blob), file.digest)
-
-    def _verify(self, blob: str, file: File) -> None:
-        if not os.path.exists(blob):
-            raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest)
-        if sha256_file(blob) != file.digest:
-            self._quarantine(blob_name(file.digest))
-            raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
 
     def _fetch(self, file: File, target: Path, count: CountBytes, mode: int | None = None) -> None:
         """Download a blob and verify it. mode: the file's permissions."""
@@ -282,15 +265,21 @@ class BlobStore:
         try:
             self.backend.fetch(blob_name(file.digest), aside, count)
             if sha256_file(aside) != file.digest:
-                self._quarantine(blob_name(file.digest))
-                raise BlobLost(f"the blob of {file.path} ({file.digest}) was corrupt: quarantined", "", file.digest)
+                raise self._lost(file, is_corrupt=True)
             if mode is not None:
                 aside.chmod(mode)
             aside.replace(target)
         except FileNotFoundError as error:
-            raise BlobLost(f"the blob of {file.path} ({file.digest}) is missing", "", file.digest) from error
+            raise self._lost(file, is_corrupt=False) from error
         finally:
             aside.unlink(missing_ok=True)
+
+    def _lost(self, file: File, *, is_corrupt: bool) -> BlobLost:
+        """Quarantine a corrupt blob, and return the error for it."""
+        if is_corrupt:
+            self._quarantine(blob_name(file.digest))
+        state = "was corrupt: quarantined" if is_corrupt else "is missing"
+        return BlobLost(f"the blob of {file.path} ({file.digest}) {state}", "", file.digest)
 
     def _quarantine(self, name: str) -> None:
         """Move a damaged file to quarantine."""

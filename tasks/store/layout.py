@@ -11,7 +11,7 @@ from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.keys.key_document import TABLES
-from trnflow.tasks.store.backend import Entry
+from trnflow.tasks.store.backend import Entry, is_unfinished
 
 SCHEMA = 1
 """The schema number of records."""
@@ -54,11 +54,6 @@ def newest_runs(entries: Iterable[Entry]) -> list[str]:
     return [run for run, _ in sorted(runs, key=lambda pair: (pair[0].split("-")[0], pair[1], pair[0]), reverse=True)]
 
 
-def is_unfinished(name: str) -> bool:
-    """Return whether a file is still being written, or its writer was killed."""
-    return name.rsplit("/", 1)[-1].startswith(".")
-
-
 def read_manifest(data: bytes, digest: str) -> Meta | None:
     """Return a manifest's {"kind", "meta", "files": [[path, size, digest], ...]}; None if it is invalid."""
     try:
@@ -71,8 +66,7 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
     """Parse and check a manifest; return it and its files.
 
     Raises:
-        ValueError: The bytes have another digest or are no manifest; a path leads out of the artifact, occurs twice, or
-        is below another file.
+        ValueError: Another digest; no manifest; a path leads out of the artifact, occurs twice, or is below a file.
     """
     if sha256_bytes(data) != digest:
         raise ValueError("its bytes have another digest")

@@ -17,13 +17,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.store.backend import Backend
-from trnflow.tasks.store.layout import document_name
+from trnflow.tasks.store.layout import document_name, read_object
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.process import Process, lives_on, this_process
 
@@ -69,16 +68,15 @@ class Holder:
     @property
     def is_over(self) -> bool:
         """Whether the lease has certainly ended."""
-        return (self.process.is_dead() and not lives_on(self.attempt)) or self._is_forgotten()
+        if self.process.is_dead() and not lives_on(self.attempt):
+            return True
+        return self._silent_for(max(FORGOTTEN_SECONDS, 10 * self.ttl))
 
     @property
     def seems_silent(self) -> bool:
         """Whether the last heartbeat is older than ttl."""
         # by both machines' wall clocks, which is no proof
         return self._silent_for(self.ttl)
-
-    def _is_forgotten(self) -> bool:
-        return self._silent_for(max(FORGOTTEN_SECONDS, 10 * self.ttl))
 
     def _silent_for(self, seconds: float) -> bool:
         try:
@@ -116,12 +114,13 @@ class Waiter:
             return None
         fence = newest.fence + 1 if newest else 1
         mine = Holder(fence, uuid.uuid4().hex[:12], this_process(), self._run, self._attempt, now(), self._ttl)
-        if not self._backend.create(_name(self._key, fence), _to_json(mine)):
+        document = json.dumps(asdict(mine) | {"process": mine.process._asdict()}, indent=1, sort_keys=True)
+        if not self._backend.create(_name(self._key, fence), document.encode()):
             winner = _holder(self._backend, self._key, fence)
             if winner is None or winner.token != mine.token:  # otherwise this call created it
                 return None
         lease = Lease(self._backend, self._key, mine)
-        if newest is not None and _holder(self._backend, self._key, newest.fence) != _without_beat(newest):
+        if newest is not None and _holder(self._backend, self._key, newest.fence) != replace(newest, beat=0, at=""):
             lease.release()  # another run took and released the lease in between: try again
             return None
         return lease
@@ -160,8 +159,7 @@ class Waiter:
 
 
 class Lease:
-    """A lease that this process holds. In a `with` statement a thread writes its heartbeats; at the end it is
-    released."""
+    """A lease that this process holds. In a `with` statement a thread writes heartbeats; the end releases it."""
 
     def __init__(self, backend: Backend, key: str, mine: Holder) -> None:
         self._backend = backend
@@ -176,7 +174,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(StoreError, FileNotFoundError):  # a lease that is not removed expires
             self.release()
 
@@ -213,15 +211,13 @@ class Lease:
             self._backend.remove(_beat_name(self._key, self._mine))
         else:
             for name in self._backend.names(_folder(self._key)):
-                if name != own and not self._is_newer(name):  # another run may have taken over since
+                fence = name.rsplit("/", 1)[1].split(".")[0]
+                # another run may have taken over since
+                is_newer = fence.isdigit() and str(int(fence)) == fence and int(fence) > self._mine.fence
+                if name != own and not is_newer:
                     self._backend.remove(name)
             self._backend.remove(own)
         self._backend.remove_empty(_folder(self._key))
-
-    def _is_newer(self, name: str) -> bool:
-        """Return whether a file belongs to a later lease."""
-        fence = name.rsplit("/", 1)[1].split(".")[0]
-        return fence.isdigit() and str(int(fence)) == fence and int(fence) > self._mine.fence
 
     def _beat(self) -> None:
         count, pause = 0, min(FIRST_BEAT_SECONDS, self._mine.ttl / 3)
@@ -243,11 +239,9 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
     for fence in sorted(_fences(names), reverse=True):
         holder = _holder(backend, key, fence)
         if holder is not None:  # otherwise it was released since the listing
-            beat = _beat_name(key, holder)
-            heartbeat = _read(backend, beat) if beat in names else None
-            return (
-                replace(holder, beat=heartbeat.get("beat", 0), at=str(heartbeat.get("at", ""))) if heartbeat else holder
-            )
+            name = _beat_name(key, holder)
+            beat = (_read(backend, name) if name in names else None) or {}
+            return replace(holder, beat=beat.get("beat", 0), at=str(beat.get("at", "")))
     return None
 
 
@@ -260,9 +254,8 @@ def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str
             yield key, holder, dict(beat.get("progress") or {})
 
 
-def sweep_leases(backend: Backend) -> int:
-    """Remove the leases that have certainly ended; return the number of keys."""
-    swept = 0
+def sweep_leases(backend: Backend) -> None:
+    """Remove the leases that have certainly ended."""
     for key in backend.folders("leases"):
         newest = newest_holder(backend, key)
         if newest is None or newest.is_over:
@@ -271,8 +264,6 @@ def sweep_leases(backend: Backend) -> int:
             if lease is not None:
                 lease.release()
                 backend.remove_empty(_folder(key), unfinished=True)
-                swept += 1
-    return swept
 
 
 def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
@@ -288,24 +279,14 @@ def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
         return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it expires like any other
 
 
-def _without_beat(holder: Holder) -> Holder:
-    return replace(holder, beat=0, at="")
-
-
-def _to_json(holder: Holder) -> bytes:
-    document = asdict(_without_beat(holder)) | {"process": holder.process._asdict()}
-    return json.dumps(document, indent=1, sort_keys=True).encode()
-
-
 def _read(backend: Backend, name: str) -> dict[str, Any] | None:
     """Return a file's JSON object; {} without one, None without file."""
     try:
-        document = json.loads(backend.read(name))
+        return read_object(backend.read(name))
     except FileNotFoundError:
         return None
     except ValueError:
         return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _folder(key: str) -> str:

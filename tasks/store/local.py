@@ -60,9 +60,13 @@ class LocalBackend(Backend):
 
     def _copy_in(self, path: str | Path, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        aside = _copied(path, f"{os.path.dirname(target)}/.{uuid.uuid4().hex}")
-        _finish(aside)
-        os.replace(aside, target)
+        aside = Path(target).with_name(f".{uuid.uuid4().hex}")
+        try:
+            shutil.copyfile(path, aside)
+            _finish(aside)
+            aside.replace(target)
+        finally:  # leave no partial file on a full disk
+            aside.unlink(missing_ok=True)
 
     def _rename(self, path: str | Path, target: str) -> None:
         """Rename a file, creating the target's folder."""
@@ -80,20 +84,17 @@ class LocalBackend(Backend):
             shutil.copyfile(self._folder / name, path)
             count(os.stat(path).st_size)
 
-    def names(self, prefix: str) -> list[str]:
-        with storage_errors(self.root, prefix, "listing"):
-            names = []
-            for folder, _, files in os.walk(self._folder / prefix, onerror=_raise_unless_absent):
-                inside = os.path.relpath(folder, self._folder)
-                names += [f"{inside}/{file}" for file in files if not file.startswith(".")]
-            return sorted(names)
-
     def entries(self, prefix: str) -> list[Entry]:
         with storage_errors(self.root, prefix, "listing"):
-            return [
-                Entry(path[len(str(self._folder)) + 1 :], size, written)
-                for path, size, written in _walk(self._folder / prefix)
-            ]
+            return list(self._entries(prefix))
+
+    def _entries(self, prefix: str) -> Iterator[Entry]:
+        for inside, _, files in os.walk(self._folder / prefix, onerror=_raise_unless_absent):
+            for file in files:
+                path = f"{inside}/{file}"
+                with contextlib.suppress(FileNotFoundError):  # removed since the listing
+                    status = os.stat(path, follow_symlinks=False)
+                    yield Entry(path[len(str(self._folder)) + 1 :], status.st_size, status.st_mtime)
 
     def folders(self, prefix: str) -> list[str]:
         with storage_errors(self.root, prefix, "listing"):
@@ -158,15 +159,6 @@ class LocalBackend(Backend):
         raise AssertionError("unreachable")
 
 
-def _copied(path: str | Path, aside: str) -> str:
-    try:
-        shutil.copyfile(path, aside)
-    except OSError:  # leave no partial file on a full disk
-        Path(aside).unlink(missing_ok=True)
-        raise
-    return aside
-
-
 def _finish(path: str | Path) -> None:
     """Make a file read-only, and its last write now."""
     # its age in the store counts from now: gc keeps what is younger than the grace period
@@ -201,12 +193,3 @@ def _raise_unless_absent(error: OSError) -> None:
     # gc must not take an unreadable folder for an empty one
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, int, float]]:
-    for inside, _, files in os.walk(folder, onerror=_raise_unless_absent):
-        for file in files:
-            path = f"{inside}/{file}"
-            with contextlib.suppress(FileNotFoundError):  # removed since the listing
-                status = os.stat(path, follow_symlinks=False)
-                yield path, status.st_size, status.st_mtime

@@ -55,13 +55,7 @@ class ModelName(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """What a name means in a store.
-
-    Attributes:
-        run: The id of the run, of RUN, `last` and `@newest`; else None.
-        artifact: The digest, of DIGEST, `@WHICH` and of a run that made what was asked for; else None.
-        champion: The entry of the ledger that made the champion, of `@champion` and `@N`; else None.
-    """
+    """What a name means in a store: a run, an artifact, and of `@champion` and `@N` the entry that made the champion."""
 
     run: str | None = None
     artifact: str | None = None
@@ -116,25 +110,21 @@ def find_stored(
 
 
 def find_run(store: Store, name: ModelName, more_runs: Iterable[str] = ()) -> str:
-    """Return the id of the run that a name means: of an artifact, the newest run that made or used it. Raises
-    ConfigError if there is none. more_runs: as for `find_stored`."""
+    """Return the id of the run that a name means: of an artifact, the newest that made or used it. Raises ConfigError."""
     meaning = find_stored(store, name, more_runs=more_runs)
     if meaning is None:
         raise ConfigError(f"there is no run {name.text}", "`trnflow runs` lists them")
     if meaning.run is not None:
         return meaning.run
     runs = ((run, store.run(run) or {}) for run in _run_ids(store))
-    found = next((run for run, document in runs if meaning.artifact in _artifacts(document)), None)
-    if found is None:
-        raise ConfigError(
-            f"no run in this store made or used {str(meaning.artifact)[:19]}", "`trnflow runs` lists them"
-        )
-    return found
+    for run, document in runs:
+        if meaning.artifact in _artifacts(document):
+            return run
+    raise ConfigError(f"no run in this store made or used {str(meaning.artifact)[:19]}", "`trnflow runs` lists them")
 
 
 def find_artifact(store: Store, name: ModelName) -> str:
-    """Return the digest of the artifact that a name means: of a run its model, else its last artifact. Raises
-    ConfigError if there is none."""
+    """Return the digest of the artifact that a name means: of a run its model, else its last. Raises ConfigError."""
     meaning = find_stored(store, name)
     if meaning is not None and meaning.artifact is not None:
         return meaning.artifact
@@ -150,8 +140,7 @@ def find_artifact(store: Store, name: ModelName) -> str:
 
 
 def newest_model(store: Store, recipe: str, stages: Sequence[str] = MODEL_STAGES) -> Meaning | None:
-    """Return the newest completed run of a recipe that made an artifact of `stages` or found it in the store; None if
-    there is none."""
+    """Return the newest completed run of a recipe with an artifact of `stages`, or None."""
     for run in _run_ids(store):
         document = store.run(run) or {}
         if document.get("recipe") == recipe and document.get("outcome") == "completed":
@@ -162,8 +151,7 @@ def newest_model(store: Store, recipe: str, stages: Sequence[str] = MODEL_STAGES
 
 
 def artifact_of_run(run: Meta, stages: Sequence[str]) -> str | None:
-    """Return the digest of a run's artifact of the first of `stages` that has one; None if none has. run: the run
-    record."""
+    """Return the digest of the artifact of the first of `stages` that has one in a run record, or None."""
     made = {stage["stage"]: stage.get("artifact") for stage in run.get("stages", [])}
     return next((made[stage] for stage in stages if made.get(stage)), None)
 
@@ -200,13 +188,12 @@ def _of_recipe(store: Store, name: ModelName, stages: Sequence[str]) -> Meaning 
     ledger = read_ledger(store, name.recipe)
     if name.which == CHAMPION:
         chosen = ledger.champion
-        return Meaning(artifact=chosen["champion"], champion=chosen) if chosen else None
-    chosen = next((champion for champion in ledger.champions() if champion["number"] == name.which), None)
-    if chosen is None:
-        raise ConfigError(
-            f"{name.recipe} has no champion {name.which}", f"`trnflow champions {name.recipe}` lists them"
-        )
-    return Meaning(artifact=chosen["champion"], champion=chosen)
+    else:
+        chosen = next((champion for champion in ledger.champions() if champion["number"] == name.which), None)
+        if chosen is None:
+            fix = f"`trnflow champions {name.recipe}` lists them"
+            raise ConfigError(f"{name.recipe} has no champion {name.which}", fix)
+    return Meaning(artifact=chosen["champion"], champion=chosen) if chosen else None
 
 
 def _nth_last(

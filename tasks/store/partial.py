@@ -38,9 +38,7 @@ class PartialState:
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
         """Return (step, folder) of the newest complete, undamaged state, or None; a remote one is downloaded.
 
-        Later states than `upto` and incomplete ones are deleted, so no other process may write states of the key. warn:
-        called
-        for each damaged state.
+        Later states than `upto` and incomplete ones are deleted, so no other process may write states of the key.
         """
         self._sweep()
         for step in self.steps():
@@ -53,8 +51,7 @@ class PartialState:
         return None
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:
-        """Return the folder of a step's state if it is complete and undamaged, else None; a damaged one is quarantined,
-        and `warn` called."""
+        """Return a step's folder if its state is complete and undamaged, else None; a damaged one is quarantined."""
         if step not in self.steps():
             return None
         local = self._backend.local
@@ -77,10 +74,9 @@ class PartialState:
         if self._committed(step):
             shutil.rmtree(folder)  # the same key and step have the same state
             return
-        known = digests or {}
-        unknown = [name for name in files_below(folder) if name not in known]
-        hashed = zip(unknown, sha256_files([folder / name for name in unknown]), strict=True)
-        marks = {**known, **dict(hashed)}
+        marks = dict(digests or {})
+        unknown = [name for name in files_below(folder) if name not in marks]
+        marks |= zip(unknown, sha256_files([folder / name for name in unknown]), strict=True)
         try:
             if self._backend.local is not None:
                 with storage_errors(self._backend.root, target, "writing"):
@@ -110,7 +106,6 @@ class PartialState:
         return next((name for name, digest in zip(digests, present, strict=True) if digest != digests[name]), None)
 
     def _quarantine(self, step: int) -> None:
-        """Quarantine a step."""
         folder = self._folder(step)
         # COMMIT first: a partly moved step is not complete
         for name in [f"{folder}/COMMIT", *self._backend.names(folder)]:
@@ -123,7 +118,7 @@ class PartialState:
         aside = destination.with_name(f".{uuid.uuid4().hex}")
         try:
             # no kill or other writer can leave a mixture of two states
-            _moved(folder, aside)
+            shutil.move(folder, aside)
             _renamed(aside, destination)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -139,8 +134,7 @@ class PartialState:
         shutil.rmtree(folder)
 
     def prune(self, keep: int, protect: Collection[int] = ()) -> None:
-        """Delete all complete states but the newest `keep` and those of `protect`; with `keep` 0 everything of the
-        key."""
+        """Delete all complete states but the newest `keep` and those of `protect`; with `keep` 0 all of the key."""
         steps = self.steps()
         old = [step for step in steps[:-keep] if step not in protect] if keep else steps
         for step in old:
@@ -150,7 +144,6 @@ class PartialState:
             shutil.rmtree(self._cache, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        """Remove a step."""
         # COMMIT first: a partly removed step is not complete
         self._backend.remove(f"{self._folder(step)}/COMMIT")
         self._backend.remove(self._folder(step))
@@ -177,19 +170,6 @@ class PartialState:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._backend.fetch(name, path)
         return target
-
-
-def _moved(folder: Path, aside: Path) -> None:
-    """Rename a folder, or copy its files from another filesystem."""
-    try:
-        folder.rename(aside)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        for name in files_below(folder):
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / name, aside / name)
-        shutil.rmtree(folder)
 
 
 def _renamed(aside: Path, destination: Path) -> None:

@@ -12,8 +12,7 @@ from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothin
 
 
 class RemoteBackend(Backend):
-    """A store at an fsspec URL, with credentials from the environment. `create` needs a filesystem with conditional
-    puts."""
+    """A store at an fsspec URL, with credentials from the environment. `create` needs conditional puts."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
@@ -55,14 +54,6 @@ class RemoteBackend(Backend):
         with storage_errors(self.root, name, "reading"):
             self._fs.get_file(self._path(name), str(path), callback=_counting(count))
 
-    def names(self, prefix: str) -> list[str]:
-        with storage_errors(self.root, prefix, "listing"):
-            try:
-                listing = self._fs.find(self._path(prefix), detail=True)
-            except FileNotFoundError:
-                return []
-            return sorted(path.removeprefix(self._base).lstrip("/") for path, info in listing.items() if _is_file(info))
-
     def entries(self, prefix: str) -> list[Entry]:
         with storage_errors(self.root, prefix, "listing"):
             try:
@@ -72,7 +63,7 @@ class RemoteBackend(Backend):
             return [
                 Entry(path.removeprefix(self._base).lstrip("/"), int(info["size"]), _written(info, self.root))
                 for path, info in sorted(listing.items())
-                if _is_file(info)
+                if info["type"] == "file"  # s3fs lists the prefix itself as a folder if it was empty before
             ]
 
     def folders(self, prefix: str) -> list[str]:
@@ -100,12 +91,6 @@ class RemoteBackend(Backend):
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
-
-
-def _is_file(info: dict[str, Any]) -> bool:
-    """Return whether a listing's entry is a file."""
-    # s3fs lists the prefix itself as a folder if it was empty before
-    return bool(info["type"] == "file")
 
 
 def _written(info: dict[str, Any], root: str) -> float:

@@ -13,17 +13,10 @@ from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.sources.remote_errors import credentials_fix
+from trnflow.tasks.store.backend import is_unfinished
 from trnflow.tasks.store.blob_store import BlobStore
 from trnflow.tasks.store.garbage.trash import secure
-from trnflow.tasks.store.layout import (
-    FORMAT,
-    FORMATS,
-    checked_record,
-    document_name,
-    is_unfinished,
-    read_object,
-    record_name,
-)
+from trnflow.tasks.store.layout import FORMAT, FORMATS, checked_record, document_name, read_object, record_name
 from trnflow.tasks.store.lease import Waiter, sweep_leases
 from trnflow.tasks.store.partial import PartialState
 from trnflow.tasks.system.private_files import make_home
@@ -119,7 +112,7 @@ class Store(BlobStore):
 
         An earlier record stays, unless `replace` moves it to the trash.
         """
-        name = f"records/{record['stage']}/{record['key']}.json"
+        name = record_name(record["stage"], record["key"])
         data = _pretty(record)
         if self.backend.create(name, data):
             return record
@@ -143,9 +136,7 @@ class Store(BlobStore):
 
     def attempt(self, key: str, attempt: str) -> Meta:
         """Return an attempt's journal; {} without a sound one."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return read_object(self.backend.read(f"attempts/{key}/{attempt}.json"))
-        return {}
+        return self._document(f"attempts/{key}/{attempt}.json") or {}
 
     def write_run(self, run: str, document: Meta) -> None:
         """Write a run record, in place of its earlier one."""
@@ -160,8 +151,11 @@ class Store(BlobStore):
 
     def run(self, run: str) -> Meta | None:
         """Return a run record; None without a sound one."""
+        return self._document(f"runs/{run}.json")
+
+    def _document(self, name: str) -> Meta | None:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return read_object(self.backend.read(f"runs/{run}.json"))
+            return read_object(self.backend.read(name))
         return None
 
     def partial(self, key: str) -> PartialState:
@@ -169,10 +163,7 @@ class Store(BlobStore):
         return PartialState(self.backend, self.home / "cache" / "partial" / key[:16], key)
 
     def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
-        """Return a waiter for the lease of `key`.
-
-        ttl: seconds without a heartbeat after which others may take over; patient: see `Waiter`.
-        """
+        """Return a waiter for a key's lease. ttl: seconds without a heartbeat after which others may take over."""
         return Waiter(self.backend, key, run=run, attempt=attempt, ttl=ttl, patient=patient)
 
     def sweep_leases(self) -> None:
@@ -182,8 +173,7 @@ class Store(BlobStore):
             sweep_leases(self.backend)
 
     def check_space(self, needed: int, reserve: int) -> None:
-        """Raise StoreError unless `needed` + `reserve` bytes are free on the store's disk, or the home's if it is
-        remote."""
+        """Raise StoreError unless `needed` + `reserve` bytes are free on the store's disk, or the home's."""
         place = self.backend.local or self.home
         while not place.exists():
             place = place.parent

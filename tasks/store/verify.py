@@ -17,11 +17,11 @@ from pathlib import Path
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
-from trnflow.tasks.keys.hash_cache import sha256_file
-from trnflow.tasks.store.backend import Backend, Entry
+from trnflow.tasks.keys.hash_cache import in_threads, sha256_file, sha256_files
+from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
 from trnflow.tasks.store.garbage.roots import references
 from trnflow.tasks.store.garbage.trash import THREADS, bring_back
-from trnflow.tasks.store.layout import blob_name, checked_record, is_unfinished, read_manifest, read_object
+from trnflow.tasks.store.layout import blob_name, checked_record, read_manifest, read_object
 from trnflow.tasks.store.ledger import protected
 
 DOCUMENTS = ("records", "attempts", "runs", "roots")
@@ -32,9 +32,8 @@ class Damage:
     """A damaged file of a store.
 
     Attributes:
-        what: `corrupt` (other bytes, or malformed), `unusable` (a record or root without a sound artifact of its kind,
-        a
-        root without its run), `missing` (a blob that came back from the trash).
+        what: `corrupt` (other bytes, or malformed), `unusable` (a record or root without what it names), `missing` (a
+            blob that came back from the trash).
         name: In the store, or a path in this machine's cache.
         detail: What is wrong, for the user.
         repaired: Whether it was quarantined, brought back or removed from the cache.
@@ -81,12 +80,9 @@ class Verified:
 def verify(
     backend: Backend, *, repair: bool = False, cache: Path | None = None, kinds: Mapping[str, str] | None = None
 ) -> Verified:
-    """Check a store; change nothing without `repair`. Raises StoreError.
+    """Check a store; with `repair` quarantine damaged files, and bring blobs back. Raises StoreError.
 
-    Args:
-        repair: Quarantine damaged files, and bring blobs back from the trash.
-        cache: This machine's copies of a remote store's blobs, checked too.
-        kinds: {stage: kind of its artifacts}; other stages' may be of any kind.
+    cache: this machine's copies of a remote store's blobs; kinds: {stage: kind of its artifacts}.
     """
     result = _Verifier(backend, repair, kinds or {}).verify()
     if cache is not None:
@@ -138,14 +134,13 @@ class _Verifier:
         self._found.checked["blobs"] = len(entries)
         with tempfile.TemporaryDirectory() as folder:
             workers = (os.cpu_count() or 1) if self._backend.local else THREADS
-            with ThreadPoolExecutor(workers) as pool:
-                digests = pool.map(lambda entry: self._digest(entry.name, Path(folder)), entries)
-                for entry, digest in zip(entries, digests, strict=True):
-                    self._found.bytes += entry.size
-                    if digest == _digest_in(entry.name):
-                        self._blobs[entry.name] = entry.size
-                    elif digest is not None:
-                        self._corrupt(entry.name, f"its bytes are {digest[:19]}")
+            digests = in_threads(lambda entry: self._digest(entry.name, Path(folder)), entries, workers)
+        for entry, digest in zip(entries, digests, strict=True):
+            self._found.bytes += entry.size
+            if digest == _digest_in(entry.name):
+                self._blobs[entry.name] = entry.size
+            elif digest is not None:
+                self._corrupt(entry.name, f"its bytes are {digest[:19]}")
 
     def _digest(self, name: str, folder: Path) -> str | None:
         """Return a blob's digest; None when it was removed since the listing."""
@@ -257,11 +252,10 @@ def _digest_in(name: str) -> str:
 def _verify_cache(cache: Path, result: Verified, *, repair: bool) -> None:
     """Hash the cache's blobs; with `repair` remove corrupt ones."""
     paths = sorted(path for path in cache.glob("blobs/sha256/??/*") if not path.name.startswith("."))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for path, digest in zip(paths, pool.map(sha256_file, paths), strict=True):
-            result.bytes += path.stat().st_size
-            if digest != _digest_in(str(path)):
-                if repair:
-                    path.unlink(missing_ok=True)
-                result.problems.append(Damage("corrupt", str(path), "in the cache on this machine", repair))
+    for path, digest in zip(paths, sha256_files(paths), strict=True):
+        result.bytes += path.stat().st_size
+        if digest != _digest_in(str(path)):
+            if repair:
+                path.unlink(missing_ok=True)
+            result.problems.append(Damage("corrupt", str(path), "in the cache on this machine", repair))
     result.checked["cached"] = len(paths)

@@ -12,8 +12,7 @@ HOME_NAME = ".trnflow"
 
 
 def home_folder() -> Path:
-    """Return the home's path; nothing is created. Raises ConfigError if `.trnflow` in the working directory belongs to
-    another user, or everybody may write in it."""
+    """Return the home's path; nothing is created. Raises ConfigError for one that is not this user's alone."""
     named = os.environ.get("TRNFLOW_HOME")
     if named:
         return Path(named).expanduser().absolute()

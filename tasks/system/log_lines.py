@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.clock import now
-from trnflow.tasks.system.redaction import scrub_all
+from trnflow.tasks.system.redaction import map_leaves, scrub_all
 
 VARIABLE = "TRNFLOW_LOG"
 
@@ -50,7 +50,7 @@ class LogLines:
         """Write one JSON object at once. figures: more fields."""
         document = {"time": now(), "level": level, "stage": stage, "message": message, **figures}
         with self._lock:
-            self._stream.write(f"{json.dumps(scrub_all(_finite(document)), allow_nan=False)}\n")
+            self._stream.write(f"{json.dumps(scrub_all(map_leaves(_finite, document)), allow_nan=False)}\n")
             self._stream.flush()
 
     def isatty(self) -> bool:
@@ -63,8 +63,7 @@ class LogLines:
 
 @contextlib.contextmanager
 def log_as_asked() -> Iterator[None]:
-    """Replace `sys.stderr` by a `LogLines` within the context if TRNFLOW_LOG is `json`. Raises ConfigError for another
-    value than "", `text`, `json`."""
+    """Replace `sys.stderr` by a `LogLines` if TRNFLOW_LOG is `json`. Raises ConfigError for an unknown value."""
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "text", "json"):
         raise ConfigError(f"{VARIABLE} is {asked!r}, and can be text or json", f"export {VARIABLE}=json, or unset it")
@@ -80,9 +79,5 @@ def log_as_asked() -> Iterator[None]:
 
 
 def _finite(value: Any) -> Any:
-    """Return a JSON value with None in place of numbers that are not finite."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+    """Return a value; None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 from urllib.parse import unquote, unquote_plus
 
@@ -73,8 +73,7 @@ def hide_secrets(value: Any) -> Any:
 
 
 def without_secrets(value: Any) -> Any:
-    """Return a copy of settings for a tracking server: hidden, and without entries named like secrets, such as
-    `hf_token`."""
+    """Return a copy of settings for a tracking server: hidden, without entries named like secrets, such as `hf_token`."""
     if isinstance(value, dict):
         return {name: without_secrets(inner) for name, inner in value.items() if not _SECRET_NAME.search(str(name))}
     if isinstance(value, list | tuple):
@@ -93,11 +92,11 @@ def hide_override(text: str) -> str:
 
 def _masked(value: Any) -> Any:
     """Replace every value by `***`, except texts that are only a `${NAME}`."""
-    if isinstance(value, dict):
-        return {name: _masked(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_masked(inner) for inner in value]
-    return value if value is None or (isinstance(value, str) and _ONLY_REFERENCES.fullmatch(value)) else MASK
+
+    def masked(leaf: Any) -> Any:
+        return leaf if leaf is None or (isinstance(leaf, str) and _ONLY_REFERENCES.fullmatch(leaf)) else MASK
+
+    return map_leaves(masked, value)
 
 
 def _hidden(text: str) -> str:
@@ -111,8 +110,7 @@ def _hidden(text: str) -> str:
 
 
 def fill_variables(text: str, setting: str) -> str:
-    """Return a setting's text with each `${NAME}` filled in; these values are secrets from now on. Raises ConfigError
-    when a variable is not set."""
+    """Return a setting's text with each `${NAME}` filled in, a secret from now on. Raises ConfigError."""
 
     def value(reference: re.Match[str]) -> str:
         name = reference[1]
@@ -149,7 +147,7 @@ def add_secret(secret: str, shown: str = MASK) -> None:
     for part in {secret, *secret.splitlines()}:
         for form in {part, unquote(part), unquote_plus(part)}:
             if len(form) >= SHORTEST_SECRET and form not in _known and not _ONLY_REFERENCES.fullmatch(form):
-                _known[form] = (re.compile(_pattern(form)), shown)
+                _known[form] = (re.compile("".join(map(_character, form))), shown)
 
 
 def scrub(text: str) -> str:
@@ -168,11 +166,16 @@ def substitutions() -> list[list[str]]:
 
 def scrub_all(value: Any) -> Any:
     """Return a JSON value with each text in it scrubbed, keys aside."""
+    return map_leaves(lambda leaf: scrub(leaf) if isinstance(leaf, str) else leaf, value)
+
+
+def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a JSON value with each value in it that is no object and no list changed."""
     if isinstance(value, dict):
-        return {name: scrub_all(inner) for name, inner in value.items()}
+        return {name: map_leaves(change, inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [scrub_all(inner) for inner in value]
-    return scrub(value) if isinstance(value, str) else value
+        return [map_leaves(change, inner) for inner in value]
+    return change(value)
 
 
 def scrubbed(error: TrnflowError) -> TrnflowError:
@@ -188,8 +191,7 @@ def scrubbed(error: TrnflowError) -> TrnflowError:
 
 
 def raisable(error: Exception) -> Exception:
-    """Return an error that is safe to raise where another program logs it: itself, scrubbed, or a TrnflowError in its
-    place."""
+    """Return an error that is safe to raise where another program logs it: itself, scrubbed, or a TrnflowError."""
     if isinstance(error, TrnflowError):
         return scrubbed(error)
     trace = "".join(traceback.format_exception(error))
@@ -262,12 +264,8 @@ def _in_urls(text: str) -> Iterator[str]:
         yield from _QUERY_VALUE.findall(url)
 
 
-def _pattern(secret: str) -> str:
-    """Return a regular expression for a secret as it stands plainly, in URLs, in JSON and in a `repr`."""
-    return "".join(map(_character, secret))
-
-
 def _character(character: str) -> str:
+    """Return a regular expression for a character as it stands plainly, in URLs, in JSON and in a `repr`."""
     if character.isascii() and (character.isalnum() or character in "-_.~"):
         return re.escape(character)
     encoded = "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

@@ -24,12 +24,11 @@ _abandoned: list[Thread] = []
 class ThreadPool:
     """A pool of at most `count` daemon threads. The end of its `with` statement waits for all work.
 
-    After an exception, work that has not begun is cancelled, and threads are left after PATIENCE. on_start: each thread
-    calls it first.
+    After an exception, work that has not begun is cancelled, and threads are left after PATIENCE.
     """
 
-    def __init__(self, count: int, name: str, on_start: Callable[[], object] = lambda: None) -> None:
-        self._count, self._name, self._on_start = count, name, on_start
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
         self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
 
@@ -66,7 +65,6 @@ class ThreadPool:
             pass
 
     def _work(self) -> None:
-        self._on_start()
         while (work := self._todo.get()) is not None:
             future, function = work
             if not future.set_running_or_notify_cancel():

@@ -1,4 +1,4 @@
-"""Draw figures for MLflow, in the uploader: a run does not wait for matplotlib."""
+"""Draw figures for MLflow, in the follower: a run does not wait for matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make MLflow runs of a spool: a parent run, and a nested run for each stage with metrics.
+"""Make MLflow runs of an event log: a parent run, and a nested run for each stage with metrics.
 
 Events can be sent again without effect. A stage that was killed, and started again under the same key by another run,
 is one nested run with one curve, of the run that started it last.
@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.system.redaction import scrub
-from trnflow.tasks.tracking.experiment_pages import note_experiment
+from trnflow.tasks.events import Event
+from trnflow.tasks.events.event_types import Champion, Metrics, RunBegun, StageBegun, StageEnded, stages_of
+from trnflow.tasks.system.redaction import scrub, without_secrets
+from trnflow.tasks.tracking.addresses import note_experiment
 from trnflow.tasks.tracking.figures import lengths_figure
 from trnflow.tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
 from trnflow.tasks.tracking.registry import mirror_champion
-from trnflow.tasks.tracking.spool import SpoolFiles
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 METRICS_A_CALL = 1000
 SWEEP = "trnflow.sweep"
 """The tag of a run in a sweep: the id of the sweep's own run."""
+STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # makes the experiment's page show runs, not GenAI traces
 ENTRIES_A_CALL = 100
 TAG_LENGTH = 5000
@@ -32,104 +35,135 @@ DIGEST_LENGTH = 36  # MLflow's limit for the digest of a data set
 
 
 class MlflowRuns:
-    """Writes the events of one run to MLflow. state: of the upload, changed in place; the caller saves it."""
+    """Writes the events of one run to MLflow.
 
-    def __init__(self, client: MlflowClient, files: SpoolFiles, state: Meta) -> None:
+    Args:
+        home: The folder of local state.
+        plots: The folder of copied plots.
+        state: What has been sent, changed in place; the caller saves it.
+    """
+
+    def __init__(self, client: MlflowClient, home: Path, plots: Path, state: Meta) -> None:
         self._client = client
-        self._files = files
+        self._home, self._plots = home, plots
         self._state = state
-        self._handlers = {
-            "run_started": self._run_started,
-            "dataset": self._dataset,
-            "stage_started": self._stage_started,
-            "stage_ended": self._stage_ended,
-            "champion": self._champion,
-            "run_ended": self._run_ended,
-        }
 
-    def apply(self, events: Iterable[Meta]) -> None:
-        """Send events in their order, metrics in batches."""
+    def apply(self, events: Iterable[Event]) -> None:
+        """Send events in their order, metrics in batches. Stages that are not in the run's plan are left out."""
         curves: dict[str, list[Any]] = {}
         for event in events:
-            if event["event"] == "metrics":
+            self._state["last"] = max(event["time"], self._state.get("last", 0.0))
+            if event["event"] == "metrics" and self._is_shown(event["stage"]):
                 curves.setdefault(event["stage"], []).extend(self._points(event))
             else:
                 self._send(curves)
-                self._handlers[event["event"]](event)
+                self._apply(event)
         self._send(curves)
 
-    def _run_started(self, event: Meta) -> None:
-        self._state["experiment"] = self._experiment(event["experiment"], event["artifacts"])
-        note_experiment(self._files.home, event["uri"], event["experiment"], self._state["experiment"])
-        tags = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"], **event["tags"]}
-        self._state["tags"] = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"]}
-        self._state["stages"] = {}
+    def end_killed(self) -> None:
+        """End the MLflow runs of a run whose log has no end."""
+        if not self._state.get("ended"):
+            self._end_all("KILLED", self._state.get("last", 0.0))
+
+    def _apply(self, event: Event) -> None:
+        if event["event"] == "run_begun":
+            self._run_begun(event)
+        elif event["event"] == "planned":
+            self._state["planned"] = [stage["stage"] for stage in stages_of(event)]
+        elif event["event"] == "stage_begun" and self._is_shown(event["stage"]):
+            self._stage_begun(event)
+        elif event["event"] == "stage_ended" and event["artifact"] is not None and self._is_shown(event["stage"]):
+            self._stage_ended(event)
+        elif event["event"] == "champion" and "parent" in self._state:
+            self._champion(event)
+        elif event["event"] == "run_ended":
+            self._end_all(STATUS.get(event["outcome"], "FAILED"), event["time"])
+
+    def _is_shown(self, stage: str) -> bool:
+        return "parent" in self._state and stage in self._state.get("planned", ())  # a full disk may have cost both
+
+    def _run_begun(self, event: RunBegun) -> None:
+        tracking, settings = event.get("tracking") or {}, without_secrets(event["settings"])
+        self._state["experiment"] = self._experiment(tracking["experiment"], tracking["artifacts"])
+        note_experiment(self._home, tracking["uri"], tracking["experiment"], self._state["experiment"])
+        own = {"trnflow.run": event["run"], "trnflow.recipe": event["recipe"]}
+        checkout = event["checkout"]
+        git = {"git.commit": checkout["commit"], "git.dirty": str(checkout["dirty"]).lower()} if checkout else {}
+        tags = {**own, **git, SWEEP: event["parent"], **tracking.get("tags", {})}
+        self._state |= {"tags": own, "sweep": event["parent"], "stages": {}, "sources": data_sources(settings)}
         self._state["parent"] = self._run(f"{event['recipe']} {event['run']}", event["time"], tags, stage="")
-        self._state["sweep"] = event["tags"].get(SWEEP)
         self._nest()
-        self._params(self._state["parent"], event["settings"])
+        self._params(self._state["parent"], settings)
         import yaml
 
-        recipe = yaml.safe_dump(event["settings"], sort_keys=False, allow_unicode=True)
+        recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
         self._client.log_text(self._state["parent"], recipe, "recipe.yaml")
 
-    def _dataset(self, event: Meta) -> None:
+    def _dataset(self, name: str, digest: str, note: str, context: str) -> None:
+        """Show that the run used a data set. note: where it came from; context: `training` or `evaluation`."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        source = json.dumps({"note": event["note"], "digest": event["digest"]})
-        short = event["digest"].rpartition(":")[2][:DIGEST_LENGTH]
-        data = Dataset(name=event["name"], digest=short, source_type="trnflow", source=source)
-        tags = [InputTag("mlflow.data.context", event["context"])] if event["context"] else []
-        self._client.log_inputs(self._state["parent"], datasets=[DatasetInput(data, tags)])
+        source = json.dumps({"note": note, "digest": digest})
+        data = Dataset(name, digest.rpartition(":")[2][:DIGEST_LENGTH], source_type="trnflow", source=source)
+        given = DatasetInput(data, [InputTag("mlflow.data.context", context)])
+        self._client.log_inputs(self._state["parent"], datasets=[given])
 
-    def _stage_started(self, event: Meta) -> None:
-        known = {"time": event["time"], "settings": event["settings"], "step": 0, "key": event["key"]}
+    def _stage_begun(self, event: StageBegun) -> None:
+        settings = without_secrets(event["settings"])
+        known = {"time": event["time"], "settings": settings, "step": 0, "key": event["key"]}
         self._state["stages"][event["stage"]] = known
         self._tags(self._state["parent"], {f"trnflow.key.{event['stage']}": event["key"]})
 
-    def _stage_ended(self, event: Meta) -> None:
-        stage = event["stage"]
+    def _stage_ended(self, event: StageEnded) -> None:
+        stage, at = event["stage"], event["time"]
+        if event.get("kind") == "rows":
+            for setting, source in self._state["sources"].items():
+                self._dataset(source, str(event["artifact"]), f"{setting}={source}", "training")
         tags = {"key": event["key"], "artifact": event["artifact"], "action": event["action"]}
         self._tags(self._state["parent"], {f"trnflow.{name}.{stage}": value for name, value in tags.items()})
         reached = numbers(event["metrics"])
         spent = {"seconds": event["seconds"]} if event["seconds"] and event["action"] == "ran" else {}
         of_stage = {f"{stage}/{name}": value for name, value in {**reached, **spent}.items()}
         summary = {name: value for name, value in of_stage.items() if name in SUMMARY}
-        self._metrics(self._state["parent"], summary, event, 0)
-        if event["action"] != "ran" or not (reached or event["plots"] or self._nested_id(stage)):
+        self._metrics(self._state["parent"], summary, at, 0)
+        plots = event.get("plots", [])
+        if event["action"] != "ran" or not (reached or plots or self._nested_id(stage)):
             return
-        run, step = self._nested(event), self._state["stages"].get(stage, {}).get("step", 0)
-        self._metrics(run, main_figures({**reached, **spent, **numbers(event["figures"])}), event, step)
+        run, step = self._nested(stage, at), self._state["stages"].get(stage, {}).get("step", 0)
+        self._metrics(run, main_figures({**reached, **spent, **numbers(event["figures"])}), at, step)
         self._tags(run, {f"trnflow.{name}": value for name, value in tags.items()})
-        for plot in event["plots"]:
-            self._client.log_artifact(run, str(self._files.plots / plot))
-        if event.get("lengths"):
-            self._client.log_figure(run, lengths_figure(event["lengths"]), "row_lengths.png")
-        self._end(run, "FINISHED", event)
+        for plot in plots:
+            self._client.log_artifact(run, str(self._plots / stage / plot))
+        if lengths := event.get("lengths"):
+            self._client.log_figure(run, lengths_figure(lengths), "row_lengths.png")
+        self._end(run, "FINISHED", at)
         self._state["stages"][stage]["ended"] = True
 
-    def _champion(self, event: Meta) -> None:
+    def _champion(self, event: Champion) -> None:
         """Mirror the champion."""
         from mlflow.exceptions import MlflowException
 
-        self._metrics(self._state["parent"], numbers(event["comparison"]), event, 0)
+        if event["frozen"]:
+            self._dataset(f"{event['recipe']} frozen rows", event["frozen"], "", "evaluation")
+        self._metrics(self._state["parent"], numbers(event["comparison"]), event["time"], 0)
         try:
-            mirror_champion(self._client, self._state["experiment"], self._state["parent"], event)
+            mirror_champion(self._client, self._state["experiment"], self._state["parent"], dict(event))
         except MlflowException as error:
             if "Max retries exceeded" in str(error) or "timed out" in str(error):
                 raise
             # what the registry refuses must not hold up the run's own events
             self._tags(self._state["parent"], {"trnflow.champion_not_shown": scrub(str(error))[:200]})
 
-    def _run_ended(self, event: Meta) -> None:
+    def _end_all(self, status: str, at: float) -> None:
+        """End the run and its nested runs that have not ended."""
         self._state["ended"] = True
         if "parent" not in self._state:  # the run was killed before its first event
             return
         for stage in self._state["stages"].values():
             if "run" in stage and "ended" not in stage and self._is_mine(stage["run"]):
-                self._end(stage["run"], event["status"], event)
+                self._end(stage["run"], status, at)
         self._nest()
-        self._end(self._state["parent"], event["status"], event)
+        self._end(self._state["parent"], status, at)
 
     def _nest(self) -> None:
         """Nest a run of a sweep in the sweep's own run, if MLflow has that yet."""
@@ -190,25 +224,28 @@ class MlflowRuns:
         run: str | None = self._state["stages"].get(stage, {}).get("run")
         return run
 
-    def _nested(self, event: Meta) -> str:
-        """Return the id of the nested run for the event's stage, made when first needed."""
-        stage = event["stage"]
-        known = self._state["stages"].setdefault(stage, {"time": event["time"], "settings": {}, "step": 0})
+    def _nested(self, stage: str, at: float) -> str:
+        """Return the id of the nested run for a stage, made when first needed."""
+        known = self._state["stages"].setdefault(stage, {"time": at, "settings": {}, "step": 0})
         if "run" not in known:
             self._join(stage, known)
-            own = {"trnflow.key": known.get("key"), "trnflow.began": known["time"], "trnflow.runs": self._files.run}
+            own = {
+                "trnflow.key": known.get("key"),
+                "trnflow.began": known["time"],
+                "trnflow.runs": self._state["tags"]["trnflow.run"],
+            }
             tags = {**self._state["tags"], **own, "mlflow.parentRunId": self._state["parent"]}
             known["run"] = self._run(stage, known["time"], tags, stage)
             self._params(known["run"], known["settings"])
         return str(known["run"])
 
-    def _points(self, event: Meta) -> Iterator[Any]:
+    def _points(self, event: Metrics) -> Iterator[Any]:
         from mlflow.entities import Metric
 
-        self._nested(event)
+        self._nested(event["stage"], event["time"])
         known = self._state["stages"][event["stage"]]
         known["step"] = max(known["step"], event["step"])
-        for name, value in numbers(event["values"]).items():
+        for name, value in numbers(dict(event["values"])).items():
             yield Metric(name, value, _ms(event["time"]), event["step"])
 
     def _send(self, curves: dict[str, list[Any]]) -> None:
@@ -217,10 +254,10 @@ class MlflowRuns:
                 self._client.log_batch(self._state["stages"][stage]["run"], metrics=some)
         curves.clear()
 
-    def _metrics(self, run: str, values: dict[str, float], event: Meta, step: int) -> None:
+    def _metrics(self, run: str, values: dict[str, float], at: float, step: int) -> None:
         from mlflow.entities import Metric
 
-        points = [Metric(plain_name(name), value, _ms(event["time"]), step) for name, value in values.items()]
+        points = [Metric(plain_name(name), value, _ms(at), step) for name, value in values.items()]
         for some in _batches(points, METRICS_A_CALL):
             self._client.log_batch(run, metrics=some)
 
@@ -235,8 +272,16 @@ class MlflowRuns:
 
         self._client.log_batch(run, tags=[RunTag(name, text) for name, text in _texts(tags).items()])
 
-    def _end(self, run: str, status: str, event: Meta) -> None:
-        self._client.set_terminated(run, status, end_time=_ms(event["time"]))
+    def _end(self, run: str, status: str, at: float) -> None:
+        self._client.set_terminated(run, status, end_time=_ms(at))
+
+
+def data_sources(settings: Meta) -> dict[str, str]:
+    """Return {setting: its value} of each data source in a recipe's settings."""
+    data = settings.get("data", {})
+    mix = data.get("mix") or {}
+    named = {f"data.mix.{name}.source": mix[name]["source"] for name in sorted(mix)}
+    return named or {"data.source": data.get("source")}
 
 
 def _ms(seconds: float) -> int:

@@ -58,17 +58,17 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
         client.delete_registered_model_alias(name, CHALLENGER)
     for tag, value in (
         (NUMBER, event["number"]),
-        (SERIES, event.get("series", "")),
-        (CREATED, event.get("created", "")),
+        (SERIES, event["series"]),
+        (CREATED, event["created"]),
     ):
         client.set_registered_model_tag(name, tag, str(value))
 
 
 def _is_older(event: Meta, shown: dict[str, str]) -> bool:
     """Return whether an event is about an earlier champion than the registry shows."""
-    if shown.get(SERIES, "") == event.get("series", ""):  # events of earlier versions have none
+    if shown.get(SERIES, "") == event["series"]:
         return int(shown.get(NUMBER, 0)) > int(event["number"])
-    return shown.get(CREATED, "") > str(event.get("created", ""))
+    return shown.get(CREATED, "") > str(event["created"])
 
 
 def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, task: str) -> str:
@@ -94,7 +94,7 @@ def _found(client: MlflowClient, experiment: str, artifact: str) -> LoggedModel 
 
 
 def _complete(client: MlflowClient, model: LoggedModel, task: str) -> None:
-    """Give an external model what a killed uploader may have left out."""
+    """Give an external model what a killed follower may have left out."""
     from mlflow.models import ModelSignature, set_signature
     from mlflow.models.utils import get_external_mlflow_model_spec
     from mlflow.types import ColSpec, Schema

@@ -9,7 +9,7 @@ import math
 
 from pydantic import model_validator
 
-from trnflow.tasks.artifact import Source
+from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.system.devices import cores
 from trnflow.tasks.training.partition_specs import check_heads
@@ -19,6 +19,9 @@ from trnflow.tasks.training.settings.evaluation import EvaluationSettings, Savin
 from trnflow.tasks.training.settings.method import LossSettings, MethodSettings
 from trnflow.tasks.training.settings.optimization import OptimizerSettings, ScheduleSettings
 from trnflow.tasks.training.settings.parallel import ParallelSettings
+
+# Keys of `config.json` that say that weights are quantised: read without their scales, such weights are other numbers.
+QUANTISED = ("quantization_config", "compression_config")
 
 
 class TrainConfig(
@@ -117,15 +120,31 @@ def ranks(config: TrainConfig) -> int:
 
 
 def check_model(config: TrainConfig, model: Source) -> None:
-    """Raise ModelError when `train.method` or `tensor_parallel_size` does not fit the model, judged by its config and
-    weights' digests alone, before any stage."""
+    """Raise ModelError when the model can't be trained with this config, judged by its config and digests alone."""
     known = model.identity["config"]
+    for fields in (known["pretrained"] or {}, known["overrides"]):
+        _check_not_quantised(fields, model)
     if config.method != "full" and model.identity["weights"] is None and config.warm_start_from is None:
         raise ModelError(
             f"train.method={config.method} trains a part of a pretrained model, and this one starts from scratch",
             "set model.source to a model with weights, or train.warm_start_from to one, or train.method=full",
         )
     check_heads({**(known["pretrained"] or {}), **known["overrides"]}, config.tensor_parallel_size)
+
+
+def _check_not_quantised(fields: Meta, model: Source) -> None:
+    """Raise ModelError if `fields` of a `config.json` name quantised weights (FP8, GPTQ, AWQ)."""
+    for part in (fields, fields.get("text_config") or {}):
+        entry = isinstance(part, dict) and next((part[key] for key in QUANTISED if part.get(key)), None)
+        if entry:
+            kind = entry.get("quant_method") if isinstance(entry, dict) else None
+            place = model.location.get("model") or {}
+            name = place.get("repo") or place.get("folder") or "model.config"
+            raise ModelError(
+                f"model.source: the weights of {name} are quantised (quantization_config: {kind or entry}), "
+                "and training needs them in float32, bfloat16 or float16",
+                "set model.source to the model from which they were quantised",
+            )
 
 
 def check_positions(longest: int, positions: int, model: str) -> None:

@@ -49,14 +49,16 @@ def cautions(config: TrainConfig) -> list[str]:
 
 
 def known_memory(config: TrainConfig) -> int | None:
-    """Return bytes of memory a device without torch: `train.device_memory_gib`, on cpu the machine's or cgroup's share;
-    else None."""
+    """Return a device's bytes of memory without torch: the setting, on cpu the machine's or cgroup's; else None."""
     if config.device_memory_gib is not None:
         return int(config.device_memory_gib * 2**30)
     if config.device != "cpu":
         return None
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine, *_group_limits()]) // config.devices
+    # the cgroup's limit (v1 or v2), where there is one
+    files = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    limits = [int(text) for text in map(_line, files) if text.isdecimal()]
+    return min([machine, *limits]) // config.devices
 
 
 def device_memory(config: TrainConfig) -> int | None:
@@ -72,7 +74,7 @@ def device_memory(config: TrainConfig) -> int | None:
 def device_name(config: TrainConfig) -> str:
     """Return the device's name, such as "NVIDIA H200" or "cpu"; for neuron the EC2 instance type, or "neuron"."""
     if config.device == "neuron":
-        return _product() or config.device
+        return _line(Path("/sys/devices/virtual/dmi/id/product_name")) or config.device  # on EC2 the instance type
     if config.device != "cuda":
         return config.device
     import torch
@@ -125,19 +127,8 @@ def _neuron_cores() -> int | None:
 
 
 def _line(file: Path) -> str:
+    """Return a file's text; "" if it can't be read."""
     try:
         return file.read_text().strip()
     except OSError:
         return ""
-
-
-def _group_limits() -> list[int]:
-    """Return the cgroup's memory limits in bytes (cgroup v1 or v2); [] where there is none."""
-    files = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-    limits = [file.read_text().strip() for file in files if file.is_file()]
-    return [int(text) for text in limits if text.isdecimal()]
-
-
-def _product() -> str:
-    """Return the firmware's product name, on EC2 the instance type."""
-    return _line(Path("/sys/devices/virtual/dmi/id/product_name"))

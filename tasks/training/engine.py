@@ -14,8 +14,7 @@ Handle = Any
 
 
 class Engine(Protocol):
-    """Holds model and optimizer state on the devices, and runs steps. Every rank makes the same calls in the same
-    order."""
+    """Holds model and optimizer state on the devices, and runs steps. Every rank makes the same calls."""
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
         """Enqueue one update; return [mean loss, gradient norm, 1 if both are finite else 0], else nothing changes.
@@ -30,8 +29,7 @@ class Engine(Protocol):
         """Wait for the device and return each handle's numbers."""
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
-        """Copy trained parameters in fp32, with `state` the optimizer's too, and yield the slices that this process
-        writes."""
+        """Copy trained parameters, with `state` the optimizer's too, and yield this process's slices, in fp32."""
 
     def peak_memory(self) -> int | None:
-        """Return the most bytes allocated on the device, or None."""
+        """Return the most bytes allocated so far; None off CUDA."""

@@ -27,7 +27,7 @@ from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
 from trnflow.tasks.training.selection import check_selection
-from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.shared_types import PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _fit(
         write_json(out.path / "config.json", run.built.config)
         if document:
             write_json(out.path / CONFIG, document)
-        _copy_tokenizer(packed, out)
+        shutil.copytree(packed.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
     meta: CheckpointMeta = {
         "task": run.built.task,
         "labels": packed.meta["labels"],
@@ -95,7 +95,9 @@ def _prepare(
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
-    built = _built(config, model, packed, train)
+    built = build(model, packed, seed=config.seed, weights=True)
+    load_start(model, built.model)
+    built = prepared(config, built, packed.meta, train)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
     newest = world.on_first(lambda: newest_state(out))
     stored = shards.Reader(newest[1]) if newest else None
@@ -107,13 +109,8 @@ def _prepare(
         out.info(f"resumes at step {progress.step}")
     if built.frozen:
         out.info(f"trains {_count(built.trained()):,} of {_count(built.parameters()):,} parameters")
-    saver = Saver(
-        out,
-        world,
-        keep=config.keep_checkpoints,
-        timeout_seconds=config.collective_timeout_seconds,
-        kept=newest[0] if newest else None,
-    )
+    kept, timeout = newest[0] if newest else None, config.collective_timeout_seconds
+    saver = Saver(out, world, keep=config.keep_checkpoints, timeout_seconds=timeout, kept=kept)
     return Run(config, built, engine, registry, schedule, train, validation, progress, out, world, saver)
 
 
@@ -140,12 +137,6 @@ def newest_state(out: Workdir) -> tuple[int, Path] | None:
     return None
 
 
-def _built(config: TrainConfig, model: Source, packed: Input[PackedMeta], train: Split) -> Built:
-    built = build(model, packed, seed=config.seed, weights=True)
-    load_start(model, built.model)
-    return prepared(config, built, packed.meta, train)
-
-
 def _write_weights(run: Run) -> None:
     """Write the last step's weights, or with keep_best the best evaluation's."""
     best, states, out = run.progress.best.step, run.out.partial, run.out
@@ -158,23 +149,14 @@ def _write_weights(run: Run) -> None:
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
                 "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
-        shards.write(out.path, _parameters(shards.Reader(folder)), {})
+        shards.write(out.path, _parameters(shards.Reader(folder, PARAMETER)), {})
 
 
 def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:
     for name in stored.names:
-        if name.startswith(PARAMETER):
-            value = stored.tensor(name)
-            yield TensorSlice(name, 0, (0,) * value.dim(), tuple(value.shape), value)
+        value = stored.tensor(name)
+        yield TensorSlice(PARAMETER + name, 0, (0,) * value.dim(), tuple(value.shape), value)
 
 
 def _count(parameters: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in parameters.values())
-
-
-def _copy_tokenizer(packed: Input[PackedMeta], out: Workdir) -> None:
-    for file in sorted((packed.path / "tokenizer").rglob("*")):
-        if file.is_file():
-            target = out.path / file.relative_to(packed.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)

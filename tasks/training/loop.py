@@ -160,8 +160,7 @@ class Run:
         self.out.progress(at.step, self.total, "steps", **self.shown)
 
     def log(self) -> None:
-        """Wait for the device and report loss, gradient norm, learning rate and speed. Raises the error of the
-        checkpoint thread."""
+        """Wait for the device and report loss, norm, rate and speed. Raises the checkpoint thread's error."""
         self.read_losses()
         self.saver.check()
         lr = scalars(self.config, self.progress.step - 1, self.total, 1).lr

@@ -65,8 +65,7 @@ def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mes
 
 
 def check_heads(fields: Mapping[str, Any], size: int) -> None:
-    """Raise ModelError unless `size` devices divide the attention heads and key-value heads in the config `fields`:
-    each computes whole heads."""
+    """Raise ModelError unless `size` devices divide the numbers of heads in a config: each computes whole heads."""
     for names in HEADS:
         for name in names:
             heads = fields.get(name)

@@ -21,14 +21,7 @@ ROW, COLUMN = "row/", "column/"
 
 
 class TensorSlice(NamedTuple):
-    """A part of a checkpoint's tensor, as one device writes it.
-
-    Attributes:
-        name: With its prefix.
-        start: First index in each dimension.
-        whole: Shape of the whole tensor.
-        value: On the CPU.
-    """
+    """A part of a checkpoint's tensor. start: first index in each dimension; whole: shape of the whole tensor."""
 
     name: str
     device: int

@@ -21,7 +21,7 @@ from tests.conftest import PROJECT
 from tests.helpers import small_models
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.evaluation.models import EAGER
-from trnflow.tasks.export.stablehlo import ENVIRON
+from trnflow.tasks.system.model_process import ENVIRON
 
 TIMED = """
 import json, sys, time

@@ -16,8 +16,8 @@ from tests.helpers import small_models
 from tests.helpers.products import sampled
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.evaluation.models import EAGER
-from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.stage import read_json
+from trnflow.tasks.system.model_process import ENVIRON
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -186,7 +186,6 @@ def test_where_jax_is_installed_256_rows_are_compared_and_the_export_is_timed(
 
 
 def _metrics_by_scikit_learn(evaluation: Path) -> None:
-    """The metrics of report.json, computed again from predictions.parquet."""
     import numpy as np
     import pyarrow.parquet as pq
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef

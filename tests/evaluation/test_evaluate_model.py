@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ from trnflow.tasks.evaluation.generation import (
     prompts,
     shortened,
 )
-from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
 from trnflow.tasks.evaluation.plots import confusion_matrix
+from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.training.batches.sampler import Split
 
@@ -48,7 +52,6 @@ def classified(folder: Path) -> Input:
 
 
 def chunked(folder: Path) -> Input:
-    """Validation rows, two and three to a chunk."""
     chunks = [TOKEN_ROWS[start : start + 2] for start in range(0, 18, 2)]
     chunks += [[row for row in TOKEN_ROWS[start : start + 3] if len(row[0]) <= 10] for start in range(18, 30, 3)]
     splits = {"train": {32: chunks[:2]}, "validation": {32: [chunk for chunk in chunks if chunk]}}
@@ -103,7 +106,6 @@ def report(evaluated: dict[str, Any], name: str) -> Meta:
 
 
 def one_by_one(weights: Input, rows: Rows) -> list[int]:
-    """Predictions without batches, buckets or padding."""
     import torch
 
     model = load_model(weights.path, "classification")
@@ -153,6 +155,28 @@ def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) ->
     assert (said["calls"], said["rows"], said["lengths"]) == {"bert": (2, 4, [16, 32]), "llama": (3, 3, [32])}[name]
     unit = "4 rows" if name == "bert" else f"{said['compared']:,} tokens of 3 chunks"
     assert f"100% of {unit}" in (evaluated["root"] / name / "out" / "report.html").read_text()
+
+
+WORST = """
+import sys
+from pathlib import Path
+import torch
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.export.agreement import compare, eager_call
+folder = Path(sys.argv[1])
+call = eager_call(load_model(folder / "bert", "classification"), *torch.ones(2, 2, 16, dtype=torch.long), 2, 1)
+exported = Input(folder / "bert-export", "exported", {"batch": 2, "lengths": [16]}, "sha256:3")
+apart = compare(exported, [call._replace(logits=call.logits + 1), call], lambda *done: None)[1]
+print(apart["export_max_difference"])
+"""
+
+
+def test_the_difference_of_an_export_is_that_of_its_worst_call(evaluated: dict[str, Any]) -> None:
+    environ = {**os.environ, **EAGER, **ENVIRON}
+    command = [sys.executable, "-c", WORST, str(evaluated["root"])]
+    process = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert float(process.stdout) == pytest.approx(1, abs=1e-3), process.stderr
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -351,6 +375,16 @@ def test_a_picture_has_the_same_bytes_and_no_name_of_its_maker(tmp_path: Path) -
     data = (tmp_path / "a.png").read_bytes()
     assert data == (tmp_path / "b.png").read_bytes()
     assert data.startswith(b"\x89PNG") and b"Software" not in data and b"matplotlib" not in data.lower()
+
+
+def test_without_an_export_the_weights_alone_are_judged(tmp_path: Path) -> None:
+    rows, bert = classified(tmp_path / "rows"), small_models.bert(tmp_path / "model")
+    out = small_models.workdir(tmp_path / "out")
+    meta = evaluate_model(EvaluateConfig(), texts=texts(tmp_path / "texts"), packed=rows, weights=bert, out=out)
+    assert not [name for name in meta["metrics"] if name.startswith("export")]
+    said = read_json(out.path / "report.json")["export"]
+    assert said == {"target": "none", "note": "not compared: there is no export (export.target)"}
+    assert "there is no export" in (out.path / "report.html").read_text()
 
 
 def fails(tmp_path: Path, packed: Input, **config: Any) -> None:

@@ -237,7 +237,10 @@ def test_the_oldest_logs_go_when_all_take_too_much(tmp_path: Path, monkeypatch: 
             (run_folder(tmp_path, f"run-{number}") / "a.log").write_bytes(bytes(10_000))
     assert len(list((tmp_path / "runs").glob("run-*"))) == 10, "a look an hour"
     os.utime(tmp_path / "runs" / retention.PRUNED, (0, 0))
+    unsent = retention.unsent_file(tmp_path, "run-1")
+    unsent.parent.mkdir()
+    unsent.write_text("{}")
     with EventLog().writing(tmp_path, "run-2", **BEGUN):  # an old one that is written
         retention.prune_logs(tmp_path)
     left = {path.name for path in (tmp_path / "runs").glob("run-*")}
-    assert left == {f"run-{number}" for number in (2, 5, 6, 7, 8, 9)}, "trials of a sweep count as one"
+    assert left == {f"run-{number}" for number in (1, 2, 5, 6, 7, 8, 9)}, "trials of a sweep count as one"

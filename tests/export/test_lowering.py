@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import PROJECT
 from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.export.lowering import custom_calls, erf
-from trnflow.tasks.export.stablehlo import ENVIRON
+from trnflow.tasks.system.model_process import ENVIRON
 
 LOWER = """
 import json, torch

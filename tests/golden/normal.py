@@ -12,6 +12,8 @@ MEASURED = re.compile(
 )
 """Names of values that are measured: they keep their type alone. `runtime` and `total` are of the memory estimate, which
 counts what the process itself holds."""
+STEP = re.compile(r" \d+$")
+"""The step after the name of a point of MLflow's curves."""
 DROPPED = {"host", "link_files", "git.commit", "git.dirty", "pid", "mlflow.parentRunId", "trnflow.champion_series"}
 KEY = r"(?<!sha256:)\b[0-9a-f]{64}\b"
 PATTERNS = (
@@ -44,10 +46,11 @@ def normal(value: Any, folders: dict[Path, str], *, keys: bool, name: str = "") 
         }
     if isinstance(value, list):
         return [normal(one, folders, keys=keys, name=name) for one in value]
-    if isinstance(value, int | float) and not isinstance(value, bool) and MEASURED.search(name):
+    is_measured = MEASURED.search(STEP.sub("", name)) is not None
+    if isinstance(value, int | float) and not isinstance(value, bool) and is_measured:
         return "number"
     if isinstance(value, str):
-        return "text" if MEASURED.search(name) else plain(value, folders, keys=keys)
+        return "text" if is_measured else plain(value, folders, keys=keys)
     return value
 
 

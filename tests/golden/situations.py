@@ -100,7 +100,7 @@ class Home:
 
     def facts(self, **said: Any) -> dict[str, Any]:
         """Return what this situation has added: what commands printed, run records, MLflow's runs, Prefect's pages."""
-        wait(lambda: not list(self.processes()), 300, 0.5)  # MLflow's uploader ends when it has sent all
+        wait(lambda: not list(self.processes()), 300, 0.5)  # MLflow's follower ends when it has sent all
         new = sorted(path for path in (self.path / "store/runs").glob("*.json") if path.name not in self.seen)
         self.seen |= {path.name for path in new}
         records = [json.loads(path.read_text()) for path in new]

@@ -15,8 +15,8 @@ from trnflow.tasks.data.chunks import chunk_file, segments_file, shapes
 from trnflow.tasks.data.pack.chunk_writer import create_columns
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.evaluation.models import EAGER
-from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.stage import Workdir
+from trnflow.tasks.system.model_process import ENVIRON
 
 PROJECT = Path(__file__).resolve().parents[2]
 LABELS = ["anger", "joy", "sad $10"]

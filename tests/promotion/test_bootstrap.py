@@ -72,6 +72,14 @@ def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> N
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
 
 
+@pytest.mark.parametrize(("rows", "is_better"), [(29, False), (30, True)])
+def test_few_rows_are_not_enough(tmp_path: Path, truth: NDArray[Any], rows: int, is_better: bool) -> None:
+    wrong = np.full(rows, "none")
+    paths = classes(tmp_path / "a", wrong, truth[:rows]), classes(tmp_path / "b", truth[:rows], truth[:rows])
+    found = compare(*paths, "classification", PromoteConfig(metric="accuracy", resamples=100))
+    assert (found.low, found.is_better) == (1.0, is_better)
+
+
 def test_of_200_challengers_that_differ_by_noise_at_most_five_percent_win(tmp_path: Path, truth: NDArray[Any]) -> None:
     """2.5 % are expected: one of the two tails of a 95 % interval. Each has a champion of its own, since one lucky champion
     would hide the rate."""

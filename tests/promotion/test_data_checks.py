@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.promotion.data_checks import CheckConfig, LoadedRows, Measured, measure
+from trnflow.tasks.promotion.data_checks import LoadedRows, Measured, measure
+from trnflow.tasks.promotion.settings import CheckConfig
 
 LABELS = ["neg", "pos"]
 

@@ -15,6 +15,7 @@ from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.training.config import TrainConfig, check_model
 
 
 def resolve(tmp_path: Path, **config: Any) -> Source:
@@ -23,7 +24,6 @@ def resolve(tmp_path: Path, **config: Any) -> Source:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a local model looks like, as far as resolving goes."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "bert", "hidden_dropout_prob": 0.1}')
@@ -82,16 +82,16 @@ def test_a_tokenizer_may_live_elsewhere(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_quantised_weights_are_refused(folder: Path, tmp_path: Path, config: dict[str, Any], kind: str) -> None:
-    """`plan` resolves the model, so that nothing runs before."""
+    """`plan` checks the model, so that nothing runs before."""
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     with pytest.raises(
         ModelError, match=rf"{folder} are quantised \(quantization_config: .*{kind}.*Fix: set model\.source"
     ):
-        resolve(tmp_path, source=str(folder))
+        check_model(TrainConfig(), resolve(tmp_path, source=str(folder)))
     with pytest.raises(ModelError, match="quantised"):
-        resolve(tmp_path, config={"model_type": "llama", **config})
+        check_model(TrainConfig(), resolve(tmp_path, config={"model_type": "llama", **config}))
     (folder / "config.json").write_text('{"model_type": "llama", "quantization_config": null}')
-    assert resolve(tmp_path, source=str(folder)).identity["weights"]
+    check_model(TrainConfig(), resolve(tmp_path, source=str(folder)))
 
 
 def test_pickled_weights_are_refused_and_a_missing_folder_is_named(folder: Path, tmp_path: Path) -> None:

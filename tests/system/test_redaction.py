@@ -41,10 +41,15 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forms(secret: str) -> Iterator[str]:
-    """As other programs write a secret."""
     yield from (secret, quote(secret, safe=""), quote(secret), quote_plus(secret))
     yield from (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
     yield re.sub("%..", lambda found: found[0].lower(), quote(secret, safe=""))
+
+
+def test_a_secret_that_holds_another_is_hidden_whole() -> None:
+    add_secret("hunter42")
+    add_secret("hunter42-of-the-staging-server")
+    assert scrub("token hunter42-of-the-staging-server, not hunter42") == "token ***, not ***"
 
 
 @given(SECRET, SECRET, CREDENTIAL)

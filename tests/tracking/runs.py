@@ -1,4 +1,4 @@
-"""What runs write to their spools, and what MLflow should have of it; for tests."""
+"""What runs write in their event logs, and what MLflow should have of it; for tests."""
 
 from __future__ import annotations
 
@@ -9,55 +9,78 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
-from trnflow.tasks.tracking import Tracker, absolute_uri
-from trnflow.tasks.tracking.spool import Spool
+from trnflow.tasks.artifact import Json
+from trnflow.tasks.events import Emit, EventLog, log_file
+from trnflow.tasks.system.redaction import hide_secrets
+from trnflow.tasks.tracking import MlflowDelivery, destination, tracking_address
+from trnflow.tasks.tracking.follower import Unsent
 
 PATIENCE = 120.0
 SETTINGS = {
     "name": "demo",
     "train": {"learning_rate": 3e-5, "devices": None, "betas": [0.9, 0.999]},
-    "data": {"source": "s3://KEY:hunter2@bucket/data?X-Amz-Signature=hunter2&part=1"},
-    "model": {"config": {"pad_token": "<pad>"}, "hf_token": "hunter2"},
+    "data": {"source": "s3://KEY:hunter2@bucket/emotion?X-Amz-Signature=hunter2&part=1"},
+    "model": {"config": {"pad_token": "<pad>"}, "hf_token": "sesame"},
     "launch": {"environment": {"ANYTHING": "hunter2"}},
 }
+STAGES = ("load_data", "tokenize_text", "train", "evaluate_model")
 
 
-def speak(tracker: Spool, folder: Path, points: int = 1200, *, metrics: bool = True, keys: str = "dbc") -> None:
-    """What a run of three stages says; load_data was a hit. keys: of the others, 64 times each letter."""
+@contextlib.contextmanager
+def tracked(
+    home: Path, run: str = "r1", uri: str | None = None, *, is_sent: bool = True, parent: str | None = None
+) -> Iterator[EventLog]:
+    """A run with a plan, sent to MLflow while it runs, or left unsent."""
+    uri, log = uri or database_of(home), EventLog()
+    if is_sent:
+        log.readers.append(MlflowDelivery(home, tracking_address(home, uri), wait_seconds=PATIENCE))
+    else:
+        Unsent(home, run).save({"offset": 0})
+    tracking = {**destination(home, uri, Path(), "tests"), "tags": {"commit": "abc"}}
+    begun = {"settings": hide_secrets(SETTINGS), "options": {}, "store": "s", "host": {}, "checkout": None}
+    with log.writing(home, run, recipe="demo", kind="run", parent=parent, tracking=tracking, **begun):
+        log.write("planned", stages=[{"stage": name, "action": "run"} for name in STAGES])
+        yield log
+
+
+def begin(log: EventLog, stage: str, key: str, **settings: Json) -> Emit:
+    return log.stage(stage, key=key, attempt=f"{log.state.run}-{stage}-1", settings=settings)
+
+
+def end(log: EventLog, stage: str, key: str, artifact: str, **fields: Json) -> None:
+    known = {"action": "ran", "seconds": None, "metrics": {}, "figures": {}, "facts": {}, "why": ""}
+    log.write("stage_ended", stage=stage, key=key, artifact=f"sha256:{artifact * 64}", **(known | fields))
+
+
+def speak(log: EventLog, home: Path, points: int = 1200, *, metrics: bool = True, keys: str = "dbc") -> None:
+    """What a run of three stages says, and of one that is not in its plan; load_data was a hit. keys: of the others, 64
+    times each letter."""
     tokenize, train, evaluate = (letter * 64 for letter in keys)
-    plot = folder / "confusion_matrix.png"
+    plot = Unsent(home, log.state.run).folder / "evaluate_model" / "confusion_matrix.png"
+    plot.parent.mkdir(parents=True)
     plot.write_bytes(b"\x89PNG plot")
-    tracker.stage_ended("load_data", action="hit", key="a" * 64, artifact="sha256:" + "a" * 64)
-    tracker.stage_started("tokenize_text", tokenize)
-    tracker.stage_ended(
-        "tokenize_text", action="ran", key=tokenize, artifact="sha256:" + "d" * 64, metrics={"tokens": 9},
-        lengths={"train": {"8": 3, "16": 5}, "test": {"8": 1}},
-    )  # fmt: skip
-    tracker.dataset("emotion", "sha256:" + "a" * 64, note="philschmid/emotion", context="training")
-    tracker.stage_started("train", train, {"learning_rate": 3e-5})
+    end(log, "load_data", "a" * 64, "a", action="hit", kind="rows")
+    begin(log, "tokenize_text", tokenize)
+    lengths = {"train": {"8": 3, "16": 5}, "test": {"8": 1}}
+    end(log, "tokenize_text", tokenize, "d", metrics={"tokens": 9}, lengths=lengths)
+    emit = begin(log, "train", train, learning_rate=3e-5)
     for step in range(points if metrics else 0):
-        tracker.metrics("train", step, {"loss": 1 / (step + 1), "learning_rate": 3e-5})
-    tracker.stage_ended(
-        "train", action="ran", key=train, artifact="sha256:" + "b" * 64, seconds=12.5,
-        metrics={"train_loss": 0.25}, figures={"samples_per_second": 70.0, "device": "cpu"},
-    )  # fmt: skip
-    tracker.stage_started("evaluate_model", evaluate)
-    tracker.stage_ended(
-        "evaluate_model", action="ran", key=evaluate, artifact="sha256:" + "c" * 64, seconds=1.0,
-        metrics={"f1_weighted": 0.92, "per_class": {"joy": {"f1": 0.9}}}, plots=(plot,),
-    )  # fmt: skip
-    plot.unlink()
-
-
-def started(home: Path, run: str = "r1", uri: str | None = None) -> Tracker:
-    return Tracker(home, run, "demo", settings=SETTINGS, tags={"commit": "abc"}, experiment="tests", uri=uri)
+        emit({"metrics": {"step": step, "values": {"loss": 1 / (step + 1), "learning_rate": 3e-5}}})
+    figures = {"samples_per_second": 70.0, "device": "cpu"}
+    end(log, "train", train, "b", seconds=12.5, metrics={"train_loss": 0.25}, figures=figures)
+    begin(log, "evaluate_model", evaluate)
+    scores = {"f1_weighted": 0.92, "per_class": {"joy": {"f1": 0.9}}}
+    end(log, "evaluate_model", evaluate, "c", seconds=1.0, metrics=scores, plots=[plot.name])
+    begin(log, "score_rows", "e" * 64)
+    end(log, "score_rows", "e" * 64, "e", metrics={"f1_weighted": 0.9})
 
 
 def database_of(home: Path) -> str:
     """The address of a home's own database."""
-    return absolute_uri(f"sqlite:///{home}/mlflow.db")
+    return tracking_address(home, f"sqlite:///{home}/mlflow.db")
 
 
 def client(uri: str):
@@ -97,25 +120,19 @@ def check_complete(mlflow, run: str, points: int = 1200) -> None:
     assert parent.data.metrics["train/seconds"] == 12.5
 
 
-def trained(spool: Spool, key: str, steps: range, end: str | None) -> None:
-    """What a run says of a training: these steps, and how it ended (None: not at all)."""
-    spool.stage_started("train", key, {"learning_rate": 3e-5})
-    for step in steps:
-        spool.metrics("train", step, {"loss": 1 / step})
-    if end == "ran":
-        spool.stage_ended(
-            "train", action="ran", key=key, artifact="sha256:" + "b" * 64, seconds=1.0, metrics={"train_loss": 0.5}
-        )
-    spool.run_ended({"ran": "FINISHED", None: "KILLED"}.get(end, str(end)))
-
-
-def not_uploaded(home: Path, run: str, **tags: str) -> Spool:
-    """A run whose spool nobody uploads yet."""
-    spool = Spool(home, run)
-    spool.run_started(
-        "demo", settings={"name": "demo"}, tags=tags, experiment="tests", uri=database_of(home), artifacts=home.as_uri()
-    )
-    return spool
+def trained(
+    home: Path, run: str, key: str, steps: range, *, is_killed: bool = False, parent: str | None = None
+) -> None:
+    """A run that trains these steps, unsent. is_killed: it was killed in its training."""
+    with tracked(home, run, is_sent=False, parent=parent) as log:
+        emit = begin(log, "train", key, learning_rate=3e-5)
+        for step in steps:
+            emit({"metrics": {"step": step, "values": {"loss": 1 / step}}})
+        if not is_killed:
+            end(log, "train", key, "b", seconds=1.0, metrics={"train_loss": 0.5})
+    if is_killed:
+        file = log_file(home, run)
+        file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]) + b'{"n": 9, "ti')
 
 
 def wait_until(true) -> None:

@@ -1,39 +1,41 @@
-"""What the uploader makes of spools: one MLflow run for each stage that has figures, however the runs ended."""
+"""What a follower makes of event logs: one MLflow run for each stage that has figures, however the runs ended."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.tracking.runs import client_of, not_uploaded, runs_of, trained
-from trnflow.tasks.tracking import upload_left
+from tests.tracking.runs import begin, client_of, end, runs_of, tracked, trained
+from trnflow.tasks.events import log_file, run_folder, unsent_runs
+from trnflow.tasks.tracking import send_logs
+from trnflow.tasks.tracking.follower import Unsent
 from trnflow.tasks.tracking.mlflow_values import flatten, numbers
-from trnflow.tasks.tracking.spool import Spool
 
 
-def test_a_spool_is_left_to_the_run_that_writes_it_and_to_one_uploader(tmp_path):
-    spool = Spool(tmp_path, "r")
-    assert spool.files.has_writer()
-    assert upload_left(tmp_path) == 0
-    spool.close()
-    assert not spool.files.has_writer()
-    with spool.files.upload_lock() as first, spool.files.upload_lock() as second:
+def test_a_log_is_left_to_the_run_that_writes_it_and_to_one_follower(tmp_path):
+    with tracked(tmp_path, is_sent=False):
+        assert Unsent(tmp_path, "r1").is_growing()
+        assert send_logs(tmp_path) == 0
+    unsent = Unsent(tmp_path, "r1")
+    assert not unsent.is_growing()
+    with unsent.lock() as first, unsent.lock() as second:
         assert (first, second) == (True, False)
+    assert unsent_runs(tmp_path) == ["r1"]
 
 
-def test_a_spool_is_read_in_whole_lines(tmp_path):
-    spool = Spool(tmp_path, "r")
-    spool.append("dataset", name="one")
-    os.write(spool._handle.fileno(), b'{"event": "data')
-    events, offset = spool.files.read(0)
-    assert [event["name"] for event in events] == ["one"]
-    assert spool.files.read(offset) == ([], offset)
-    os.write(spool._handle.fileno(), b'set", "name": "two"}\n')
-    assert [event["name"] for event in spool.files.read(offset)[0]] == ["two"]
+def test_a_log_of_a_later_format_is_kept_and_named(tmp_path: Path) -> None:
+    trained(tmp_path, "r1", "d" * 64, range(1, 3))
+    file = log_file(tmp_path, "r1")
+    file.write_text(file.read_text().replace('"schema": 1', '"schema": 2'))
+    trained(tmp_path, "r2", "e" * 64, range(1, 3))
+    assert send_logs(tmp_path, first="r2") == 1
+    assert unsent_runs(tmp_path) == ["r1"]
+    assert (
+        "is an event log in format 2, and this version of trnflow reads up to 1"
+        in Unsent(tmp_path, "r1").warning.read_text()
+    )
 
 
 def test_settings_and_figures_become_flat():
@@ -44,23 +46,14 @@ def test_settings_and_figures_become_flat():
 
 
 def test_a_run_has_at_most_eight_single_figures_and_its_curves(tmp_path):
-    spool = not_uploaded(tmp_path, "r1")
     many = {f"metric_{number}": 0.5 for number in range(20)} | {"f1_weighted": 0.9, "accuracy": 0.8}
-    for stage in ("train", "evaluate_model"):
-        spool.stage_started(stage, stage[0] * 64)
-        for step in range(3 if stage == "train" else 0):
-            spool.metrics(stage, step, {"curve": 1.0})
-        spool.stage_ended(
-            stage,
-            action="ran",
-            key=stage[0] * 64,
-            artifact="sha256:" + "b" * 64,
-            seconds=1.0,
-            metrics=many,
-            figures=many,
-        )
-    spool.run_ended("FINISHED")
-    assert upload_left(tmp_path) == 1
+    with tracked(tmp_path, is_sent=False) as log:
+        for stage in ("train", "evaluate_model"):
+            emit = begin(log, stage, stage[0] * 64)
+            for step in range(3 if stage == "train" else 0):
+                emit({"metrics": {"step": step, "values": {"curve": 1.0}}})
+            end(log, stage, stage[0] * 64, "b", seconds=1.0, metrics=many, figures=many)
+    assert send_logs(tmp_path) == 1
     runs = runs_of(client_of(tmp_path), "r1")
     single = {stage: {*run.data.metrics} - {"curve"} for stage, run in runs.items()}
     assert all(len(names) <= 8 for names in single.values()), single
@@ -86,30 +79,28 @@ def check_one_training(home: Path, runs: list[str], key: str, steps: range) -> N
         assert parents[later].data.tags["trnflow.continues.train"] == first
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["in order", "the first one's spool comes last"])
+@pytest.mark.parametrize("late", [False, True], ids=["in order", "the first one's log comes last"])
 def test_a_training_that_is_killed_and_goes_on_is_one_run(tmp_path: Path, late: bool) -> None:
-    key = "d" * 64
-    first, second = not_uploaded(tmp_path, "r1"), not_uploaded(tmp_path, "r2")
-    trained(first, key, range(1, 8), None)
-    shutil.copyfile(first.files.events, tmp_path / "again")
+    key, first = "d" * 64, run_folder(tmp_path, "r1")
+    trained(tmp_path, "r1", key, range(1, 8), is_killed=True)
     if not late:
-        assert upload_left(tmp_path) == 1
-    trained(second, key, range(5, 11), "ran")
+        assert send_logs(tmp_path) == 1
+    trained(tmp_path, "r2", key, range(5, 11))
     if late:
-        first.files.events.rename(tmp_path / "held back")
-        assert upload_left(tmp_path) == 1
-        (tmp_path / "held back").rename(first.files.events)
-    assert upload_left(tmp_path) == 1
+        first.rename(tmp_path / "held back")
+        assert send_logs(tmp_path) == 1
+        (tmp_path / "held back").rename(first)
+    assert send_logs(tmp_path) == 1
     check_one_training(tmp_path, ["r1", "r2"], key, range(1, 11))
-    (tmp_path / "again").rename(first.files.events)  # once more changes nothing
-    assert upload_left(tmp_path) == 1
+    Unsent(tmp_path, "r1").save({"offset": 0})  # once more changes nothing
+    assert send_logs(tmp_path) == 1
     check_one_training(tmp_path, ["r1", "r2"], key, range(1, 11))
 
 
 def test_a_forced_training_or_one_of_another_key_is_a_run_of_its_own(tmp_path: Path) -> None:
-    for run, key, end in (("r1", "d", "ran"), ("r2", "d", "ran"), ("r3", "e", None), ("r4", "f", "ran")):
-        trained(not_uploaded(tmp_path, run), key * 64, range(1, 3), end)
-        assert upload_left(tmp_path) == 1
+    for run, key, is_killed in (("r1", "d", False), ("r2", "d", False), ("r3", "e", True), ("r4", "f", False)):
+        trained(tmp_path, run, key * 64, range(1, 3), is_killed=is_killed)
+        assert send_logs(tmp_path) == 1
     mlflow = client_of(tmp_path)
     assert {run: set(runs_of(mlflow, run)) for run in ("r1", "r2", "r3", "r4")} == {
         run: {"", "train"} for run in ("r1", "r2", "r3", "r4")
@@ -117,10 +108,10 @@ def test_a_forced_training_or_one_of_another_key_is_a_run_of_its_own(tmp_path: P
 
 
 def test_trials_are_nested_in_the_run_of_their_sweep(tmp_path: Path) -> None:
-    for run, tags in {"s1": {}, "t1": {"trnflow.sweep": "s1"}}.items():
-        trained(not_uploaded(tmp_path, run, **tags), run * 32, range(1, 3), "ran")
-        assert upload_left(tmp_path) == 1
+    for run, parent in {"s1": None, "t1": "s1"}.items():
+        trained(tmp_path, run, run * 32, range(1, 3), parent=parent)
+        assert send_logs(tmp_path) == 1
     mlflow = client_of(tmp_path)
     sweep, trial = (runs_of(mlflow, run)[""] for run in ("s1", "t1"))
     assert trial.data.tags["mlflow.parentRunId"] == sweep.info.run_id
-    assert "mlflow.parentRunId" not in sweep.data.tags
+    assert trial.data.tags["trnflow.sweep"] == "s1" and "trnflow.sweep" not in sweep.data.tags

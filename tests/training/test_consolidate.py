@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,7 +46,10 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
     files = sorted(found.path.glob("model-*.safetensors"))
     index = read_json(found.path / "model.safetensors.index.json")
     assert len(files) > 2 and set(index["weight_map"]) == set(parameters)
-    assert {name: file.name for file in files for name in load_file(file)} == index["weight_map"]
+    tensors = {file.name: load_file(file) for file in files}
+    assert {name: file for file in tensors for name in tensors[file]} == index["weight_map"]
+    sizes = [[tensor.nbytes for tensor in group.values()] for group in tensors.values()]
+    assert all(sum(group) <= 10_000 or len(group) == 1 for group in sizes), sizes
     model = AutoModelForCausalLM.from_pretrained(found.path)
     assert model.dtype == torch.bfloat16 and model.lm_head.weight is model.model.embed_tokens.weight
     assert all(torch.equal(value, parameters[name].bfloat16()) for name, value in model.named_parameters())
@@ -53,6 +57,23 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
 
     again = run_stage(consolidate, config, tmp_path / "again", shards=shards, model=NOTHING).artifact
     assert files_of(again) == files_of(found)
+
+
+def test_the_published_type_can_be_that_of_the_base(tmp_path) -> None:
+    shards, parameters = checkpoint(tmp_path, packed_lm(tmp_path / "packed"), **LLAMA)
+    for said, dtype in (
+        ({"torch_dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "float16"}, torch.float16),
+        ({}, torch.float32),
+    ):
+        identity = {**NOTHING.identity, "config": {"pretrained": said, "overrides": {}}}
+        base, config = replace(NOTHING, identity=identity), ConsolidateConfig(dtype="base")
+        made = run_stage(consolidate, config, tmp_path / str(dtype), shards=shards, model=base).artifact
+        assert made.meta["dtype"] == str(dtype).removeprefix("torch.") == read_json(made.path / "config.json")["dtype"]
+        assert all(
+            torch.equal(value, parameters[name].to(dtype))
+            for name, value in load_file(made.path / "model.safetensors").items()
+        )
 
 
 def test_a_lost_tensor_is_named(tmp_path) -> None:

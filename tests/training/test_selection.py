@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.loop import TrainingState
 from trnflow.tasks.training.selection import Best, check_selection
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
@@ -29,6 +32,12 @@ def test_the_best_is_the_first_of_the_smallest(losses: list[float]) -> None:
     real = [loss for loss in losses if math.isfinite(loss)]
     best = walk(TrainConfig(keep_best=True), losses)
     assert best.step == (losses.index(min(real)) + 1 if real else 0)
+
+
+@given(LOSSES)
+def test_a_checkpoint_holds_the_best(losses: list[float]) -> None:
+    state = TrainingState(step=len(losses), best=walk(TrainConfig(keep_best=True), losses))
+    assert TrainingState.of(json.loads(json.dumps(asdict(state)))) == state
 
 
 def test_accuracy_is_better_when_higher() -> None:

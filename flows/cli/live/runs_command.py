@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +14,7 @@ from trnflow.flows.cli.live.status_command import counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.runner.attempts import PREVIEW
-from trnflow.flows.runner.run_log import ON_RECORD
+from trnflow.flows.runner.mlflow_log import ON_RECORD
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
@@ -27,7 +26,7 @@ LIVE = ("stage", "step", "of", "unit", "eta")
 HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     add_command(sub, "runs", runs, store, "list runs, newest first; those in progress, too")
 
 

@@ -3,11 +3,10 @@ it."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
 from trnflow.tasks.prediction.row_files import RowFile, new_lines
+from trnflow.tasks.system.model_process import ENVIRON
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables that keep transformers from showing progress beside ours."""
@@ -32,7 +31,7 @@ TEXTS_SHOWN = 60
 """The most characters of a text that are printed beside its label."""
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     parser = add_command(sub, "predict", predict, store, "predict texts or the rows of a file with a trained model")
     parser.epilog = "Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`."
     add_model(parser)
@@ -48,8 +47,7 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def predict(options: Namespace) -> int:
-    """Print a prediction for each text, or each row of --file; write them to --out as JSON lines; or serve a page
-    (--serve)."""
+    """Print a prediction for each text or row; with --out write them as JSON lines; with --serve serve a page."""
     _check(options)
     export, weights = ROLES["export"], ROLES["model"]
     want = (export, weights) if options.export else (weights, export)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.runner.context import RunContext, open_context
+from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
-from trnflow.flows.runner.run import Result
+from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.redaction import scrub
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trnflow.flows.runner.graph import Graph
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     again = add_command(
         sub, "retrain", retrain, recipe, "train again if anything changed; promote the model if it is better"
     )
@@ -35,8 +35,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def retrain(options: Namespace) -> int:
-    """Retrain and print how it ended: exit code 0 for promoted, kept and unchanged, 1 for stopped by a check, else the
-    error's. With --dry-run only print what would be done."""
+    """Retrain and print how it ended: exit code 0 for promoted, kept and unchanged, 1 for stopped, else the error's."""
     from trnflow.flows.retraining.change import find_change
     from trnflow.flows.retraining.retrain import record_failure, unchanged
 
@@ -92,12 +91,11 @@ def _retrained(options: Namespace, context: RunContext, change: RetrainReason) -
 
 def _directly(options: Namespace, context: RunContext, change: RetrainReason, progress: Progress) -> Retrained:
     from trnflow.flows.retraining.retrain import retrain as retrain_recipe
-    from trnflow.flows.services.tracked_run import run_tracked
 
     def train(training: RunContext, graph: Graph) -> Result:
-        return run_tracked(graph, training.for_run(log), Options(offline=options.offline))
+        return run(graph, training.for_run(log), Options(offline=options.offline))
 
-    log = EventLog(progress)
+    log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
     return retrain_recipe(context, log, train, wait=options.wait, change=change)
 
 

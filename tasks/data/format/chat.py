@@ -19,8 +19,6 @@ Example = list[Row]
 """Parts of a text: dicts with `text`, `train`, and optionally `plain`."""
 
 REWRITTEN = "rewritten"
-"""Notes about a row: earlier turns rewritten; more assistant turns than `{% generation %}` blocks; a prompt at
-inference that ends in words that the training text lacks."""
 OUTSIDE = "outside"
 UNLIKE_PROMPT = "unlike_prompt"
 """Notes about a row: earlier turns rewritten; more assistant turns than `{% generation %}` blocks; the prompt at
@@ -35,13 +33,7 @@ class RowExamples(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """An assistant's answer in a rendered text.
-
-    Attributes:
-        through: The text to this turn's end.
-        start: The turn's first index in `through`.
-        unlike_prompt: Whether the prompt at inference is another.
-    """
+    """An assistant's answer. through: the text to its end; start: its index there; unlike_prompt: at inference."""
 
     through: str
     start: int
@@ -51,8 +43,7 @@ class Turn(NamedTuple):
 def templated(
     given: Conversation, template: ChatTemplate, where: str, *, last: bool, special: re.Pattern[str] | None = None
 ) -> RowExamples:
-    """Render a conversation into examples; none if the assistant says nothing. Raises DataError, naming the row, or
-    ConfigError.
+    """Render a conversation into examples; none if the assistant says nothing. Raises DataError or ConfigError.
 
     last: train on the last turn alone. special: `special_pattern`, whose matches become parts marked `plain`.
     """
@@ -70,8 +61,7 @@ def templated(
 
 
 def sections(messages: list[Row], where: str, *, last: bool) -> Example:
-    """Write a conversation under headings such as `### User`. Raises DataError for content that is no text or would be
-    lost."""
+    """Write a conversation under headings such as `### User`. Raises DataError for content that is no text or lost."""
     trained, parts = _trained(messages, last), []
     for number, message in enumerate(messages):
         before, content = "\n\n" if number else "", message.get("content") or ""

@@ -57,8 +57,7 @@ def conversation_of(row: Row, columns: ChatColumns, where: str) -> Conversation:
 
 
 def parsed(row: Row, column: str | None, where: str) -> Any:
-    """Return a column's value, text parsed as JSON; None if missing or blank. Raises DataError for a text that is not
-    JSON."""
+    """Return a column's value, text parsed as JSON; None if missing or blank. Raises DataError."""
     value = row.get(column) if column else None
     if not isinstance(value, str):
         return value
@@ -69,8 +68,7 @@ def parsed(row: Row, column: str | None, where: str) -> Any:
 
 
 def messages_of(value: Any, where: str) -> list[Row]:
-    """Return messages as dicts with `role` and `content`, from OpenAI's or ShareGPT's shape; [] for None. Raises
-    DataError for another shape or an unknown role."""
+    """Return messages as dicts with `role` and `content`, from OpenAI's or ShareGPT's shape. Raises DataError."""
     if value is not None and not isinstance(value, list):
         raise DataError(f"{where}: the messages are {str(value)[:60]!r}", "give a list of messages")
     return [_message(entry, f"{where}: message {number}") for number, entry in enumerate(value or [], 1)]

@@ -23,13 +23,7 @@ class Span(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A decoded row.
-
-    Attributes:
-        number: In the split, from 1.
-        supervised: The number of supervised tokens; 0 for classification.
-        label: Its name, or None for a language model's row.
-    """
+    """A decoded row. number: in the split, from 1; supervised: number of tokens; label: None of a language model."""
 
     number: int
     tokens: int

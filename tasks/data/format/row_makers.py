@@ -32,8 +32,7 @@ most one, a `Text` a text."""
 
 
 def maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
-    """Return the function that makes examples from a row. Raises ConfigError, DataError for classification with one
-    class."""
+    """Return the function that makes examples from a row. Raises ConfigError, DataError for a single class."""
     if config.task == "chat":
         return _chat(config, meta, chat, limit)
     make = MAKERS[config.task](config, meta, limit)
@@ -96,8 +95,7 @@ def row_template(config: FormatConfig, setting: str, meta: RowColumns, limit: Li
 
 
 def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Text:
-    """Return the function that writes a row's prompt in `format.style`. Raises ConfigError without the column
-    `format.instruction`."""
+    """Return the function that writes a row's prompt in `format.style`. Raises ConfigError."""
     _present("format.instruction", config.instruction, meta)
     instruction, context = _column(config.instruction), _column(context_column(config, meta["columns"]))
     words = STYLES[config.style]

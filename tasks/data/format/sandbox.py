@@ -87,8 +87,7 @@ def chat_environment(date: str) -> Limited:
 
 
 def render(template: Any, variables: dict[str, Any], *, marked: bool = False) -> str:
-    """Render a template; `marked` puts MARKS around `{% generation %}` blocks. Raises TemplateRuntimeError beyond STEPS
-    or OUTPUT."""
+    """Render a template; `marked` puts MARKS around `{% generation %}` blocks. Raises TemplateRuntimeError."""
     pieces, size = [], 0
     for piece in template.generate({**variables, _STEPS: [STEPS], _MARKED: marked}):
         size += len(piece)

@@ -20,8 +20,7 @@ def special_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def stand_ins_for(given: Conversation, special: re.Pattern[str] | None) -> dict[str, str]:
-    """Return {token spelled in a conversation: a private-use character that does not occur in it}; {} without
-    `special`."""
+    """Return {token spelled in a conversation: a private-use character that does not occur in it}."""
     texts: list[str] = []
     _add_strings(given, texts)
     # while a template is rendered, a private-use character stands for each token

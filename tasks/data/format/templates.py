@@ -22,18 +22,32 @@ def no_limit(where: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class RowTemplate:
-    """A template over a row's columns, such as `format.prompt_template`. setting: for errors. Raises ConfigError for a
-    syntax error."""
+class _Template:
+    """A parsed template. setting: for errors. Raises ConfigError for a syntax error."""
+
+    def __init__(self, setting: str, source: str, environment: Any, limit: Limit) -> None:
+        self._setting, self._environment, self._limit = setting, environment, limit
+        with _template_errors(setting):
+            self._tree = environment.counted(environment.parse(source))
+
+    @cached_property
+    def _template(self) -> Any:
+        """The compiled template. Raises ConfigError for an unknown filter or test."""
+        # compiled late, under the time limit: compiling evaluates constant expressions
+        with _template_errors(self._setting):
+            return self._environment.from_string(self._tree)
+
+
+class RowTemplate(_Template):
+    """A template over a row's columns, such as `format.prompt_template`."""
 
     def __init__(self, setting: str, source: str, columns: list[str], limit: Limit = no_limit) -> None:
         from jinja2 import StrictUndefined, nodes
 
         from trnflow.tasks.data.format.sandbox import Limited
 
-        self._setting, self._columns, self._limit = setting, columns, limit
-        self._environment = Limited(undefined=StrictUndefined, keep_trailing_newline=True)
-        self._tree = _parsed(setting, source, self._environment)
+        super().__init__(setting, source, Limited(undefined=StrictUndefined, keep_trailing_newline=True), limit)
+        self._columns = columns
         self._names = {node.name for node in self._tree.find_all(nodes.Name) if node.ctx == "load"}
 
     @property
@@ -57,13 +71,9 @@ class RowTemplate:
                 fix = f"the row's columns are {', '.join(self._columns)}"
                 raise ConfigError(f"{self._setting}: {error}", fix) from error
 
-    @cached_property
-    def _template(self) -> Any:
-        return _compiled(self._setting, self._environment, self._tree)
 
-
-class ChatTemplate:
-    """A chat template with transformers' variables. Raises ConfigError for a syntax error.
+class ChatTemplate(_Template):
+    """A chat template with transformers' variables.
 
     Args:
         special: {role such as `eos_token`: text}.
@@ -78,10 +88,8 @@ class ChatTemplate:
 
         from trnflow.tasks.data.format.sandbox import chat_environment
 
-        self._setting, self._limit = setting, limit
+        super().__init__(setting, source, chat_environment(date), limit)
         self._variables = {**special, **arguments}
-        self._environment = chat_environment(date)
-        self._tree = _parsed(setting, source, self._environment)
         self.generation = any(True for _ in self._tree.find_all(nodes.ExtensionAttribute))
         self.names = frozenset(node.name for node in self._tree.find_all(nodes.Name))
 
@@ -95,10 +103,6 @@ class ChatTemplate:
         variables = {**self._variables, **given, "add_generation_prompt": add_generation_prompt}
         with self._limit(where):
             return render(self._template, variables, marked=marked)
-
-    @cached_property
-    def _template(self) -> Any:
-        return _compiled(self._setting, self._environment, self._tree)
 
 
 @contextmanager
@@ -114,22 +118,11 @@ def rendering(where: str, what: str, fix: str) -> Iterator[None]:
         raise DataError(f"{where}: {what}: {error}", fix) from error
 
 
-def _parsed(setting: str, source: str, environment: Any) -> Any:
-    """Return the parsed template."""
+@contextmanager
+def _template_errors(setting: str) -> Iterator[None]:
     from jinja2 import TemplateError
 
     try:
-        # compiled later, under the time limit: compiling evaluates constant expressions
-        return environment.counted(environment.parse(source))
-    except (TemplateError, RecursionError) as error:
-        raise ConfigError(f"{setting}: {error}", "repair the template") from error
-
-
-def _compiled(setting: str, environment: Any, tree: Any) -> Any:
-    """Compile a parsed template. Raises ConfigError for an unknown filter or test."""
-    from jinja2 import TemplateError
-
-    try:
-        return environment.from_string(tree)
+        yield
     except (TemplateError, RecursionError) as error:
         raise ConfigError(f"{setting}: {error}", "repair the template") from error

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from trnflow.tasks.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def is_nested(kind: pa.DataType) -> bool:
     """Return whether values are lists, objects or JSON text."""
-    import pyarrow as pa
-
     return isinstance(kind, pa.JsonType) or pa.types.is_nested(kind)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return a type without dictionary encoding, views and 64-bit offsets; `json` for a nested one."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -34,10 +30,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return a type that holds both types' values, `json` if one is nested; None for a conflict, such as text and
-    number."""
-    import pyarrow as pa
-
+    """Return a type that holds both types' values, `json` if one is nested; None for a conflict."""
     kinds = [plain_type(first), plain_type(second)]
     if pa.json_() in kinds:
         return pa.json_()
@@ -53,8 +46,6 @@ def to_type(values: pa.Array, kind: pa.DataType, name: str, where: str, before: 
 
     before: the file's rows before `values`. Raises DataError with the row of the first value that does not fit.
     """
-    import pyarrow as pa
-
     problems = (pa.ArrowException, TypeError, ValueError)
     try:
         return _converted(values, kind)
@@ -72,8 +63,6 @@ def to_type(values: pa.Array, kind: pa.DataType, name: str, where: str, before: 
 
 
 def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
     if values.type == kind:
         return values
     if pa.types.is_dictionary(values.type):
@@ -87,8 +76,6 @@ def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _unpacker(kind: pa.DataType) -> Callable[[Any], Any]:
     """Return a function that turns a value into one that JSON can represent; it raises TypeError or ValueError."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.JsonType):
         return json.loads
     if pa.types.is_struct(kind):
@@ -103,15 +90,12 @@ def _unpacker(kind: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_nested(kind):
         unpack_entry = _unpacker(kind.value_type)
         return lambda values: [None if value is None else unpack_entry(value) for value in values]
-    return _dated if pa.types.is_temporal(kind) else _scalar
-
-
-def _dated(value: Any) -> str:
-    text = getattr(value, "isoformat", None)
-    return str(text()) if text else _scalar(value)
+    return _scalar
 
 
 def _scalar(value: Any) -> Any:
+    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
+        return value.isoformat()
     if not isinstance(value, str | int | float):
         raise TypeError(f"JSON has no type for {type(value).__name__}")
     return value

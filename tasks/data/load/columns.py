@@ -5,17 +5,17 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from trnflow.tasks.data.load.column_types import common_type, is_nested, plain_type, to_type
+from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import Rule, SeenLabels, declared_classes, is_blank, label_texts, parse_rule
 from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Nulls = Literal["error", "drop"]
 
 
 class Columns(NamedTuple):
@@ -75,15 +75,11 @@ def choose_columns(
 
 def united(files: list[RowReader], columns: Columns) -> pa.Schema:
     """Return one schema for a split's files, `label` as text. Raises DataError for conflicting types."""
-    import pyarrow as pa
-
     fields = {ours: pa.string() if ours in columns.text else _common(files, theirs) for ours, theirs in columns.kept}
     return pa.schema([*fields.items(), *([("label", pa.string())] if columns.label else [])])
 
 
 def _common(files: list[RowReader], name: str) -> pa.DataType:
-    import pyarrow as pa
-
     common, first = pa.null(), files[0]
     for rows in files:
         if name not in rows.schema.names:
@@ -109,13 +105,6 @@ def _first_row(rows: RowReader, name: str, wanted: Callable[[pa.Array], pa.Array
             return int(before + at + 1)
         before += batch.num_rows
     return 1
-
-
-def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return our names of the text columns; `text` if there is a label and no other name."""
-    if text is None:
-        return ("text",) if label and (not columns or "text" in columns) else ()
-    return (text,) if isinstance(text, str) else tuple(text)
 
 
 def _check_names(kept: Mapping[str, str], label: str | None, labelled: bool) -> None:
@@ -157,9 +146,6 @@ def clean_batches(
         schema: The split's, from `united`.
         seen, dropped: Get labels, and dropped rows under "null" and "empty".
     """
-    import numpy as np
-    import pyarrow as pa
-
     where = f"split {split}, {rows.name}"
     _check_present("data.columns", columns.named, rows.schema.names, rows.name)
     there = [name for name in columns.theirs if name in rows.schema.names]
@@ -195,9 +181,6 @@ def _complete_rows(
     batch: pa.RecordBatch, columns: Columns, where: str, before: int, nulls: Nulls, dropped: Counter[str]
 ) -> pa.Array:
     """Return bool [rows]: text and label are there. Raises DataError for the first that lacks one."""
-    import numpy as np
-    import pyarrow as pa
-
     complete, first = np.ones(batch.num_rows, dtype=bool), {}
     for what, reason, missing in _missing(batch, columns):
         lost = np.flatnonzero(missing & complete)
@@ -214,8 +197,6 @@ def _complete_rows(
 
 def _missing(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, str, Any]]:
     """Yield for label and text: a phrase for errors, the reason for the count, and bool [rows] where it is missing."""
-    import numpy as np
-
     for name in columns.text:
         yield f"the text column {name} is missing (null)", "null", _bools(batch.column(name).is_null())
     if columns.label:
@@ -230,9 +211,6 @@ def _bools(values: pa.Array) -> Any:
 
 
 def _check_not_nested(rows: RowReader, name: str, what: str, fix: str) -> None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     def is_list_or_object(values: pa.Array) -> pa.Array:
         return pc.match_substring_regex(to_type(values, pa.json_(), name, rows.name, 0).storage, r"^\s*[\[{]")
 
@@ -243,8 +221,6 @@ def _check_not_nested(rows: RowReader, name: str, what: str, fix: str) -> None:
 
 
 def _typed(values: pa.Array, kind: pa.DataType, name: str, where: str, before: int) -> pa.Array:
-    import pyarrow as pa
-
     try:
         values.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -254,8 +230,6 @@ def _typed(values: pa.Array, kind: pa.DataType, name: str, where: str, before: i
 
 def _broken(values: pa.Array, name: str, where: str, before: int) -> DataError:
     """Return the error for bytes that are not UTF-8, with the first such row."""
-    import pyarrow as pa
-
     for number in range(len(values)):
         try:
             values.slice(number, 1).validate(full=True)

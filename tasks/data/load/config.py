@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from trnflow.tasks.config import NOT_KEYED, Positive, PositiveCount, Seed, StageConfig
-from trnflow.tasks.data.load.columns import Nulls, text_columns
-from trnflow.tasks.data.load.mixture import Strategy
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.sources.data_files import FORMATS
 
 _NAME = re.compile(r"[\w-]+")
 Split = Literal["train", "validation", "test"]
+Nulls = Literal["error", "drop"]
+Strategy = Literal["first_exhausted", "all_exhausted"]
 if TYPE_CHECKING:
     Format = str
 else:
@@ -23,6 +24,9 @@ else:
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 AUTOMATIC = {"test": 0.1}
 """What is made where `split` is not set and the data has neither validation nor test."""
+NO_TEST_SPLIT = (
+    "the data has no test split: 10 % of the rows of train, chosen by a hash of their text, become one (data.split)"
+)
 
 
 class SourceConfig(StageConfig):
@@ -154,8 +158,7 @@ class DataConfig(SourceConfig):
         return weights or None
 
     def sources(self) -> dict[str, SourceConfig]:
-        """{name: settings} of each source, sorted; without a mixture one named "". Raises ConfigError for other text
-        columns."""
+        """{name: settings} of each source, sorted; without a mixture one named "". Raises ConfigError."""
         return (
             {name: self._filled(name, source) for name, source in sorted(self.mix.items())} if self.mix else {"": self}
         )
@@ -181,3 +184,25 @@ class DataConfig(SourceConfig):
         if self.text is None and any(source.text for source in mixed):
             return ("text",)
         return text_columns(self.text, label, self.columns)
+
+
+def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Return our names of the text columns; `text` if there is a label and no other name."""
+    if text is None:
+        return ("text",) if label and (not columns or "text" in columns) else ()
+    return (text,) if isinstance(text, str) else tuple(text)
+
+
+@contextlib.contextmanager
+def errors_name_source(name: str) -> Iterator[None]:
+    """Let errors name `data.mix.<name>.text` instead of `data.text`; "" changes nothing."""
+    try:
+        yield
+    except TrnflowError as error:
+        own = re.compile(rf"\bdata\.({'|'.join(SourceConfig.model_fields)})\b") if name else None
+        if own:
+            error.message, error.fix = (own.sub(rf"data.mix.{name}.\1", text) for text in (error.message, error.fix))
+            if f"data.mix.{name}" not in error.message:
+                error.message = f"data.mix.{name}: {error.message}"
+            error.args = (error.message,)
+        raise

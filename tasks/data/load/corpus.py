@@ -13,15 +13,17 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Source
-from trnflow.tasks.data.load.readers import RowReader, open_table
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import sha256_file, stamp
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.split_files import FileSettings
+
+if TYPE_CHECKING:
+    from trnflow.tasks.data.load.readers import RowReader
 
 SOURCE = "builtin:stdlib"
 VIEWS = ("packages", "questions")
@@ -69,8 +71,7 @@ def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
 
 
 def stdlib_files(root: Path) -> list[tuple[str, str]]:
-    """List (relative path, stamp) of the standard library's files below `root`, sorted, without tests, tools and
-    installed packages."""
+    """List (relative path, stamp) of the standard library's files, sorted, without tests and installed packages."""
     files: list[tuple[str, str]] = []
     pending = [""]
     while pending:
@@ -89,6 +90,8 @@ def corpus_splits(view: str) -> dict[str, RowReader]:
     """Return {split: rows in memory} of a view. Raises DataError when this Python has no source files."""
     import pyarrow as pa
 
+    from trnflow.tasks.data.load.readers import open_table
+
     docstrings = list(read_docstrings(_root()))
     if not docstrings:
         raise DataError(f"{SOURCE}: this Python's standard library has no source files", "set data.source to your data")
@@ -100,8 +103,7 @@ def corpus_splits(view: str) -> dict[str, RowReader]:
 
 
 def read_docstrings(root: Path) -> Iterator[Docstring]:
-    """Yield the docstrings of public objects, in the order of paths and lines; below 3 words, and in files that this
-    Python can't parse, they are skipped."""
+    """Yield the docstrings of public objects, of 3 words or more, in the order of paths and lines."""
     for path, _ in stdlib_files(root):
         parts = [part for part in path.removesuffix(".py").split("/") if part != "__init__"]
         if any(part.startswith("_") for part in parts):

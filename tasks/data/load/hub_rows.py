@@ -8,6 +8,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datasets import disable_progress_bars, load_dataset_builder
+from datasets.exceptions import DatasetsError
+from huggingface_hub import hf_hub_download
+
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.readers import BATCH, RowReader, open_file
 from trnflow.tasks.errors import ConfigError, DataError
@@ -24,8 +28,6 @@ def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
     location: {hub, name, commit, splits}; `splits` {} takes the names usual for train, validation and test. Raises
     DataError, or ConfigError for a missing split or configuration.
     """
-    from datasets import disable_progress_bars, load_dataset_builder
-
     disable_progress_bars()  # the stage has a bar of its own
     repo, commit = location["hub"], location["commit"]
     with _dataset_errors(repo, commit):
@@ -76,8 +78,6 @@ def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
 
 def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:
     """Download a file and open it. features: what the repository declares of its columns, or None."""
-    from huggingface_hub import hf_hub_download
-
     place = hf_hub_download(repo, path, repo_type="dataset", revision=commit)
     rows = open_file(Path(place), format_of(path) or "", f"{repo} {path}")
     return replace(rows, schema=rows.schema.with_metadata(features.arrow_schema.metadata)) if features else rows
@@ -85,8 +85,6 @@ def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:
 
 @contextlib.contextmanager
 def _dataset_errors(repo: str, commit: str | None) -> Iterator[None]:
-    from datasets.exceptions import DatasetsError
-
     with hub_errors("data", repo, commit):
         try:
             yield

@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from trnflow.tasks.data.load.column_types import encode_json, is_nested, json_object
 from trnflow.tasks.data.load.streams import file_errors, lines, open_stream, open_text
 from trnflow.tasks.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _decode = json.JSONDecoder(object_pairs_hook=json_object).decode
 
@@ -21,8 +20,6 @@ _decode = json.JSONDecoder(object_pairs_hook=json_object).decode
 def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
     """Open a JSON file; return its schema, in the order in which columns occur, and a function from column names to
     batches of `size` rows. Raises DataError with file and row or line."""
-    import pyarrow as pa
-
     kinds: dict[str, dict[type, None]] = {}
     # read twice: a column's type depends on all rows
     for row in _objects(path, name):
@@ -43,8 +40,6 @@ def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[li
 
 def _column_type(kinds: list[type]) -> pa.DataType:
     """Return the Arrow type for values of these Python types."""
-    import pyarrow as pa
-
     types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), type(None): pa.null()}
     if list in kinds or dict in kinds:
         return pa.json_()
@@ -57,8 +52,6 @@ def _column_type(kinds: list[type]) -> pa.DataType:
 
 def _column(rows: list[dict[str, Any]], key: str, kind: pa.DataType, name: str, before: int) -> pa.Array:
     """Return a column as an array. Raises DataError for the first row of another type. before: the file's rows before."""
-    import pyarrow as pa
-
     values = [row.get(key) for row in rows]
     try:
         return _array(values, kind)
@@ -81,8 +74,6 @@ def _column(rows: list[dict[str, Any]], key: str, kind: pa.DataType, name: str, 
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
     if not is_nested(kind):
         return pa.array(values, kind)
     texts = [None if value is None else encode_json(value) for value in values]

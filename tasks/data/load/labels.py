@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from trnflow.tasks.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
 
 MOST_LABELS = 10_000
 _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
@@ -42,8 +42,7 @@ class Rule:
 
 
 def parse_rule(label: str) -> Rule | None:
-    """Parse `data.label` as a rule; None if it is a column's name. Raises ConfigError for a text with an order
-    comparison."""
+    """Parse `data.label` as a rule; None if it is a column's name. Raises ConfigError for an order of texts."""
     match = _RULE.fullmatch(label)
     if match is None:
         return None
@@ -60,17 +59,13 @@ def parse_rule(label: str) -> Rule | None:
 
 @dataclass
 class SeenLabels:
-    """The labels that occur in a split. first: {label: file and row of its first occurrence}; names: {label: name} of a
-    column `<label>_name`."""
+    """The labels of a split. first: {label: file and row of its first occurrence}; names: {label: name}."""
 
     first: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, labels: pa.Array, siblings: pa.Array | None, where: str, numbers: NDArray[np.int64]) -> None:
-        """Add a batch's labels. siblings: their names, or None; numbers: int64 [rows], from 1. Raises ConfigError for
-        more than 10,000 labels."""
-        import numpy as np
-
+        """Add a batch's labels. siblings: their names, or None; numbers: of rows, from 1. Raises ConfigError."""
         encoded = labels.dictionary_encode()
         ids, rows = np.unique(encoded.indices.to_numpy(zero_copy_only=False), return_index=True)
         for index, row in zip(ids, rows, strict=True):
@@ -91,9 +86,6 @@ def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], whe
     Null, NaN, blanks and "nan" become null, unless `named` (`data.labels`) lists it. Raises DataError for a fraction,
     or a value that the rule can't compare.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_string(values.type):
         is_nan = pc.equal(pc.ascii_lower(pc.utf8_trim_whitespace(values)), "nan")
         missing = pc.or_(is_blank(values), pc.and_not(is_nan, pc.is_in(values, pa.array(named, pa.string()))))
@@ -109,15 +101,10 @@ def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], whe
 
 def is_blank(texts: pa.Array) -> pa.Array:
     """Return bool [texts]: empty or whitespace; null where the text is null."""
-    import pyarrow.compute as pc
-
     return pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
 
 
 def _ruled(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if isinstance(rule.value, float):
         values, kind = _numbers(values, rule, where, before), pa.float64()
     else:
@@ -127,8 +114,6 @@ def _ruled(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
 
 
 def _numbers(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
-    import pyarrow as pa
-
     try:
         return values.cast(pa.float64())
     except pa.ArrowInvalid:
@@ -150,9 +135,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _as_integers(values: pa.Array, where: str, before: int) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     broken = pc.not_equal(values, pc.floor(values)).index(True).as_py()
     if broken >= 0:
         raise DataError(
@@ -170,9 +152,6 @@ class LabelSet:
 
     def encode(self, labels: pa.Array) -> pa.Array:
         """Return the ids, int64 [rows], of label texts, which must be in the set."""
-        import numpy as np
-        import pyarrow as pa
-
         encoded = labels.dictionary_encode()
         table = np.array([self.ids[text] for text in encoded.dictionary.to_pylist()], dtype=np.int64)
         return pa.array(table[encoded.indices.to_numpy(zero_copy_only=False)])
@@ -221,8 +200,7 @@ def _refuse_fractions(seen: SeenLabels) -> None:
 
 
 def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:
-    """Return a mixture's label names by id: `data.labels`, else those of the first source. Raises ConfigError when a
-    source has others."""
+    """Return a mixture's label names by id: `data.labels`, else those of the first source. Raises ConfigError."""
     first, *others = sources
     names = list(given) if given is not None else sources[first]
     for source in (first, *others):

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
-Strategy = Literal["first_exhausted", "all_exhausted"]
+from trnflow.tasks.data.load.config import Strategy
 
 
 def amounts(
@@ -40,8 +38,6 @@ def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
 
 def interleaved(counts: Mapping[str, int], block: int) -> Iterator[tuple[dict[str, int], NDArray[np.int64]]]:
     """Mix sources in blocks of about `block` rows; yield {source: next rows to read} and their order, int64 [rows]."""
-    import numpy as np
-
     blocks = -(-sum(counts.values()) // block)
     before = dict.fromkeys(counts, 0)
     for number in range(1, blocks + 1):

@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from trnflow.tasks.data.load.json_rows import open_json
 from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines, open_text
 from trnflow.tasks.errors import CodeError, DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 BATCH = 4096
 
@@ -56,8 +56,7 @@ def reads(kind: str) -> Callable[[Function], Function]:
 
 
 def open_file(path: Path, kind: str, name: str) -> RowReader:
-    """Open a data file of format `kind` without reading rows. Raises DataError for one that can't be read, or has two
-    columns of one name."""
+    """Open a data file of format `kind` without reading rows. Raises DataError."""
     with file_errors(name):
         rows = READERS[kind](path, name)
     twice = [column for column, count in Counter(rows.schema.names).items() if count > 1]
@@ -73,8 +72,6 @@ def open_table(table: pa.Table, name: str) -> RowReader:
 
 @reads("parquet")
 def _parquet(path: Path, name: str) -> RowReader:
-    import pyarrow.parquet as pq
-
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         # buffer_size: without it whole columns of a row group, perhaps a million rows, are in memory
         with file_errors(name), pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
@@ -87,8 +84,6 @@ def _parquet(path: Path, name: str) -> RowReader:
 @reads("arrow")
 def _arrow(path: Path, name: str) -> RowReader:
     """Open an Arrow IPC file, or a stream as `datasets` writes under the same extension."""
-    import pyarrow as pa
-
     with path.open("rb") as file:
         is_file = file.read(6) == b"ARROW1"
     mapped = pa.memory_map(str(path))
@@ -103,7 +98,6 @@ def _json(path: Path, name: str) -> RowReader:
 @reads("txt")
 def _text(path: Path, name: str) -> RowReader:
     """One row for each line that is not blank, in the column `text`."""
-    import pyarrow as pa
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         texts = (line for _, line in lines(path, name) if line)
@@ -120,8 +114,6 @@ def _tsv(path: Path, name: str) -> RowReader:
 
 @reads("csv")
 def _csv(path: Path, name: str, delimiter: str = ",") -> RowReader:
-    import pyarrow as pa
-
     with contextlib.closing(_records(path, name, delimiter)) as records:
         header = next(records, [])
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
-from trnflow.tasks.data.load.columns import Columns, Nulls, clean_batches, united
+from trnflow.tasks.data.load.columns import Columns, clean_batches, united
+from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
 from trnflow.tasks.data.load.readers import RowReader
-from trnflow.tasks.data.load.selection import row_hashes
+from trnflow.tasks.data.load.selection import Hashes, Mask, row_hashes
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.stage import Workdir
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from trnflow.tasks.data.load.selection import Hashes, Mask
 
 
 class ReadSplit(NamedTuple):
@@ -48,9 +46,6 @@ def read_split(
     split: str, files: list[RowReader], columns: Columns, nulls: Nulls, path: Path, out: Workdir
 ) -> ReadSplit:
     """Read, check and write a split's files to `path`. Raises DataError for an unusable row or an empty split."""
-    import numpy as np
-    import pyarrow as pa
-
     seen, hashes, dropped = SeenLabels(), np.empty(0, dtype=np.uint64), Counter[str]()
     hashed = hashed_columns(columns)
     schema, count_read, kept = united(files, columns), 0, 0
@@ -73,8 +68,6 @@ def read_split(
 
 def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:
     """Write `values` into `into` at an index; return `into`, or a longer copy where it is too short."""
-    import numpy as np
-
     end = at + len(values)
     if end > len(into):
         into = np.concatenate([into, np.empty(end // 8 + len(values), dtype=into.dtype)])
@@ -84,8 +77,6 @@ def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield a scratch file's batches, one in memory at a time."""
-    import pyarrow as pa
-
     # not memory-mapped: mapped pages count as this process's memory
     with pa.OSFile(str(path)) as opened:
         file = pa.ipc.open_file(opened)
@@ -95,8 +86,6 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return the label ids of a scratch file, int32 [rows]."""
-    import numpy as np
-
     ids = np.empty(len(read.hashes), dtype=np.int32)
     before = 0
     for batch in read_batches(read.path):
@@ -106,10 +95,7 @@ def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.
 
 
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows that `keep` (bool [rows]) picks as tables of `schema`; missing columns are null. labels: None
-    where there is no label."""
-    import pyarrow as pa
-
+    """Yield the rows that `keep` (bool [rows]) picks as tables of `schema`; missing columns are null."""
     before = 0
     for batch in read_batches(read.path):
         rows = batch.filter(pa.array(keep[before : before + batch.num_rows]))
@@ -118,8 +104,6 @@ def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.S
 
 
 def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> pa.Array:
-    import pyarrow as pa
-
     if field.name not in rows.schema.names:
         return pa.nulls(rows.num_rows, field.type)
     values = rows.column(field.name)
@@ -129,10 +113,7 @@ def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> p
 
 
 def common_schema(schemas: dict[str, pa.Schema], nested: Collection[str], labelled: bool, split: str) -> pa.Schema:
-    """Return one schema for a split of several sources, all-null columns as text. Raises DataError for conflicting
-    types."""
-    import pyarrow as pa
-
+    """Return one schema for a split of several sources, all-null columns as text. Raises DataError."""
     types: dict[str, tuple[pa.DataType, str]] = {}
     for source, schema in schemas.items():
         for field in schema:

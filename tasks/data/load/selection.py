@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import combinations
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
+import numpy as np
+import pyarrow as pa
 
-    Hashes = np.ndarray[Any, np.dtype[np.uint64]]
-    Mask = np.ndarray[Any, np.dtype[np.bool_]]
-    Ids = np.ndarray[Any, np.dtype[np.int32]]
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Ids = np.ndarray[Any, np.dtype[np.int32]]
 
 
 _BLOCK = 1 << 16
@@ -24,24 +24,18 @@ _BLOCK = 1 << 16
 
 def row_hashes(columns: Iterable[pa.Array]) -> Hashes:
     """Return uint64 [rows], a hash over all given columns; a value that is no string counts as its JSON text."""
-    import numpy as np
-
     values = [column.to_pylist() for column in columns]
     # 64 bits: a false duplicate among a million rows has a chance of 3 in 10^8
-    digests = (hashlib.blake2b(_bytes(row), digest_size=8).digest() for row in zip(*values, strict=True))
+    digests = []
+    for row in zip(*values, strict=True):
+        texts = (value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str) for value in row)
+        encoded = "\x1f".join(texts).encode("utf-8", "surrogatepass")
+        digests.append(hashlib.blake2b(encoded, digest_size=8).digest())
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
-def _bytes(row: tuple[Any, ...]) -> bytes:
-    texts = (v if isinstance(v, str) else json.dumps(v, sort_keys=True, default=str) for v in row)
-    return "\x1f".join(texts).encode("utf-8", "surrogatepass")
-
-
 def made_splits(hashes: Hashes, fractions: Mapping[str, float], seed: int) -> dict[str, Mask]:
-    """Divide rows into {split: bool [rows]} by text and seed alone, the rest under "train". fractions: {split:
-    fraction}."""
-    import numpy as np
-
+    """Divide rows into {split: bool [rows]} by text and seed, the rest under "train". fractions: {split: share}."""
     ranks = _seeded(hashes, seed)
     masks, train, low = {}, np.ones(len(ranks), dtype=bool), 0
     for name, fraction in fractions.items():
@@ -63,8 +57,6 @@ def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float
 
     Repeated texts may leave a split a row or two short.
     """
-    import numpy as np
-
     texts, first, which = np.unique(hashes, return_index=True, return_inverse=True)
     counts = np.bincount(which, minlength=len(texts))
     ranks, owner = _seeded(texts, seed), labels[first]
@@ -83,8 +75,6 @@ def stratified_splits(hashes: Hashes, labels: Ids, fractions: Mapping[str, float
 
 def _seeded(hashes: Hashes, seed: int) -> Hashes:
     """Map hashes by a bijection that depends on the seed (splitmix64's finisher)."""
-    import numpy as np
-
     mixed: Hashes = hashes ^ np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         mixed ^= mixed >> np.uint64(shift)
@@ -94,8 +84,6 @@ def _seeded(hashes: Hashes, seed: int) -> Hashes:
 
 def repeated(hashes: Hashes) -> Mask:
     """Return bool [rows]: whether the hash occurs in an earlier row."""
-    import numpy as np
-
     mask = np.ones(len(hashes), dtype=bool)
     mask[np.unique(hashes, return_index=True)[1]] = False
     return mask
@@ -103,23 +91,17 @@ def repeated(hashes: Hashes) -> Mask:
 
 def repetitions(hashes: Hashes) -> int:
     """Count the rows that `repeated` marks. Takes 8 bytes a row; `repeated` 40."""
-    import numpy as np
-
     ordered = np.sort(hashes)
     return int((ordered[1:] == ordered[:-1]).sum())
 
 
 def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
     """Return {(first, second): bool [rows of the first], text is in the second} for each pair."""
-    names = list(hashes)
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-    return {(a, b): _contained(hashes[a], hashes[b]) for a, b in pairs}
+    return {(a, b): _contained(hashes[a], hashes[b]) for a, b in combinations(hashes, 2)}
 
 
 def _contained(values: Hashes, others: Hashes) -> Mask:
     """Return bool [values]: whether a value is in `others`. Takes 8 bytes for each; numpy's isin 30."""
-    import numpy as np
-
     ordered, contained = np.sort(others), np.zeros(len(values), dtype=bool)
     for start in range(0, len(values), _BLOCK) if len(others) else ():
         some = values[start : start + _BLOCK]
@@ -130,8 +112,6 @@ def _contained(values: Hashes, others: Hashes) -> Mask:
 
 def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
     """Return `keep` reduced to a random sample of at most `limit`; with one seed smaller samples are parts of larger."""
-    import numpy as np
-
     rows = np.flatnonzero(keep)
     if len(rows) <= limit:
         return keep
@@ -141,17 +121,13 @@ def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
     return mask
 
 
-def all_rows(hashes: Hashes) -> Mask:
-    """Return a mask, bool [hashes], that picks every row."""
-    import numpy as np
-
-    return np.ones(len(hashes), dtype=bool)
+def all_rows(count: int) -> Mask:
+    """Return a mask, bool [count], that picks every row."""
+    return np.ones(count, dtype=bool)
 
 
 def union_of(masks: Iterable[Mask], like: Mask) -> Mask:
     """Return bool [rows]: whether any mask is True. like: gives the shape when there are none."""
-    import numpy as np
-
     return np.asarray(np.logical_or.reduce([np.zeros_like(like), *masks]))
 
 

@@ -10,10 +10,16 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from trnflow.tasks.data.load.config import Strategy
 from trnflow.tasks.data.load.labels import LabelSet
-from trnflow.tasks.data.load.mixture import Strategy, amounts, interleaved
+from trnflow.tasks.data.load.mixture import amounts, interleaved
 from trnflow.tasks.data.load.scratch_file import ReadSplit, common_schema, kept_rows, label_ids
 from trnflow.tasks.data.load.selection import (
+    Hashes,
+    Mask,
     all_rows,
     limited,
     made_splits,
@@ -30,9 +36,6 @@ from trnflow.tasks.sources.split_files import SPLITS
 from trnflow.tasks.stage import Workdir
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from trnflow.tasks.data.load.selection import Hashes, Mask
     from trnflow.tasks.metadata import Counts
 
 
@@ -95,7 +98,9 @@ def source_splits(
         masks = made_splits(train.hashes, fractions, seed)
     splits = {name: SourceRows(source, train, labels, mask) for name, mask in masks.items()}
     return splits | {
-        name: SourceRows(source, rows, labels, all_rows(rows.hashes)) for name, rows in read.items() if name != "train"
+        name: SourceRows(source, rows, labels, all_rows(len(rows.hashes)))
+        for name, rows in read.items()
+        if name != "train"
     }
 
 
@@ -106,14 +111,7 @@ def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
 
 
 class Dropped(NamedTuple):
-    """Counts of rows.
-
-    Attributes:
-        rows: {reason: rows removed}.
-        leakage: {"train/test": rows of the first whose text is in the second}.
-        overlap: {"a/b": train rows of source a whose text is in train of b}.
-        duplicates: Train rows whose text is in an earlier one.
-    """
+    """Counts of rows: `rows` by reason, the others as in the metadata of `load_data`."""
 
     rows: Counts
     leakage: Counts
@@ -134,15 +132,12 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
     twice = repeated(hashes["train"])
     leaked = union_of([mask for (a, _), mask in shared.items() if a == "train"], twice) & ~twice
     lost = {"duplicate": duplicates, "leaked": int(leaked.sum())}
-    return {**shares, "train": _narrowed(shares["train"], ~(twice | leaked))}, Dropped(
-        lost, leakage, overlap, duplicates
-    )
+    shares = {**shares, "train": _narrowed(shares["train"], ~(twice | leaked))}
+    return shares, Dropped(lost, leakage, overlap, duplicates)
 
 
 def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:
     """Remove the rows of train with these texts' hashes; return the rest and the number removed."""
-    import numpy as np
-
     among = np.isin(joined([share.hashes for share in shares["train"]]), texts)
     return {**shares, "train": _narrowed(shares["train"], ~among)}, int(among.sum())
 
@@ -152,14 +147,13 @@ def sampled(limit: int | None, split: str, shares: list[SourceRows], seed: int) 
     rows = sum(share.distinct for share in shares)
     if limit is None or rows <= limit:
         return shares
-    return _narrowed(shares, limited(_trues(rows), limit, seed, split))
+    return _narrowed(shares, limited(all_rows(rows), limit, seed, split))
 
 
 def weighted_train(
     shares: list[SourceRows], weights: Mapping[str, float] | None, strategy: Strategy, limit: int | None, seed: int
 ) -> tuple[list[SourceRows], int]:
-    """Choose train's rows by weights; return them and the rows that the weights left out. Raises DataError for an empty
-    source."""
+    """Choose train's rows by weights; return them and the number of rows left out. Raises DataError."""
     there = {share.source: share.distinct for share in shares}
     for source, count in there.items():
         if count == 0:
@@ -172,7 +166,7 @@ def weighted_train(
 def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
     """Return `rows` rows of a source: a sample, or all as often as needed plus a sample."""
     times, rest = divmod(rows, share.distinct)
-    sample = narrowed(share.mask, limited(_trues(share.distinct), rest, seed, f"train/{share.source}"))
+    sample = narrowed(share.mask, limited(all_rows(share.distinct), rest, seed, f"train/{share.source}"))
     return share._replace(mask=sample) if times == 0 else share._replace(times=times, more=sample if rest else None)
 
 
@@ -180,8 +174,6 @@ def write_split(
     split: str, shares: list[SourceRows], nested: Collection[str], to: Path, out: Workdir
 ) -> tuple[int, dict[str, int]]:
     """Write a split to a parquet file; return its rows and {label name: rows}. nested: columns of JSON text."""
-    import pyarrow as pa
-
     labels = shares[0].labels
     schema = common_schema({share.source: share.read.schema for share in shares}, nested, labels is not None, split)
     total, counts = sum(share.rows for share in shares), Counter[int]()
@@ -194,19 +186,13 @@ def write_split(
         tables = _counted(tables, counts)
     # nested values travel as JSON text
     plain = pa.schema([(field.name, pa.string() if field.name in nested else field.type) for field in schema])
-    done = write_rows(
-        (table.cast(plain) for table in tables),
-        plain,
-        to,
-        lambda done: out.progress(done, total, f"{split} rows written"),
-    )
-    return done, {name: counts[number] for number, name in enumerate(labels.names)} if labels else {}
+    cast = (table.cast(plain) for table in tables)
+    rows = write_rows(cast, plain, to, lambda count: out.progress(count, total, f"{split} rows written"))
+    return rows, {name: counts[number] for number, name in enumerate(labels.names)} if labels else {}
 
 
 def _counted(tables: Iterator[pa.Table], counts: Counter[int]) -> Iterator[pa.Table]:
     """Pass the tables on, and add the ids of `label` to `counts`."""
-    import numpy as np
-
     for table in tables:
         ids, rows = np.unique(table.column("label").to_numpy(), return_counts=True)
         counts.update(dict(zip(ids.tolist(), rows.tolist(), strict=True)))
@@ -214,8 +200,6 @@ def _counted(tables: Iterator[pa.Table], counts: Counter[int]) -> Iterator[pa.Ta
 
 
 def _interleaved(shares: dict[str, SourceRows], schema: pa.Schema) -> Iterator[pa.Table]:
-    import pyarrow as pa
-
     readers = {name: _Reader(share.tables(schema), schema) for name, share in shares.items()}
     for counts, order in interleaved({name: share.rows for name, share in shares.items()}, ROW_GROUP):
         yield pa.concat_tables([readers[name].take(count) for name, count in counts.items()]).take(pa.array(order))
@@ -230,8 +214,6 @@ class _Reader:
 
     def take(self, count: int) -> pa.Table:
         """Return the next `count` rows. The stream must have that many left."""
-        import pyarrow as pa
-
         while self._held.num_rows < count:
             self._held = pa.concat_tables([self._held, next(self._tables)])
         taken, self._held = self._held.slice(0, count), self._held.slice(count)
@@ -250,12 +232,4 @@ def _narrowed(shares: list[SourceRows], keep: Mask) -> list[SourceRows]:
 
 def joined(hashes: list[Hashes]) -> Hashes:
     """Concatenate hashes; a single array is returned without a copy."""
-    import numpy as np
-
     return hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
-
-
-def _trues(rows: int) -> Mask:
-    import numpy as np
-
-    return np.ones(rows, dtype=bool)

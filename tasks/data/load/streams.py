@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+
 from trnflow.tasks.errors import DataError
 
 BUFFER = 1 << 20
@@ -15,8 +17,6 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 def open_stream(path: Path) -> io.BufferedReader:
     """Open a file for reading bytes, decompressed."""
-    import pyarrow as pa
-
     with path.open("rb") as file:
         head = file.read(4)
     compression = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
@@ -50,8 +50,6 @@ def open_text(path: Path, name: str) -> Iterator[io.TextIOWrapper]:
 @contextlib.contextmanager
 def file_errors(name: str) -> Iterator[None]:
     """Turn Arrow's and the system's errors into a DataError of one line with this name."""
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeEncodeError, EOFError) as error:

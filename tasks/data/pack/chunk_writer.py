@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,36 +44,19 @@ def _column(zeros: Any, shape: tuple[int, ...]) -> Any:
     return flat if len(shape) == 1 else pa.FixedSizeListArray.from_arrays(flat, shape[1])
 
 
-class _Holes:
+class _Holes(FileIO):
     """A file for pyarrow that skips the columns' buffers (sparse). at: the byte where each column begins."""
 
-    closed = False
-
     def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
         self.at: list[int] = []
-        self._file = path.open("wb")
 
     def write(self, data: Any) -> int:
         import pyarrow as pa
 
         if not isinstance(data, pa.Buffer):
-            return self._file.write(data)
+            return super().write(data)
         # skipped, so the file is sparse: it takes no disk until values are written
-        self.at.append(self._file.tell())
-        self._file.seek(data.size, 1)
+        self.at.append(self.tell())
+        self.seek(data.size, 1)
         return int(data.size)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> _Holes:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()

@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     Extra = np.ndarray[Any, np.dtype[Any]]
 
 
-class Forged(NamedTuple):
-    """A source row, from 0, whose text spells a special token."""
-
-    row: int
-    what: str
-
-
 class Encoded(NamedTuple):
     """Token rows, one after another.
 
@@ -38,7 +31,7 @@ class Encoded(NamedTuple):
         extra: Loss mask uint8 [tokens], or labels int32 [rows].
         row: int64 [rows], source row from 0.
         lengths: int64 [source rows], tokens before any cut.
-        forged: Source rows that spell a special token.
+        forged: (source row, token) of each that spells a special token.
         unsupervised: Rows that `without_unsupervised` removed.
     """
 
@@ -47,7 +40,7 @@ class Encoded(NamedTuple):
     extra: Extra
     row: Longs
     lengths: Longs
-    forged: list[Forged]
+    forged: list[tuple[int, str]]
     unsupervised: int = 0
 
 
@@ -308,7 +301,7 @@ def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int
     return [mark for mark, touched in zip(added, counts[last] > counts[first], strict=True) if not touched]
 
 
-def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[Forged]:
+def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[tuple[int, str]]:
     """Return the rows that spell a special token, each with its first."""
     recognised = set(added or ())
     names: dict[int, str] = {}
@@ -316,4 +309,4 @@ def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | Non
         if (start, end) not in recognised:
             row = bisect_right(texts.rows, start) - 1
             names.setdefault(row, texts.data[start:end].decode().strip())
-    return [Forged(row, name) for row, name in names.items()]
+    return [*names.items()]

@@ -70,13 +70,9 @@ class Count:
         # in order: rows are numbered by the rows read before
         for what, (row, *rest) in other["first"].items():
             self.first.setdefault(what, Example(row + self.read, *rest))
-        self.read += other["read"]
-        self.rows += other["rows"]
-        self.tokens += other["tokens"]
+        for name in ("read", "rows", "tokens", "overlong", "forged", "unsupervised"):
+            setattr(self, name, getattr(self, name) + other[name])
         self.longest = max(self.longest, other["longest"])
-        self.overlong += other["overlong"]
-        self.forged += other["forged"]
-        self.unsupervised += other["unsupervised"]
         self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
 
     def meta(self) -> Meta:

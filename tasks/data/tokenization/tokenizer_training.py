@@ -59,7 +59,8 @@ def _train_wordpiece(config: TrainTokenizer, texts: Callable[[], Iterable[str]],
 
     special = dict(BERT_SPECIAL)
     learner = Tokenizer(models.WordPiece(unk_token=special["unk_token"]))
-    bert_pipeline(_with_special(learner, special), config.lowercase, special)
+    learner.add_special_tokens(list(special.values()))
+    bert_pipeline(learner, config.lowercase, special)
     characters = _characters(learner, texts())
     first = [*special.values(), *characters, *(f"##{character}" for character in characters)]
     learner.train_from_iterator(
@@ -80,11 +81,6 @@ def _train_wordpiece(config: TrainTokenizer, texts: Callable[[], Iterable[str]],
     if causal:
         special |= {"bos_token": special["cls_token"], "eos_token": special["sep_token"]}
     return FastTokenizer(tokenizer, special, "trained by the recipe")
-
-
-def _with_special(tokenizer: Tokenizer, special: dict[str, str]) -> Tokenizer:
-    tokenizer.add_special_tokens(list(special.values()))
-    return tokenizer
 
 
 def _characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
-from trnflow.tasks.store.backend import Backend, Entry
+from trnflow.tasks.keys.hash_cache import in_threads
+from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
 from trnflow.tasks.store.garbage.roots import KINDS, Policy, View, mark
 from trnflow.tasks.store.garbage.trash import THREADS, TRASH, bring_back, into_trash, read_trash
-from trnflow.tasks.store.layout import is_unfinished
 
 LOOKS = 5
 QUARANTINE = "quarantine"
@@ -84,11 +83,7 @@ class Survey:
 
 
 def collect(backend: Backend, policy: Policy, *, yes: bool) -> Collected:
-    """Collect a store's garbage; return files and bytes by kind.
-
-    yes: if false, change nothing. Raises StoreError when a document that protects files can't be read; at the start
-    nothing is changed then.
-    """
+    """Collect a store's garbage. yes: if false, change nothing. Raises StoreError if a root can't be read."""
     return _Collector(backend, policy).collect(yes=yes)
 
 
@@ -142,10 +137,10 @@ class _Collector:
         kept = mark(view, self._policy, now)
         garbage = [entry for name, entry in view.present.items() if name not in kept and _kind(name)]
         lost = [name for name in kept if name in view.trashed]
-        lasting = {view.trashed[name].entry.name for name in lost}
+        lasting = {view.trashed[name].name for name in lost}
         expired = [
             entry
-            for entry in self._listed(TRASH) + self._listed(QUARANTINE)
+            for entry in self._backend.entries(TRASH) + self._backend.entries(QUARANTINE)
             if now - _since(entry) >= self._policy.grace and entry.name not in lasting and entry.name != CLOCK
         ]
         order = {kind: place for place, kind in enumerate(KINDS)}
@@ -158,19 +153,15 @@ class _Collector:
 
     def _view(self) -> View:
         # The trash is listed first: a file that is moved back in the meantime is then listed twice and not missed.
-        trashed = read_trash(self._listed(TRASH))
-        present = {entry.name: entry for kind in (*KINDS, "roots", "leases") for entry in self._listed(kind)}
+        trashed = read_trash(self._backend.entries(TRASH))
+        present = {entry.name: entry for kind in (*KINDS, "roots", "leases") for entry in self._backend.entries(kind)}
         for name in present:
             trashed.pop(name, None)
-        where = {name: found.entry for name, found in trashed.items()} | present
+        where = trashed | present
         if self._backend.local is None:
             names = [name for name in present if name.startswith(("runs/", "attempts/", "roots/"))]
-            with ThreadPoolExecutor(THREADS) as pool:
-                list(pool.map(lambda name: self._bytes(where[name]), names))
+            in_threads(lambda name: self._bytes(where[name]), names, THREADS)
         return View(present, trashed, lambda name: self._bytes(where[name]))
-
-    def _listed(self, kind: str) -> list[Entry]:
-        return self._backend.entries(kind)
 
     def _bytes(self, entry: Entry) -> bytes:
         if entry not in self._read:
@@ -188,21 +179,18 @@ class _Collector:
         others = [entry for entry in entries if not entry.name.startswith("records/")]
         moved: dict[str, Entry] = {}
         for part in (records, others):
-            with ThreadPoolExecutor(THREADS) as pool:
-                done = pool.map(lambda entry: self._move(entry.name, into_trash(entry.name, now)), part)
-                moved |= {entry.name: entry for entry, is_moved in zip(part, done, strict=True) if is_moved}
+            done = in_threads(lambda entry: self._move(entry.name, into_trash(entry.name, now)), part, THREADS)
+            moved |= {entry.name: entry for entry, is_moved in zip(part, done, strict=True) if is_moved}
         return moved
 
     def _move(self, name: str, to: str) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):  # another collection was faster
             self._backend.move(name, to)
-        except FileNotFoundError:  # another collection was faster
-            return False
-        return True
+            return True
+        return False
 
     def _purge(self, entries: list[Entry]) -> None:
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda entry: self._backend.remove(entry.name), entries))
+        in_threads(lambda entry: self._backend.remove(entry.name), entries, THREADS)
         if self._backend.local is not None:
             for batch in {entry.name.split("/")[1] for entry in entries if entry.name.startswith(f"{TRASH}/")}:
                 if batch.isdigit():

@@ -10,7 +10,6 @@ the store, and a read of each root, run, attempt, protected record and manifest.
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from collections import defaultdict
@@ -20,9 +19,8 @@ from dataclasses import dataclass, field
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.store.backend import Entry
-from trnflow.tasks.store.garbage.trash import Trashed
-from trnflow.tasks.store.layout import blob_name, document_name, is_unfinished, newest_runs, read_manifest
+from trnflow.tasks.store.backend import Entry, is_unfinished
+from trnflow.tasks.store.layout import blob_name, document_name, newest_runs, read_manifest, read_object
 from trnflow.tasks.store.ledger import protected
 from trnflow.tasks.system.process import is_running
 
@@ -34,6 +32,7 @@ LEASE_SECONDS = 600.0
 shorter."""
 
 _ASIDE = ("document", "resolved")
+"""The fields that are not searched: a key document, and settings."""
 _ARTIFACTS = ("artifact", "evaluation", "frozen", "scores")
 """The fields of documents that name an artifact. Only in `artifact` may something else than a digest stand."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -41,15 +40,10 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Policy:
-    """Which runs and new files garbage collection keeps, besides the artifacts and runs that pins, champions and other
-    files below `roots/` in the store protect.
+    """Which runs and new files garbage collection keeps, besides what files below `roots/` protect.
 
-    Attributes:
-        keep_last: of each recipe, this many of the newest runs are kept, and also this many of the newest completed
-            runs; runs with the same stage keys count as one.
-        keep_days: runs younger than this many days are kept.
-        grace: files written within this many seconds are kept; removed files stay in trash and quarantine for as many
-            seconds.
+    keep_last: of each recipe so many of the newest runs, and of the newest completed ones; runs with the same keys
+    count once. grace: seconds for which new files are kept, and removed ones stay in trash and quarantine.
     """
 
     keep_last: int = 5
@@ -59,20 +53,17 @@ class Policy:
 
 @dataclass
 class View:
-    """The files of a store at one moment, as garbage collection sees them. A file is "in place" when it is not in the
-    trash.
+    """The files of a store at one moment. A file is "in place" when it is not in the trash.
 
     Attributes:
         present: {name: file} of the files in place.
         trashed: {name before the move to the trash: file in the trash}, without names that a file in place has.
-        read: returns the bytes of a file by its name (before a move to the trash); if the file is not in place, the
-            bytes are read from the trash.
-        by_key: {stage key: names of the records, attempts, partial state (saved training states) and leases of the
-            key}.
+        read: Returns the bytes of a file by its name before a move to the trash.
+        by_key: {stage key: names of its records, attempts, partial state and leases}.
     """
 
     present: dict[str, Entry]
-    trashed: dict[str, Trashed]
+    trashed: dict[str, Entry]
     read: Callable[[str], bytes]
     by_key: dict[str, list[str]] = field(init=False)
     logs: dict[str, list[str]] = field(init=False)
@@ -94,27 +85,21 @@ class View:
         return name in self.present or name in self.trashed
 
     def below(self, kind: str) -> list[str]:
-        """Return the names of the files in place (not in the trash) below a top folder of the store, such as `runs`,
-        without unfinished files."""
+        """Return the names of the finished files in place below a top folder, such as `runs`."""
         return [name for name in self.present if name.startswith(f"{kind}/") and not is_unfinished(name)]
 
 
 def mark(view: View, policy: Policy, now: float) -> dict[str, str]:
-    """Find all files of a store that must stay in place, or be brought back from the trash, and say why. Return {file
-    name: kind of root (where the search for needed files begins) that needs the file}; the kinds are `roots` (files
-    below `roots/`, such as pins), `runs`, `attempts` and `young` (written within the grace period).
+    """Return {name of a file that must stay or come back: `roots`, `runs`, `attempts` or `young`}. Raises StoreError.
 
-    view: the files of the store; policy: which runs to keep, and the grace period; now: seconds since 1970. StoreError
-    when a root, or a document that a root leads to, can't be read."""
+    now: seconds since 1970."""
     marker = _Marker(view, policy, now)
     marker.mark()
     return marker.kept
 
 
 def references(document: Json) -> Iterator[tuple[str, str]]:
-    """Yield each artifact, key and run that a document names in its fields, at any depth, as ("artifact", digest),
-    ("key", stage key) or ("run", run id). The fields `document` (a key document) and `resolved` (settings) are not
-    searched."""
+    """Yield what a document names, at any depth: ("artifact", digest), ("key", stage key) or ("run", run id)."""
     pending = [document]
     while pending:
         item = pending.pop()
@@ -178,8 +163,7 @@ class _Marker:
         self._follow(document, "roots")
 
     def _kept_runs(self) -> list[str]:
-        """Return the newest runs of each recipe, and its newest completed runs, so that many failed runs do not push
-        out the last good model."""
+        # completed runs count by themselves, so that many failed runs do not push out the last good model
         by_recipe: dict[str, list[tuple[str, Meta]]] = defaultdict(list)
         for run in newest_runs(self._view.present[name] for name in self._view.below("runs")):
             document = self._document(name := f"runs/{run}.json")
@@ -211,18 +195,18 @@ class _Marker:
             self._follow(self._document(name), why)
 
     def _attempt(self, name: str) -> None:
-        """Mark the artifacts that an attempt names, if the attempt is running, has just ended or is part of a kept run.
-        Other attempts are kept only together with their record."""
+        # an attempt that has ended is kept only with its record
         document = self._document(name)
         key = name.split("/")[1]
-        is_running_now = key in self._leased or (document.get("outcome") == "running" and _lives_here(document))
+        pid, host = str(document.get("pid")), document.get("host")
+        lives_here = host == socket.gethostname() and pid.isdigit() and is_running(int(pid))
+        is_running_now = key in self._leased or (document.get("outcome") == "running" and lives_here)
         if is_running_now or self._is_young(name) or document.get("run") in self._runs:
             self._follow(document, "attempts")
             self._keep_key(key)
 
     def _keep_key(self, key: str) -> None:
-        """Mark all files of a key whose result is being made, or whose attempt a run keeps, including the partial
-        state."""
+        """Mark all files of a key, including the partial state."""
         for name in self._view.by_key.get(key, ()):
             if not name.startswith("records/"):
                 self._keep(name, "attempts")
@@ -271,23 +255,15 @@ class _Marker:
 
     def _document(self, name: str) -> Meta:
         try:
-            document = json.loads(self._view.read(name))
+            return read_object(self._view.read(name))
         except ValueError as error:
             raise _unreadable(name, str(error)) from error
-        if not isinstance(document, dict):
-            raise _unreadable(name, "it is no JSON object")
-        return document
 
     def _age(self, name: str) -> float:
         return self._now - self._view.present[name].time
 
     def _is_young(self, name: str) -> bool:
         return self._age(name) < self._policy.grace
-
-
-def _lives_here(attempt: Meta) -> bool:
-    pid = str(attempt.get("pid"))
-    return attempt.get("host") == socket.gethostname() and pid.isdigit() and is_running(int(pid))
 
 
 def _unreadable(name: str, why: str) -> StoreError:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store.backend import Backend, Entry
 from trnflow.tasks.store.layout import blob_name, read_manifest, record_name
 
@@ -23,36 +22,25 @@ TRASH = "trash"
 MANY = 1000
 
 
-class Trashed(NamedTuple):
-    """A file in the trash. since: of the move, in seconds since 1970."""
-
-    since: float
-    entry: Entry
-
-
 def into_trash(name: str, now: float) -> str:
     """Return the name that a file gets in the trash at the time `now` (seconds since 1970); nothing is moved."""
     return f"{TRASH}/{round(now * 1000)}/{name}"
 
 
-def read_trash(entries: Iterable[Entry]) -> dict[str, Trashed]:
+def read_trash(entries: Iterable[Entry]) -> dict[str, Entry]:
     """Return {former name: file in the trash}, of several the one moved last. entries: a listing of the trash."""
-    found: dict[str, Trashed] = {}
-    for entry in sorted(entries):
-        _, since, name = entry.name.split("/", 2) if entry.name.count("/") > 1 else ("", "", "")
-        if since.isdigit():
-            found[name] = max(found.get(name, Trashed(0.0, entry)), Trashed(int(since) / 1000, entry))
-    return found
+    parts = [(entry.name.split("/", 2), entry) for entry in entries if entry.name.count("/") > 1]
+    moved = sorted((int(since), name, entry) for (_, since, name), entry in parts if since.isdigit())
+    return {name: entry for _, name, entry in moved}
 
 
 def bring_back(backend: Backend, names: Iterable[str]) -> list[str]:
-    """Move files back from the trash, in this order; return those that are lost. A record written again meanwhile is
-    not replaced."""
+    """Move files back from the trash, in this order; return those that are lost."""
     trashed = read_trash(backend.entries(TRASH))
     lost = []
     for name in names:
         try:
-            _move_back(backend, trashed[name].entry.name, name)
+            _move_back(backend, trashed[name].name, name)
         except (KeyError, FileNotFoundError):
             if backend.size(name) is None:  # otherwise another process has moved it back
                 lost.append(name)
@@ -92,8 +80,7 @@ def absent(backend: Backend, names: list[str]) -> list[str]:
     if len(names) > MANY:
         present = {name for top in {name.split("/")[0] for name in names} for name in backend.names(top)}
         return [name for name in names if name not in present]
-    with ThreadPoolExecutor(THREADS) as pool:
-        sizes = list(pool.map(backend.size, names))
+    sizes = in_threads(backend.size, names, THREADS)
     return [name for name, size in zip(names, sizes, strict=True) if size is None]
 
 
@@ -101,9 +88,9 @@ def _below(backend: Backend, record: str) -> list[str]:
     """Return the blobs of a record in the trash, its manifest last."""
     trashed = read_trash(backend.entries(TRASH))
     try:
-        digest = json.loads(backend.read(trashed[record].entry.name))["artifact"]
+        digest = json.loads(backend.read(trashed[record].name))["artifact"]
         name = blob_name(digest)
-        manifest = read_manifest(backend.read(trashed[name].entry.name if name in trashed else name), digest)
+        manifest = read_manifest(backend.read(trashed[name].name if name in trashed else name), digest)
     except (KeyError, FileNotFoundError):
         return []
     return [*(blob_name(file[2]) for file in manifest["files"]), name] if manifest else [name]

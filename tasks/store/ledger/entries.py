@@ -64,8 +64,8 @@ class Stands(TypedDict):
     failures: int
 
 
-class NewEntry(TypedDict, total=False):
-    """What a writer knows of an entry; what is left out is null or empty.
+class EntryFields(TypedDict, total=False):
+    """The fields that new and stored entries share; what a new one leaves out is null or empty.
 
     Attributes:
         outcome, by, why: What was decided, by which command, and the reason in a sentence.
@@ -81,45 +81,10 @@ class NewEntry(TypedDict, total=False):
         shaping: The sections `format` and `tokenize` with which the champion was trained.
         comparison, checks, error: As `trnflow promote` and `trnflow retrain` print them.
         created: The time; default: now.
-        judged: The models whose runs' results are kept from now on, the newest first.
-        number, settled, failures, imported: Of entries that are made of a store of format 1.
+        number: That of the champion or the frozen rows which this entry made, else None.
+        imported: Whether the entry is made of a store of format 1.
     """
 
-    outcome: Outcome
-    by: By
-    why: str
-    run: str | None
-    data: str | None
-    champion: str | None
-    challenger: str | None
-    replaces: str | None
-    frozen: str | None
-    scores: str | None
-    evaluation: str | None
-    records: list[Meta]
-    task: str | None
-    shaping: Meta | None
-    comparison: Meta | None
-    checks: list[Meta]
-    error: Meta | None
-    created: str
-    judged: list[JudgedModel]
-    number: int
-    settled: str | None
-    failures: int
-    imported: bool
-
-
-class Entry(TypedDict):
-    """An entry as it stands in the store: the fields of `NewEntry`, and these.
-
-    recipe: its name; n: the entry's number; number: that of the champion or the frozen rows which this entry made, else
-    None; stands: what stands after it; imported: whether it is made of a store of format 1.
-    """
-
-    schema: int
-    recipe: str
-    n: int
     outcome: Outcome
     by: By
     why: str
@@ -140,6 +105,26 @@ class Entry(TypedDict):
     created: str
     number: int | None
     imported: bool
+
+
+class NewEntry(EntryFields, total=False):
+    """What a writer knows of an entry.
+
+    judged: the models whose runs' results are kept from now on, the newest first; settled, failures: of entries that
+    are made of a store of format 1.
+    """
+
+    judged: list[JudgedModel]
+    settled: str | None
+    failures: int
+
+
+class Entry(EntryFields):
+    """An entry as it stands in the store. n: the entry's number; stands: what stands after it."""
+
+    schema: int
+    recipe: str
+    n: int
     stands: Stands
 
 

@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Protocol
 from urllib.parse import unquote
 
 from trnflow.tasks.artifact import Meta
@@ -18,6 +17,7 @@ from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store.backend import Backend
+from trnflow.tasks.store.blob_store import BlobStore
 from trnflow.tasks.store.layout import FORMAT, read_object
 from trnflow.tasks.store.ledger.entries import (
     LEDGER,
@@ -36,12 +36,6 @@ from trnflow.tasks.store.ledger.format_1 import FOLDERS, import_entries, old_fil
 
 READERS = 16
 """Threads that read entries."""
-
-
-class HasBackend(Protocol):
-    """A store, as far as a ledger needs one."""
-
-    backend: Backend
 
 
 class Ledger:
@@ -107,7 +101,7 @@ class Ledger:
         return [entry for entry in self.entries() if entry["number"] is not None and entry["outcome"] != "frozen"]
 
 
-def read_ledger(store: HasBackend, recipe: str) -> Ledger:
+def read_ledger(store: BlobStore, recipe: str) -> Ledger:
     """Return a recipe's ledger. Costs a listing, and a read for the newest entry; four more requests as long as there is
     no entry. Raises StoreError if an entry can't be read."""
     backend = store.backend
@@ -121,7 +115,7 @@ def read_ledger(store: HasBackend, recipe: str) -> Ledger:
     return _ledger(recipe, backend.names(f"{LEDGER}/{quoted_name(recipe)}"), partial(old_files, backend, recipe), read)
 
 
-def append_ledger(store: HasBackend, recipe: str, entry: NewEntry, after: int) -> Entry | None:
+def append_ledger(store: BlobStore, recipe: str, entry: NewEntry, after: int) -> Entry | None:
     """Add an entry with the number `after` + 1, and return it as it is in the store; None if another writer was first.
 
     The first entry makes the store one of format 2, and is preceded by those that are made of what format 1 kept.
@@ -141,14 +135,13 @@ def append_ledger(store: HasBackend, recipe: str, entry: NewEntry, after: int) -
     return written if _create(store.backend, written) else None
 
 
-def remove_newest(store: HasBackend, recipe: str, n: int) -> None:
-    """Remove an entry that was just added, because the artifact that it names was lost meanwhile. An entry that
-    another has followed stays."""
+def remove_newest(store: BlobStore, recipe: str, n: int) -> None:
+    """Remove an entry that was just added, if none has followed: the artifact that it names was lost meanwhile."""
     if read_ledger(store, recipe).number == n:
         store.backend.remove(place_of(recipe, n))
 
 
-def recipes_of(store: HasBackend) -> list[str]:
+def recipes_of(store: BlobStore) -> list[str]:
     """Return the names of the recipes with a ledger, sorted."""
     names = [place for folder in (LEDGER, *FOLDERS) for place in store.backend.names(folder)]
     return sorted({unquote(_quoted_in(place)) for place in names})

@@ -7,7 +7,7 @@ A batch depends on seed, epoch and step alone, and has one length. Each row occu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 IGNORED = -100
-
 
 WINDOW = 50
 """Batches whose rows `group_by_length` sorts together: larger needs less padding, smaller mixes better."""
@@ -88,24 +87,19 @@ class Batch:
     def micro_batches(self, rows: int) -> Iterator[Batch]:
         """Yield the batch in parts of `rows` rows, one for each forward pass; the last may have fewer."""
         for start in range(0, len(self.input_ids), rows):
-            part = slice(start, start + rows)
-            columns = (self.input_ids[part], self.targets[part], self.segment_ids[part], self.position_ids[part])
-            yield Batch(self.length, *columns, samples=self.samples)
+            yield self._part(slice(start, start + rows), slice(None))
 
     def trimmed(self, rows: int, positions: int) -> Batch:
         """Return the batch without masked rows and padding at its end, in multiples of `rows` and `positions`."""
         held = self.segment_ids != 0
         height = _round_up(int(held.any(1).nonzero()[0].max(initial=0)) + 1, rows, len(held))
         width = _round_up(int(held.any(0).nonzero()[0].max(initial=0)) + 1, positions, held.shape[1])
-        part = (slice(height), slice(width))
-        targets = self.targets[part[: self.targets.ndim]]
-        return replace(
-            self,
-            input_ids=self.input_ids[part],
-            targets=targets,
-            segment_ids=self.segment_ids[part],
-            position_ids=self.position_ids[part],
-        )
+        return self._part(slice(height), slice(width))
+
+    def _part(self, rows: slice, positions: slice) -> Batch:
+        ids, segments = self.input_ids[rows, positions], self.segment_ids[rows, positions]
+        targets = self.targets[(rows, positions)[: self.targets.ndim]]
+        return Batch(self.length, ids, targets, segments, self.position_ids[rows, positions], self.samples)
 
 
 class Split:
@@ -244,8 +238,7 @@ def _batch_address(pool: Rows) -> tuple[int, Rows, Rows]:
 
 
 def shift_targets(labels: Ints, segments: Ints) -> Ints:
-    """Return each position's target: the next token's label if it is of the same segment, else -100. labels, segments:
-    int32 [rows, length]."""
+    """Return the next token's label where it is of the same segment, else -100. All int32 [rows, length]."""
     import numpy as np
 
     targets = np.full_like(labels, IGNORED)

@@ -27,39 +27,19 @@ class Weights(Protocol):
     def tensor(self, name: str) -> Tensor: ...
 
 
-class CheckpointWeights:
-    """Reads trained parameters from train's checkpoint; the whole model's `Weights` if all were trained."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    @property
-    def names(self) -> list[str]:
-        return [name.removeprefix(PARAMETER) for name in self._reader.names]
-
-    def has(self, name: str) -> bool:
-        """Return whether the checkpoint holds the parameter `name`."""
-        return self._reader.has(PARAMETER + name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._reader.shape(PARAMETER + name)
-
-    def tensor(self, name: str) -> Tensor:
-        return self._reader.tensor(PARAMETER + name)
-
-
 class MergedWeights:
     """The base model's weights with trained parameters replaced and LoRA's updates added in fp32.
 
-    model: On "meta": names and shapes. Raises ModelError when a trained parameter is not the model's, or one is in
-    neither.
+    stored: The trained parameters. model: On "meta": names and shapes. Raises ModelError when a trained parameter is not
+    the model's, or one is in neither.
     """
 
-    def __init__(self, shards: Input, base: BaseWeights, stored: CheckpointWeights, model: Any) -> None:
+    def __init__(self, shards: Input, base: Reader | PretrainedWeights, stored: Reader, model: Any) -> None:
         self._base, self._stored = base, stored
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._trained = set(stored.names)
-        self._lora = _lora_settings(shards.path)
+        self._lora: Meta = read_json(shards.path / CONFIG) if (shards.path / CONFIG).exists() else {}
+        self.names = sorted(self._shapes)
         known = self._shapes.keys() | {
             f"{name.removesuffix('.weight')}{part}.weight" for name in self._shapes for part in (A, B)
         }
@@ -74,10 +54,6 @@ class MergedWeights:
                 f"the base model's weights lack {len(lacking)} tensors of {type(model).__name__}, such as {lacking[0]}",
                 "check model.source, or train.warm_start_from, against the checkpoint",
             )
-
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
@@ -105,22 +81,15 @@ class MergedWeights:
         return product.mul_(self._lora["lora_alpha"] / self._lora["r"])
 
 
-class BaseWeights(Protocol):
-    """The parameters of a base model, by transformers' names."""
-
-    def has(self, name: str) -> bool: ...
-    def tensor(self, name: str) -> Tensor: ...
-
-
-def base_weights(model: Source, empty: Any) -> BaseWeights:
+def base_weights(model: Source, empty: Any) -> Reader | PretrainedWeights:
     """Return what reads the weights with which training began (`starting_from`). empty: the base model on "meta"."""
     folder = (model.location["model"] or {}).get("checkpoint")
     if folder is not None:
-        return CheckpointWeights(Reader(Path(folder)))
+        return Reader(Path(folder), PARAMETER)
     return PretrainedWeights(cast(Path, model_folder(model)), empty)
 
 
-def write_adapter(folder: Path, shards: Input, model: Source, trained: CheckpointWeights, dtype: str) -> None:
+def write_adapter(folder: Path, shards: Input, model: Source, trained: Reader, dtype: str) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json`, as `peft.PeftModel.from_pretrained` opens them."""
     import torch
     from safetensors.torch import save_file
@@ -134,8 +103,3 @@ def write_adapter(folder: Path, shards: Input, model: Source, trained: Checkpoin
         commit = (model.location["model"] or {}).get("commit")
         base = {"base_model_name_or_path": model.identity.get("name"), "revision": commit}
     write_json(folder / CONFIG, {**read_json(shards.path / CONFIG), **base})
-
-
-def _lora_settings(shards: Path) -> Meta:
-    """Return peft's settings of a checkpoint; {} if it is not of LoRA."""
-    return read_json(shards / CONFIG) if (shards / CONFIG).exists() else {}

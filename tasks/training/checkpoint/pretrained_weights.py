@@ -39,8 +39,7 @@ class PretrainedWeights:
         return self._held(name) is not None
 
     def stored_name(self, name: str) -> str | None:
-        """Return the name of the stored tensor that is the parameter; None if it is made of several. Raises ModelError
-        if it is missing."""
+        """Return the name of the stored tensor that is the parameter; None if it is made of several. Raises ModelError."""
         held = self._known(name)
         return None if held in self._converters else self._sources[held][0][1]
 
@@ -138,8 +137,7 @@ def _stored(folder: Path) -> dict[str, Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return `model.safetensors`, else the index's files, sorted. Raises ModelError without either, or when one is
-    missing."""
+    """Return `model.safetensors`, else the index's files, sorted. Raises ModelError."""
     from trnflow.tasks.stage import read_json
 
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"

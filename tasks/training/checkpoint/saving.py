@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
 
 class StateCopy(NamedTuple):
-    """A copy of the training state on the host.
-
-    Attributes:
-        slices: Those that this rank writes.
-        state: `TrainingState` as JSON.
-    """
+    """A copy of the training state on the host. slices: of this rank; state: `TrainingState` as JSON."""
 
     step: int
     slices: list[TensorSlice]
@@ -78,8 +73,7 @@ class Saver:
         self.figures["checkpoint_stall_seconds"] += time.perf_counter() - begun
 
     def finish(self, best: int = 0) -> None:
-        """Wait for the current checkpoint; write the best step's again if it is missing. Raises StoreError, on every
-        rank, if it can't be written."""
+        """Wait for the current checkpoint; write the best step's again if missing. Raises StoreError on every rank."""
         self.wait()
         if not self._has_best(best):
             begin = "trains from the start" if self.kept is None else f"goes on from step {self.kept}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,16 +38,14 @@ def write(
     state: Meta,
     gather: Callable[[Meta], list[Meta] | None] = lambda mine: [mine],
 ) -> None:
-    """Write a checkpoint. gather: gets this process's `write_shards`; returns all of them, None where no index is
-    written."""
+    """Write a checkpoint. gather: gets a `write_shards`; returns all processes', None where no index is written."""
     written = gather(write_shards(folder, slices))
     if written is not None:
         write_index(folder, written, state)
 
 
 def write_shards(folder: Path, slices: Iterable[TensorSlice]) -> Meta:
-    """Write slices to shards, one a device. Return {"tensors": entries of the index, "digests": {shard:
-    "sha256:<hex>"}}."""
+    """Write slices to shards, one a device. Return {"tensors": entries of the index, "digests": {shard: digest}}."""
     shards: dict[str, dict[str, Tensor]] = {}
     tensors: Meta = {}
     for part in slices:
@@ -82,26 +80,26 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Yield the file's header, then the tensors' bytes in the header's order."""
+    import torch
+
     kinds = {name: DTYPES[str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
     ordered = sorted(tensors, key=lambda name: (list(DTYPES.values()).index(kinds[name]), name))
-    header: Meta = {}
-    end = 0
+    yield safetensors_header((name, kinds[name], tensors[name].shape, tensors[name].nbytes) for name in ordered)
     for name in ordered:
-        begin, end = end, end + tensors[name].nbytes
-        header[name] = {"dtype": kinds[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in ordered:
-        data = _bytes(tensors[name])
+        data = tensors[name].detach().reshape(-1).view(torch.uint8).numpy().data
         yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """Return a view of the tensor's bytes."""
-    import torch
-
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+def safetensors_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], **more: Meta) -> bytes:
+    """Return the beginning of a safetensors file. tensors: (name, dtype in safetensors' words, shape, bytes)."""
+    header: Meta = dict(more)
+    end = 0
+    for name, kind, shape, size in tensors:
+        begin, end = end, end + size
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _merge_entries(written: list[Meta]) -> Meta:
@@ -113,26 +111,26 @@ def _merge_entries(written: list[Meta]) -> Meta:
 
 
 class Reader:
-    """Reads a checkpoint of any mesh. Attribute `state`: progress as JSON; {} if none was saved."""
+    """Reads a checkpoint of any mesh.
 
-    def __init__(self, folder: Path) -> None:
+    prefix: only of tensors whose names begin so, such as "parameter/"; their names are without it. Attributes: `names`,
+    sorted; `state`, progress as JSON, {} if none was saved.
+    """
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
         index = read_json(folder / INDEX)
-        self._folder = folder
+        self._folder, self._prefix = folder, prefix
         self._tensors: Meta = index["tensors"]
+        self.names = sorted(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
         self.state: Meta = index["state"]
-
-    @property
-    def names(self) -> list[str]:
-        """All tensors' names with prefixes such as "parameter/", sorted."""
-        return sorted(self._tensors)
 
     def has(self, name: str) -> bool:
         """Return whether the checkpoint holds the tensor `name`."""
-        return name in self._tensors
+        return self._prefix + name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor `name`."""
-        return tuple(self._tensors[name]["shape"])
+        return tuple(self._tensors[self._prefix + name]["shape"])
 
     def tensor(self, name: str) -> Tensor:
         """Return a whole tensor, on the CPU. Raises ModelError when it or a part is missing."""
@@ -142,8 +140,8 @@ class Reader:
             raise ModelError(f"the checkpoint {self._folder} holds no tensor {name}", REMOVE)
         whole: Tensor | None = None
         filled = 0
-        for part in self._tensors[name]["slices"]:
-            value = self._slice(part["file"], name)
+        for part in self._tensors[self._prefix + name]["slices"]:
+            value = self._slice(part["file"], self._prefix + name)
             whole = torch.empty(self.shape(name), dtype=value.dtype) if whole is None else whole
             ends = [at + size for at, size in zip(part["start"], value.shape, strict=False)]
             if value.ndim != whole.ndim or any(end > size for end, size in zip(ends, whole.shape, strict=True)):

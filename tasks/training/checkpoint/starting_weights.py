@@ -17,8 +17,7 @@ from trnflow.tasks.training.shared_types import PARAMETER
 
 
 def starting_from(model: Source, start: Input | None) -> Source:
-    """Return `model` with its weights from `start`; itself for None. Of a checkpoint only the folder is noted
-    (`load_start`)."""
+    """Return `model` with its weights from `start`; itself for None. `load_start` reads those of a checkpoint."""
     if start is None:
         return model
     if start.kind == "checkpoint":
@@ -34,13 +33,13 @@ def load_start(source: Source, model: Any) -> None:
     folder = (source.location["model"] or {}).get("checkpoint")
     if folder is None:
         return
-    stored = Reader(Path(folder))
+    stored = Reader(Path(folder), PARAMETER)
     for name, parameter in model.named_parameters():
-        shape = stored.shape(PARAMETER + name) if PARAMETER + name in stored.names else None
+        shape = stored.shape(name) if stored.has(name) else None
         if shape != tuple(parameter.shape):
             raise ModelError(
                 f"train.warm_start_from names a checkpoint of another model: {name} is {shape or 'not there'}, and "
                 f"{tuple(parameter.shape)} here",
                 "use a model of the same architecture and labels, or name what its `consolidate` made",
             )
-        parameter.data.copy_(stored.tensor(PARAMETER + name))
+        parameter.data.copy_(stored.tensor(name))

@@ -22,8 +22,7 @@ CACHE_FILE = "torch-compile-cache.bin"
 
 
 def keep_cache(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> None:
-    """Run each step once for each length on blank rows, and write the cache to `out`. Nothing without
-    `train.compile_cache`."""
+    """Run each step once for each length on blank rows, and write the cache; without the setting nothing."""
     if not config.compile_cache:
         return
     _private(out.scratch)
@@ -36,8 +35,7 @@ def keep_cache(config: TrainConfig, model: Source, packed: Input[PackedMeta], ou
 
 
 def use_cache(config: TrainConfig, graphs: Input, out: Workdir) -> None:
-    """Load the cache of precompile's artifact into this process, by way of `out.scratch`. Nothing without setting or
-    cache."""
+    """Load the cache of precompile's artifact into this process. Nothing without setting or cache."""
     if not config.compile_cache or not (graphs.path / CACHE_FILE).is_file():
         return
     _private(out.scratch)

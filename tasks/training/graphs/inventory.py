@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.batches.sampler import Batch
@@ -47,10 +49,7 @@ def inventory(
 
 
 def blank(rows: int, length: int, task: str) -> Batch:
-    """Return a batch of id 0 without padding, for tracing. task: "classification" (a target a row) or "causal_lm" (a
-    position)."""
-    import numpy as np
-
+    """Return a batch of id 0 without padding, for tracing: a target a row (classification) or a position."""
     zeros = np.zeros((rows, length), np.int32)
     targets = np.zeros(rows if task == "classification" else (rows, length), np.int32)
     return Batch(length, zeros, targets, zeros + 1, zeros, samples=rows)

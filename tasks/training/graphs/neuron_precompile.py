@@ -31,8 +31,7 @@ CACHE = "neuron-cache"
 
 
 def compile_graphs(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> list[Meta]:
-    """Compile every graph into `neuron-cache/` of `out`, and return the list as `inventory` does. Raises
-    MissingDependency, or CompileError with the graphs that failed."""
+    """Compile every graph into `neuron-cache/`; return the list. Raises MissingDependency, CompileError."""
     check_device(config)
     utility = shutil.which("neuron_parallel_compile")
     if utility is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -26,6 +26,7 @@ class ShardLayout:
         tp: Specs in the passes, over "model" only.
         specs: Between steps; with FSDP also over "data".
         states: Of the optimizer's state; with ZeRO-1 or FSDP also over "data".
+        plan: {module pattern: style}, of `tp_rules`.
         styles: {module: its style in the plan}.
     """
 
@@ -35,31 +36,21 @@ class ShardLayout:
     tp: dict[str, Spec]
     specs: dict[str, Spec]
     states: dict[str, Spec]
+    plan: dict[str, str]
     styles: dict[str, str]
 
 
 def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
-    """Return a model's layout, by the plan of `tp_rules`; it may be on "meta". Raises ModelError when it can't be split
-    so."""
+    """Return a model's layout; it may be on "meta". Raises ModelError when it can't be split so."""
     shapes: dict[str, Shape] = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
-    split = config.tensor_parallel_size > 1
-    plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
-    layout = lay_out(config, type(built.model).__name__, shapes, plan, built.trained())
-    _check_kinds(built, layout.tp)
-    return layout
-
-
-def lay_out(
-    config: TrainConfig, model: str, shapes: dict[str, Shape], plan: Mapping[str, str], trained: Iterable[str]
-) -> ShardLayout:
-    """Return a layout from shapes and names alone. model: for errors."""
-    mesh = config.mesh
+    mesh, model = config.mesh, type(built.model).__name__
+    plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if mesh.model > 1 else {}
     tp = parameter_specs(shapes, plan, mesh, model)
     states = {name: state_spec(shapes[name], tp[name], mesh, config.zero1 or config.fsdp) for name in shapes}
     modules = {name.rpartition(".")[0] for name in shapes}
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
-    kept = {name: states[name] for name in trained}
-    return ShardLayout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, styles)
+    kept = {name: states[name] for name in built.trained()}
+    return ShardLayout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, plan, styles)
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
@@ -69,6 +60,11 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
             size = tensor.shape[dimension] // getattr(world.mesh, axis)
             tensor = tensor.narrow(dimension, size * getattr(world, axis), size)
     return tensor
+
+
+def piece_on(device: torch.device, tensor: Tensor, spec: Spec, world: World) -> Tensor:
+    """Return a contiguous copy of this rank's part of a whole tensor on a device."""
+    return piece(tensor, spec, world).to(device, copy=True).contiguous()
 
 
 def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
@@ -101,7 +97,8 @@ def check_length(config: TrainConfig, length: int) -> None:
         )
 
 
-def _check_kinds(built: Built, tp: dict[str, Spec]) -> None:
+def check_kinds(built: Built, tp: dict[str, Spec]) -> None:
+    """Raise ModelError when engine native can't split a parameter's module."""
     import torch
 
     for name, spec in tp.items():

@@ -27,10 +27,7 @@ RUNTIME = {"cpu": 0.7 * GIB, "cuda": 0.6 * GIB, "neuron": 1.0 * GIB}
 class PassMemory(NamedTuple):
     """Bytes that a forward and backward pass allocates on a device, without parameters.
 
-    Attributes:
-        activations: The most at one moment, without gradients.
-        peak: The most, gradients included, if none existed before.
-        gradients: Of `peak`.
+    activations: the most at one moment; peak: the most with gradients, if none existed before; gradients: of `peak`.
     """
 
     activations: int
@@ -106,8 +103,7 @@ def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Me
 
 
 def check_memory(config: TrainConfig, memory: Memory, limit: int | None) -> None:
-    """Raise ModelError, with settings that would help, for more than `limit` bytes; nothing without limit or with
-    `train.allow_overcommit`."""
+    """Raise ModelError, with settings that help, for more than `limit` bytes, unless `train.allow_overcommit`."""
     if limit is None or memory.total <= limit or config.allow_overcommit:
         return
     raise ModelError(

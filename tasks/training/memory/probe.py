@@ -29,8 +29,7 @@ def can_probe(config: TrainConfig) -> bool:
 
 
 def fits(config: TrainConfig, model: Source, packed: Input[PackedMeta], limit: int | None, out: Workdir) -> bool:
-    """Return whether memory sufficed for two updates in a child; False if it failed or was killed. limit: bytes of its
-    peak on the CPU, or None."""
+    """Return whether memory sufficed for two updates in a child. limit: bytes of its peak on the CPU, or None."""
     folder = out.scratch / f"probe-{config.replica_batch}"
     source = {**asdict(packed), "path": str(packed.path)}
     write_json(
@@ -42,12 +41,17 @@ def fits(config: TrainConfig, model: Source, packed: Input[PackedMeta], limit: i
 
 
 def _probe(spec: Path) -> None:
+    from trnflow.tasks.training.meter import host_memory
+
     document = read_json(spec)
     packed = Input(**{**document["packed"], "path": Path(document["packed"]["path"])})
     model = Source(**document["model"])
     config = TrainConfig.model_validate(document["config"])
     blank = replace(model, identity={**model.identity, "weights": None})
-    write_json(spec.with_name("found.json"), {"fits": _runs(config, blank, packed), "resident": _peak_resident(config)})
+    sufficed = _runs(config, blank, packed)
+    # where the device has memory of its own, this process's is none of it
+    resident = host_memory() if config.device == "cpu" else 0
+    write_json(spec.with_name("found.json"), {"fits": sufficed, "resident": resident})
 
 
 def _runs(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> bool:
@@ -79,13 +83,6 @@ def _update(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> No
     batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta["task"])
     for step in range(UPDATES):
         engine.fetch([engine.train(batch, scalars(short, step, UPDATES, batch.supervised), seed=step)])
-
-
-def _peak_resident(config: TrainConfig) -> int:
-    """Return this process's peak memory in bytes; 0 where the device has its own."""
-    from trnflow.tasks.training.meter import host_memory
-
-    return host_memory() if config.device == "cpu" else 0
 
 
 if __name__ == "__main__":

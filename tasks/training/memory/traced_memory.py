@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast
 from trnflow.tasks.artifact import Input, Json, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.rules import tp_rules
-from trnflow.tasks.training.layout.slices import check_length, lay_out
+from trnflow.tasks.training.layout.slices import check_length, layout_of
 from trnflow.tasks.training.memory.estimate import Memory, estimate
 from trnflow.tasks.training.partition_specs import check_heads
 
@@ -37,10 +36,7 @@ def trace_memory(config: TrainConfig, model: Source, rows: Mapping[str, Json]) -
     length = max(rows["lengths"])
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)
     check_length(config, length)
-    shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
-    split = config.tensor_parallel_size > 1
-    plan = tp_rules(built.model, shapes, config.tensor_parallel_rules) if split else {}
-    layout = lay_out(config, type(built.model).__name__, shapes, plan, built.trained())
+    layout = layout_of(config, built)
     try:
         return estimate(config, layout, trace_pass(config, built, layout, length))
     except (NotImplementedError, RuntimeError) as error:

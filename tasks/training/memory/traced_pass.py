@@ -11,7 +11,14 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
@@ -20,17 +27,12 @@ from trnflow.tasks.training.model.build import logits_of
 from trnflow.tasks.training.objective import loss_sum
 from trnflow.tasks.training.shared_types import Built
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: int) -> PassMemory:
     """Return the bytes that a pass over a micro-batch of `length` tokens allocates on a device.
 
     built: On "meta", unusable afterwards. Raises NotImplementedError or RuntimeError when the model needs values.
     """
-    import torch
-
     if config.dtype == "bfloat16":
         for parameter in built.parameters().values():
             parameter.data = parameter.data.to(torch.bfloat16)
@@ -50,8 +52,6 @@ def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: i
 
 def _logits_and_targets(built: Built, rows: int, length: int) -> tuple[Tensor, Tensor]:
     """Run the forward pass on blank rows."""
-    import torch
-
     ids, positions = (torch.zeros((rows, length), dtype=torch.int32, device="meta") for _ in range(2))
     targets = torch.zeros(rows if built.task == "classification" else (rows, length), dtype=torch.int32, device="meta")
     return logits_of(built, ids, ids, positions), targets
@@ -71,9 +71,6 @@ class _Storages:
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Record the storages of all operations run in this context."""
-        from torch.utils._python_dispatch import TorchDispatchMode
-        from torch.utils._pytree import tree_leaves
-
         note = self._note_tensor
 
         class Mode(TorchDispatchMode):
@@ -99,8 +96,6 @@ class _Storages:
         return PassMemory(activations, *peak)
 
     def _note_tensor(self, leaf: Any) -> None:
-        import torch
-
         if not isinstance(leaf, torch.Tensor):
             return
         storage = _storage(leaf)
@@ -131,7 +126,6 @@ def _layers_split(config: TrainConfig, built: Built, layout: ShardLayout) -> Ite
     if config.tensor_parallel_size == 1:
         yield
         return
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -150,8 +144,6 @@ def _layers_split(config: TrainConfig, built: Built, layout: ShardLayout) -> Ite
 @contextmanager
 def _device_kernels(config: TrainConfig) -> Iterator[None]:
     """Replace attention and dropout by the device's variants."""
-    import torch.nn.functional as functional
-
     if config.engine == "xla":
         yield
         return
@@ -168,7 +160,6 @@ def _device_kernels(config: TrainConfig) -> Iterator[None]:
 
 def _flash(otherwise: Callable[..., Any], device: str) -> Callable[..., Any]:
     """Return an attention function that allocates as flash attention."""
-    import torch
 
     def attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any
@@ -186,7 +177,6 @@ def _flash(otherwise: Callable[..., Any], device: str) -> Callable[..., Any]:
 
 def _masked(otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """Return a dropout function that allocates what the GPU's does: a mask with one byte for each element."""
-    import torch
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if not (training and 0 < p < 1) or inplace:

@@ -10,6 +10,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn import Module
+
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.batches.sampler import Split
@@ -21,8 +24,6 @@ from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
 from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
     from trnflow.tasks.metadata import PackedMeta
 
 
@@ -31,8 +32,6 @@ def adapt(config: TrainConfig, built: Built) -> Built:
 
     Raises ModelError when LoRA's targets name no layers, or the head to be trained is missing.
     """
-    import torch
-
     if config.method == "full":
         return built
     if config.lora is not None:
@@ -117,7 +116,6 @@ def _inject(lora: LoraConfig, built: Built) -> None:
 
 def _layers(built: Built) -> dict[str, Module]:
     """Return the linear layers outside the head that do not share the input embedding's weights."""
-    import torch
     from transformers.pytorch_utils import Conv1D
 
     shared = {id(built.model.get_input_embeddings().weight)}

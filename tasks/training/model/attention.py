@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.model.dropout import dropout_mask
 from trnflow.tasks.training.shared_types import Built
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 """Model families that pass `documents` on to their attention, and whose attention it computes."""
@@ -58,8 +58,6 @@ def attention_kind(config: TrainConfig, built: Built) -> str:
 
 def document_lengths(segments: Tensor) -> list[int]:
     """Return the tokens of each document, row after row. segments: int [rows, length]; a run of padding counts too."""
-    import torch
-
     rows = torch.arange(len(segments), device=segments.device)[:, None]
     sizes: list[int] = torch.unique_consecutive(segments + rows * (segments.max() + 1), return_counts=True)[1].tolist()
     return sizes
@@ -93,8 +91,6 @@ def attend_documents(
     query: [rows, heads, length, width]; key, value: perhaps fewer heads. Returns ([rows, length, heads, width], None).
     Raises ModelError when the model does not pass `documents` on.
     """
-    import torch
-
     if documents is None:
         raise ModelError(
             f"{type(module).__name__} does not pass on which documents its rows hold", "set train.attention=sdpa"
@@ -112,8 +108,6 @@ def attend_documents(
 
 def _attend_document(query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None) -> Tensor:
     """Compute causal attention over one document: [tokens, heads, width]."""
-    import torch
-
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     attend = torch.nn.functional.scaled_dot_product_attention
     return attend(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling)[0].transpose(0, 1)
@@ -130,8 +124,6 @@ def attend_rows(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention as transformers' `sdpa`, with faster dropout on the CPU. Shapes as `attend_documents`."""
-    import torch
-
     if not dropout or key.shape[1] != query.shape[1] or attention_mask is None or not _is_plain(others):
         return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
     # PyTorch has no fused kernel with dropout on the CPU
@@ -151,8 +143,6 @@ def attend_heads(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention as transformers' `sdpa`, by einsum. Shapes as `attend_documents`."""
-    import torch
-
     if attention_mask is None or not _is_plain(others):
         return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
     groups = query.shape[1] // key.shape[1]

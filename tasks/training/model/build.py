@@ -8,6 +8,9 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import check_positions
@@ -23,8 +26,6 @@ from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, first_p
 from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trnflow.tasks.metadata import PackedMeta
 
 
@@ -33,8 +34,6 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
 
     weights: False builds on "meta", for tracing. Raises ModelError, naming the setting, when model and rows do not fit.
     """
-    import torch
-
     # from the recipe alone, so that precompile and train build the same graph
     config = model_config(source, packed.meta)
     kind = auto_class(packed.meta["task"])
@@ -71,8 +70,6 @@ def model_config(source: Source, meta: PackedMeta) -> Any:
 
 def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
     """Return the keyword arguments of the model's `forward`. All tensors: int [rows, length]; segment 0 is padding."""
-    import torch
-
     positions = position_ids + built.first_position
     if built.first_position:  # for RoBERTa, the position of padding is the pad id
         positions = torch.where(segment_ids != 0, positions, built.first_position - 1)
@@ -100,11 +97,16 @@ def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids
     return logits.float()
 
 
-def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
-    """Return every n-th of the layers that transformers marks for remat. Raises ModelError when there are too few."""
+def layers_of(model: Any) -> list[Any]:
+    """Return the model's transformer layers, as transformers marks them for remat; [] for a model that marks none."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
+    """Return every n-th of `layers_of`. Raises ModelError when there are too few."""
+    layers = layers_of(model)
     if not layers:
         raise ModelError(f"{type(model).__name__} marks no layers to recompute", "set train.remat=false")
     if every > len(layers):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 LEVELS = 1 << 16
 
 
 def use_fast_dropout(model: Any) -> None:
     """Make the model's dropout layers use `fast_dropout`, in place."""
-    import torch
-
     for module in model.modules():
         if type(module) is torch.nn.Dropout:
             module.forward = partial(fast_dropout, module)  # type: ignore[method-assign]
@@ -27,10 +24,7 @@ def fast_dropout(module: torch.nn.Dropout, hidden: Tensor) -> Tensor:
 
 
 def dropout_mask(like: Tensor, probability: float) -> Tensor:
-    """Return elements 0 with `probability`, to 1/65536, else 1 / (1 - probability). Draws from torch's default
-    generator."""
-    import torch
-
+    """Return elements 0 with `probability`, to 1/65536, else 1 / (1 - probability), from torch's default generator."""
     lost = min(round(probability * LEVELS), LEVELS - 1)
     # one draw of 64 bits serves four elements
     draws = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)

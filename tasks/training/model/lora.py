@@ -44,8 +44,7 @@ def adapted_rules(rules: Mapping[str, str]) -> dict[str, str]:
 
 
 def matching_layers(targets: Iterable[str], layers: Sequence[str], model: str) -> list[str]:
-    """Return the layers that a target matches: last parts of names, "*" for any part. Raises ModelError for a target
-    without."""
+    """Return the layers that a target matches: last parts of names, "*" for any part. Raises ModelError."""
     matches = {target: [layer for layer in layers if _matches(target, layer)] for target in targets}
     for target, named in matches.items():
         if not named:
@@ -65,8 +64,7 @@ def target_modules(wanted: Collection[str], modules: Iterable[str]) -> list[str]
 
 
 def check_rank(rank: int, sizes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelError for a rank above the smaller side of a weight: A and B would save nothing. sizes: (outputs,
-    inputs)."""
+    """Raise ModelError for a rank above a weight's smaller side: it saves nothing. sizes: (outputs, inputs)."""
     for layer, size in sizes.items():
         if rank > min(size):
             raise ModelError(

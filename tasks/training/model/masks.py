@@ -9,11 +9,12 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from trnflow.tasks.errors import ModelError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trnflow.tasks.metadata import PackedMeta
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"  # transformers' names
@@ -26,8 +27,6 @@ def attention_masks(config: Any, segment_ids: Tensor, *, causal: bool, dtype: An
     A mask is [rows, 1, 1 or length, length], added to the scores. config: the text model's. segment_ids: int [rows,
     length]. causal: False attends to the whole row, which must be one segment.
     """
-    import torch
-
     length = segment_ids.shape[1]
     order = torch.arange(length, device=segment_ids.device)
     distance = order[:, None] - order[None, :]
@@ -72,7 +71,9 @@ def check_attention(model: Any, lengths: Sequence[int], packed: PackedMeta) -> N
             f"{name} has layers of {', '.join(sorted(others - {CHUNKED}))}, in which no mask keeps packed documents apart",
             "set pack.strategy=pad or bucket",
         )
-    if window_of(config, max(lengths)) is not None and _layer_kinds(config) and not _takes_mask_by_kind(model):
+    # transformers' models that take a mask for each kind check whether they got a dict
+    takes_kinds = "dict" in inspect.getsource(type(model.base_model).forward)
+    if window_of(config, max(lengths)) is not None and _layer_kinds(config) and not takes_kinds:
         raise ModelError(
             f"rows of {max(lengths)} tokens, and {name} attends to {config.sliding_window} at a time in some layers "
             "(sliding_window), without taking a mask for each kind",
@@ -114,15 +115,7 @@ def _layer_kinds(config: Any) -> list[str]:
     return sorted(set(config.layer_types)) if declared and config.layer_types else []
 
 
-def _takes_mask_by_kind(model: Any) -> bool:
-    """Return whether the model takes a dict of masks."""
-    # transformers' models that do check whether they got a dict
-    return "dict" in inspect.getsource(type(model.base_model).forward)
-
-
 def _additive_mask(seen: Tensor, dtype: Any) -> Tensor:
     """Return 0 where attended, else the dtype's lowest number."""
-    import torch
-
     # finite, so that padding, which attends to padding alone, gives no NaN
     return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from trnflow.tasks.training.native.sharding import local_tensor
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class GradientSums:

@@ -7,19 +7,17 @@ waiting in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 BUCKET = 32 << 20  # bytes: large enough for full bandwidth, small compared to a model
 
 
 def all_reduce(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
     """Return each tensor's sum over the members of `group`; None: over all ranks."""
-    import torch
-    import torch.distributed as dist
-
     pending = []
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
@@ -37,9 +35,6 @@ def reduce_scatter(tensors: Sequence[Tensor], dimensions: Sequence[int], group: 
 
     The number of members must divide each dimension.
     """
-    import torch
-    import torch.distributed as dist
-
     pieces = [_chunks(tensor, dimension, group) for tensor, dimension in zip(tensors, dimensions, strict=True)]
     pending = []
     for bucket in _buckets(pieces):
@@ -57,9 +52,6 @@ def reduce_scatter(tensors: Sequence[Tensor], dimensions: Sequence[int], group: 
 
 def all_gather(parts: Sequence[Tensor], wholes: Sequence[Tensor], dimensions: Sequence[int], group: Any) -> None:
     """Write into `wholes` what the group's members hold in parts, cut along `dimensions`."""
-    import torch
-    import torch.distributed as dist
-
     targets = [_chunks(whole, dimension, group) for whole, dimension in zip(wholes, dimensions, strict=True)]
     # converted before they are sent: bf16 weights are half the bytes of their fp32 masters
     sent = [part.to(whole.dtype) for part, whole in zip(parts, wholes, strict=True)]

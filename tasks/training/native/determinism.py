@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 
@@ -13,8 +15,10 @@ REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")  # P
 
 
 def choose_kernels(config: TrainConfig) -> None:
-    """Allow only deterministic kernels in this process; any with `train.deterministic=false`."""
-    import torch
+    """Set this process's threads, and allow only deterministic kernels; any with `train.deterministic=false`."""
+    torch.set_num_threads(config.resolved_threads)
+    # flush denormals to zero: moments of unused embedding rows decay to denormal numbers, which are slow
+    torch.set_flush_denormal(True)
 
     # not warn_only: some operators (memory-efficient attention) then vary from run to run
     torch.use_deterministic_algorithms(config.deterministic)

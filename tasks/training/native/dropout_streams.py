@@ -11,19 +11,20 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
 
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
+from trnflow.tasks.training.model.build import layers_of
 from trnflow.tasks.training.model.lora import BASE
-from trnflow.tasks.training.native.sharding import layers_of, local_tensor
+from trnflow.tasks.training.native.sharding import local_tensor
 from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from torch.nn import Module
 
 COLUMNS, ROWS = ("colwise",), ("rowwise", "rowwise_rep")
 """Styles of the layers whose output is split by features or heads, and styles of the layers that take such an input."""
@@ -34,10 +35,7 @@ LORA_DROPOUT = ".lora_dropout."
 class GeneratorSwitch:
     """Switches PyTorch's default generator between numbers that all ranks along "model" share and this rank's own.
 
-    Begins with the shared ones.
-
-    Args:
-        place: This rank's index along "model".
+    Begins with the shared ones. place: This rank's index along "model".
     """
 
     def __init__(self, device: torch.device, place: int) -> None:
@@ -56,7 +54,7 @@ class GeneratorSwitch:
             self._shared = generator.initial_seed()
             _reseed(generator, self._derived(self._shared))
             return
-        drawn = int(_drawn(generator))
+        drawn = int(torch.randint(1 << 62, (), generator=generator))
         self._shared = generator.get_state()
         generator.manual_seed(self._derived(drawn))
 
@@ -79,8 +77,7 @@ class GeneratorSwitch:
         (self.own if before else self.shared)()
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return contexts for a layer's first computation and its recomputation: `context_fn` of
-        `torch.utils.checkpoint`."""
+        """Return contexts for a layer's first computation and its recomputation (torch's `context_fn`)."""
         # checkpoint restores the generator's state itself, but not which of the two kinds was in use
         return nullcontext(), self._resumed(self._own, self._shared)
 
@@ -94,8 +91,6 @@ class GeneratorSwitch:
             self._own, self._shared = before
 
     def _generator(self) -> Any:
-        import torch
-
         if self._device.type == "cuda":
             return torch.cuda.default_generators[self._device.index]
         return torch.default_generator
@@ -108,20 +103,30 @@ class GeneratorSwitch:
 def split_dropout(config: TrainConfig, built: Built, layout: ShardLayout, world: World, device: torch.device) -> None:
     """Register hooks that choose the numbers of each dropout. To be called after `split_layers`."""
     streams = GeneratorSwitch(device, world.model)
+
+    def use_own(module: Module, *others: Any) -> None:
+        if module.training:
+            streams.own()
+
+    def use_shared(module: Module, *others: Any) -> None:
+        if module.training:
+            streams.shared()
+
     for layer in layers_of(built.model):
-        layer.register_forward_pre_hook(partial(_enter, streams, config.sequence_parallel))
-        layer.register_forward_hook(partial(_leave, streams))
+        if config.sequence_parallel:  # within layers, the residual stream is split by positions
+            layer.register_forward_pre_hook(use_own)
+        layer.register_forward_hook(use_shared)
         again = getattr(layer, "_gradient_checkpointing_func", None)
         if again is not None:
-            layer._gradient_checkpointing_func = partial(again, context_fn=streams.contexts)  # type: ignore[assignment]
+            layer._gradient_checkpointing_func = partial(again, context_fn=streams.contexts)
     # between a layer split by columns and one split by rows each rank holds other heads or features: with common
     # masks two heads would always drop the same elements
     for name, style in layout.styles.items():
         module = built.model.get_submodule(name)
         if style in COLUMNS:
-            module.register_forward_hook(partial(_split, streams))
+            module.register_forward_hook(use_own)
         elif style in ROWS and not config.sequence_parallel:
-            module.register_forward_pre_hook(partial(_whole, streams))
+            module.register_forward_pre_hook(use_shared)
     for name, module in built.model.named_modules():
         layer, dropout, _ = name.partition(LORA_DROPOUT)
         if dropout:  # the input of A is split if the layer is split by rows
@@ -129,43 +134,14 @@ def split_dropout(config: TrainConfig, built: Built, layout: ShardLayout, world:
             module.forward = partial(_dropped, streams, own, module.forward)
 
 
-def _enter(streams: GeneratorSwitch, split: bool, layer: Module, arguments: Any) -> None:
-    """Use own numbers from a layer's start if the residual stream is split by positions."""
-    if layer.training and split:
-        streams.own()
-
-
-def _leave(streams: GeneratorSwitch, layer: Module, arguments: Any, output: Any) -> None:
-    if layer.training:
-        streams.shared()
-
-
-def _split(streams: GeneratorSwitch, module: Module, arguments: Any, output: Any) -> None:
-    if module.training:
-        streams.own()
-
-
-def _whole(streams: GeneratorSwitch, module: Module, arguments: Any) -> None:
-    if module.training:
-        streams.shared()
-
-
 def _dropped(streams: GeneratorSwitch, own: bool, dropout: Any, hidden: Tensor) -> Tensor:
     """Apply LoRA's dropout."""
-    from torch.distributed.tensor import DTensor
-
     # unwrapped: PyTorch draws a DTensor's numbers in another way
     with streams.within(own=own):
         dropped: Tensor = dropout(local_tensor(hidden))
     if isinstance(hidden, DTensor):
         return DTensor.from_local(dropped, hidden.device_mesh, hidden.placements, run_check=False)
     return dropped
-
-
-def _drawn(generator: Any) -> Tensor:
-    import torch
-
-    return torch.randint(1 << 62, (), generator=generator)
 
 
 def _reseed(generator: Any, seed: int) -> None:

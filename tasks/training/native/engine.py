@@ -12,18 +12,31 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
-from trnflow.tasks.training.layout.slices import ShardLayout, check_length, layout_of, piece, piece_start, writes_piece
+from trnflow.tasks.training.layout.slices import (
+    ShardLayout,
+    check_kinds,
+    check_length,
+    layout_of,
+    piece,
+    piece_on,
+    piece_start,
+    writes_piece,
+)
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
 from trnflow.tasks.training.native.accumulation import GradientSums
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
-from trnflow.tasks.training.native.updates import StateTensor, make_update
+from trnflow.tasks.training.native.updates import UPDATES, StateTensor
 from trnflow.tasks.training.objective import correct, loss_sum
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
@@ -31,8 +44,6 @@ from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World, replica_seed
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trnflow.tasks.training.checkpoint.shards import Reader
 
 MOST_GRAPHS = 64  # a recipe with more lengths than this is refused
@@ -48,16 +59,15 @@ class NativeEngine:
     def __init__(
         self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World
     ) -> None:
-        import torch
-
         self._config, self._built, self._registry, self._world = config, built, registry, world
         self._tracing = next(built.model.parameters()).is_meta
         self._layout = layout_of(config, built)
+        check_kinds(built, self._layout.tp)
         self._loss, self._scores = _loss, _scores
         self._exchange = SingleProcess()
         if self._tracing:
             return
-        _configure_torch(config)
+        choose_kernels(config)
         self._device = (
             torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
         )
@@ -75,8 +85,6 @@ class NativeEngine:
         self._choose_kernels()
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
-        import torch
-
         self._register("train", batch)
         if self._tracing:
             return None
@@ -90,8 +98,6 @@ class NativeEngine:
         return self._update(loss, at, seed)
 
     def evaluate(self, batch: Batch) -> Tensor | None:
-        import torch
-
         self._register("eval", batch)
         if self._tracing:
             return None
@@ -102,8 +108,6 @@ class NativeEngine:
         return result
 
     def fetch(self, handles: Sequence[Tensor]) -> list[list[float]]:
-        import torch
-
         values: list[list[float]] = torch.stack(list(handles)).tolist() if handles else []
         return values
 
@@ -112,26 +116,24 @@ class NativeEngine:
         kept = (StateTensor(PARAMETER + n, self._layout.shapes[n], spec, value) for (n, spec), value in masters)
         for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
             if writes_piece(spec, self._world):
-                yield TensorSlice(
-                    name, self._world.rank, piece_start(whole, spec, self._world), whole, _host_copy(value)
-                )
+                copy = value.detach().to("cpu", torch.float32, copy=True)
+                yield TensorSlice(name, self._world.rank, piece_start(whole, spec, self._world), whole, copy)
 
     def peak_memory(self) -> int | None:
-        import torch
-
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
     def _place_state(self, stored: Reader | None, *, masters: bool) -> list[Tensor]:
         """Make parameters and optimizer state from `stored`; return this rank's fp32 masters, [] without them."""
-        import torch
-
         config, built = self._config, self._built
         with torch.no_grad():
             for name, parameter in built.trained().items() if stored else ():
                 parameter.copy_(stored.tensor(PARAMETER + name))  # type: ignore[union-attr]
             # the masters are copied before the parameters lose digits in bf16
-            copies = [self._piece(name, p.detach().float()) for name, p in built.trained().items()] if masters else []
-            self._state = make_update(config.optimizer, self._layout, self._world, self._device, stored)
+            copies = [
+                piece_on(self._device, parameter.detach().float(), self._layout.states[name], self._world)
+                for name, parameter in (built.trained().items() if masters else ())
+            ]
+            self._state = UPDATES[config.optimizer](self._layout, self._world, self._device, stored)
             if config.dtype == "bfloat16":
                 for parameter in built.parameters().values():  # buffers stay as they are: rotary frequencies need fp32
                     parameter.data = parameter.data.to(torch.bfloat16)
@@ -148,8 +150,6 @@ class NativeEngine:
 
     def _choose_kernels(self) -> None:
         """Set dropout, attention and compilation of the model."""
-        import torch
-
         config, built = self._config, self._built
         weights = None if built.class_weights is None else torch.tensor(built.class_weights, device=self._device)
         if config.device == "cpu" and not config.compile and self._layout.mesh.model == 1:
@@ -158,10 +158,6 @@ class NativeEngine:
         self._objective = (self._built, weights, config.label_smoothing)
         if config.compile:
             self._loss, self._scores = _compiled(_loss), _compiled(_scores)
-
-    def _piece(self, name: str, value: Tensor) -> Tensor:
-        """Copy this rank's part of an optimizer tensor to the device."""
-        return piece(value, self._layout.states[name], self._world).to(self._device, copy=True).contiguous()
 
     def _shard(self) -> SingleProcess:
         """Split the model over the mesh."""
@@ -197,8 +193,6 @@ class NativeEngine:
 
     def _columns(self, batch: Batch) -> list[Tensor]:
         """Copy this rank's rows to the device: input ids, targets, segment ids, position ids."""
-        import torch
-
         size = len(batch.input_ids) // self._world.mesh.data
         mine = slice(size * self._world.data, size * (self._world.data + 1))
         columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
@@ -209,8 +203,6 @@ class NativeEngine:
 
     def _update(self, loss: Tensor, at: Scalars, seed: int) -> Tensor:
         """Clip the gradients and apply the update, unless the loss or the gradient norm is not finite."""
-        import torch
-
         draws = RandomBits(seed, self._world, self._device) if self._config.stochastic_rounding else None
         with torch.no_grad():
             computed = self._sums.take() if self._sums else [parameter.grad for parameter in self._parameters]
@@ -240,24 +232,10 @@ class NativeEngine:
         self._registry.register(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
 
 
-def _host_copy(value: Tensor) -> Tensor:
-    """Return an fp32 copy on the CPU."""
-    import torch
-
-    return value.detach().to("cpu", torch.float32, copy=True)
-
-
 def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: ShardLayout) -> str:
-    steps: list[Any] = [
-        config.dtype,
-        config.stochastic_rounding,
-        config.remat,
-        config.compile,
-        config.deterministic,
-        config.micro_rows,
-        layout.model,
-    ]
-    steps += [config.optimizer, config.label_smoothing, config.class_weights is not None]
+    steps: list[Any] = [config.dtype, config.stochastic_rounding, config.remat, config.compile, config.deterministic]
+    steps += [config.micro_rows, layout.model, config.optimizer]
+    steps += [config.label_smoothing, config.class_weights is not None]
     steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
     lora = config.lora.model_dump(mode="json") if config.lora else None
     document = [name, inputs, steps, layout.shapes, list(layout.states), lora]
@@ -277,16 +255,12 @@ def _loss(
 
 
 def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
-    import torch
-
     logits = logits_of(built, ids, segments, positions)
     return torch.stack([loss_sum(logits, targets), correct(logits, targets)])
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Compile a function with one graph a length; beyond MOST_GRAPHS it raises."""
-    import torch
-
     torch._dynamo.config.recompile_limit = MOST_GRAPHS
     # PyTorch would go on eagerly without a word
     torch._dynamo.config.fail_on_recompile_limit_hit = True
@@ -294,20 +268,9 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(function, dynamic=False)
 
 
-def _configure_torch(config: TrainConfig) -> None:
-    import torch
-
-    choose_kernels(config)
-    # flush denormals to zero: moments of unused embedding rows decay to denormal numbers, which are slow
-    torch.set_flush_denormal(True)
-    torch.set_num_threads(config.resolved_threads)
-
-
 def recompute(model: Any, every: int) -> None:
     """Let every n-th layer compute its activations again in the backward pass (remat)."""
     from functools import partial
-
-    from torch.utils.checkpoint import checkpoint
 
     for layer in checkpointed_layers(model, every):
         layer.gradient_checkpointing = True

@@ -7,13 +7,13 @@ FSDP in each pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from trnflow.tasks.training.layout.slices import ShardLayout, piece_copies
 from trnflow.tasks.training.world import World
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class SingleProcess:
@@ -24,8 +24,6 @@ class SingleProcess:
 
         computed: None where the backward pass gave none.
         """
-        import torch
-
         return [
             torch.zeros_like(parameter, dtype=torch.float32) if gradient is None else gradient.float()
             for parameter, gradient in zip(parameters, computed, strict=True)
@@ -33,8 +31,6 @@ class SingleProcess:
 
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return (loss of all rows, norm of all gradients), equal on every rank."""
-        import torch
-
         return loss, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
 
     def scores(self, scores: Tensor) -> Tensor:
@@ -43,8 +39,6 @@ class SingleProcess:
 
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Copy the fp32 `masters` into the parameters, gathering what other ranks updated."""
-        import torch
-
         torch._foreach_copy_(list(parameters), list(masters))
 
 
@@ -81,9 +75,6 @@ class MeshExchange(SingleProcess):
         return own
 
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        import torch
-        import torch.distributed as dist
-
         # each element counts once: the norms of copies are divided by their number
         squares = torch.stack(torch._foreach_norm(list(gradients))).square()
         if self._once is None:  # copied once, because a copy may wait for the device
@@ -93,14 +84,10 @@ class MeshExchange(SingleProcess):
         return total[0], total[1].sqrt()
 
     def scores(self, scores: Tensor) -> Tensor:
-        import torch.distributed as dist
-
         dist.all_reduce(scores, group=self._group)
         return scores
 
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        import torch
-
         from trnflow.tasks.training.native.collectives import all_gather
         from trnflow.tasks.training.native.sharding import local_tensor
 

@@ -6,36 +6,32 @@ stream between the first and the last layer is split by positions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn import Module, Parameter
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_shape
-from trnflow.tasks.training.model.build import checkpointed_layers
+from trnflow.tasks.training.model.build import checkpointed_layers, layers_of
 from trnflow.tasks.training.model.lora import base_layer
 from trnflow.tasks.training.partition_specs import SHARED
 from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, sharing memory; any other tensor itself."""
-    from torch.distributed.tensor import DTensor
-
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient_of(parameter: Tensor, gradient: Tensor | None) -> Tensor:
     """Return this rank's part of a parameter's gradient as a plain tensor; zeros for None."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
     if gradient is None:
         return torch.zeros_like(local_tensor(parameter))
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
@@ -52,7 +48,8 @@ def split_layers(config: TrainConfig, built: Built, layout: ShardLayout, world: 
 
     tied = _tied(built.model)
     mesh = world.groups["model"]
-    inside = {name for layer in _layers(config, built) for name in _names_below(built.model, layer)}
+    below = {id(module) for layer in _layers(config, built) for module in layer.modules()}
+    inside = {name for name, module in built.model.named_modules() if id(module) in below}
     _split_parameters(built, layout, world)
     plan = {
         name: _style(layout.styles.get(name, "colwise_rep"), scatters=name in inside)
@@ -92,9 +89,7 @@ def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: W
 
     A layer's parameters are gathered together; those outside layers are one more group.
     """
-    import torch
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor import Shard
 
     named = built.parameters()
     dimensions = {id(named[name]): spec.index("data") for name, spec in layout.specs.items() if "data" in spec}
@@ -116,10 +111,8 @@ def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: W
 def check_placed(built: Built, layout: ShardLayout) -> None:
     """Raise ModelError when this rank's part of a parameter has another shape than `layout` says."""
     for name, parameter in built.parameters().items():
-        held, planned = (
-            tuple(local_tensor(parameter).shape),
-            piece_shape(layout.shapes[name], layout.specs[name], layout.mesh),
-        )
+        held = tuple(local_tensor(parameter).shape)
+        planned = piece_shape(layout.shapes[name], layout.specs[name], layout.mesh)
         if held != planned:
             raise ModelError(
                 f"{name} of {layout.model} should have shape {planned} after splitting, and has {held}",
@@ -129,10 +122,6 @@ def check_placed(built: Built, layout: ShardLayout) -> None:
 
 def _split_parameters(built: Built, layout: ShardLayout, world: World) -> None:
     """Replace each split parameter by this rank's part."""
-    import torch
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.nn import Parameter
-
     parts: dict[int, Parameter] = {}
     for name, parameter in built.parameters().items():
         spec = layout.tp[name]
@@ -148,7 +137,6 @@ def _split_parameters(built: Built, layout: ShardLayout, world: World) -> None:
 
 
 def _style(style: str, *, scatters: bool) -> Any:
-    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     if style in GATHERED:
@@ -172,8 +160,6 @@ def _split_modules(model: Module, layout: ShardLayout, tied: list[list[tuple[Mod
 
 def _gather_input(module: Module, mesh: Any, *, sharded: bool) -> None:
     """Give `module` its hidden states as one whole DTensor."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
     # the gradients of all layers that read the one copy are summed before they are reduced
     placements = [Shard(1) if sharded else Replicate()]
 
@@ -194,8 +180,6 @@ def _gather_input(module: Module, mesh: Any, *, sharded: bool) -> None:
 
 
 def _split_positions(layers: list[Module], mesh: Any) -> None:
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
     def moved(hidden: Tensor, source: Any, target: Any) -> Any:
         return DTensor.from_local(hidden, mesh, [source], run_check=False).redistribute(placements=[target]).to_local()
 
@@ -214,18 +198,6 @@ def _split_positions(layers: list[Module], mesh: Any) -> None:
 def _layers(config: TrainConfig, built: Built) -> list[Module]:
     """Return the layers between which positions are split; [] without sequence parallelism."""
     return checkpointed_layers(built.model) if config.sequence_parallel else []
-
-
-def layers_of(model: Module) -> list[Module]:
-    """Return the model's transformer layers, as transformers marks them; [] for a model that marks none."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def _names_below(model: Module, part: Module) -> list[str]:
-    below = {id(module) for module in part.modules()}
-    return [name for name, module in model.named_modules() if id(module) in below]
 
 
 def _tied(model: Module) -> list[list[tuple[Module, str]]]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_copies
+import torch
+from torch import Tensor
+
+from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_copies, piece_on
 from trnflow.tasks.training.optim.adafactor import apply_update, squared_sums, update_direction, update_moments
 from trnflow.tasks.training.optim.optimizer import Scalars, is_decayed, state_shapes
 from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits, round_stochastically, row_chunks, store
@@ -20,20 +23,11 @@ from trnflow.tasks.training.shared_types import FIRST_MOMENT, ROW, SECOND_MOMENT
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from trnflow.tasks.training.checkpoint.shards import Reader
 
 
 class StateTensor(NamedTuple):
-    """A parameter or a tensor of the optimizer's state, as this rank holds it.
-
-    Attributes:
-        name: With a prefix such as "first/".
-        whole: Shape of the whole tensor.
-        value: This rank's part.
-    """
+    """A parameter or a tensor of the optimizer's state. whole: shape of the whole; value: this rank's part."""
 
     name: str
     whole: Shape
@@ -41,11 +35,40 @@ class StateTensor(NamedTuple):
     value: Tensor
 
 
-class Update(Protocol):
-    """An optimizer: holds its state and updates weights."""
+class WeightPart(NamedTuple):
+    """This rank's part of a weight, with its gradient and AdamW's moments: all of one shape."""
+
+    spec: Spec
+    weight: Tensor
+    gradient: Tensor
+    first: Tensor
+    second: Tensor
+
+
+class FusedAdamW:
+    """AdamW by PyTorch's fused kernel, in one pass over all fp32 weights.
+
+    stored: A checkpoint with the state; without it zeros.
+    """
+
+    def __init__(self, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None) -> None:
+        zero = torch.zeros(())
+        self._layout, self._device = layout, device
+        self._first, self._second = (
+            [
+                piece_on(
+                    device, stored.tensor(prefix + name) if stored else zero.expand(layout.shapes[name]), spec, world
+                )
+                for name, spec in layout.states.items()
+            ]
+            for prefix in (FIRST_MOMENT, SECOND_MOMENT)
+        )
 
     def state(self) -> Iterator[StateTensor]:
         """Yield this rank's part of each tensor of the state."""
+        for prefix, tensors in ((FIRST_MOMENT, self._first), (SECOND_MOMENT, self._second)):
+            for (name, spec), value in zip(self._layout.states.items(), tensors, strict=True):
+                yield StateTensor(prefix + name, self._layout.shapes[name], spec, value)
 
     def apply(
         self,
@@ -64,55 +87,6 @@ class Update(Protocol):
             good: Scalar bool; false changes nothing.
             draws: Rounds bf16 weights; None for fp32.
         """
-
-
-def make_update(
-    optimizer: str, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None
-) -> Update:
-    """Return "adamw" or "adafactor" for this rank, with the state of `stored` or zeros."""
-    return (FusedAdamW if optimizer == "adamw" else Adafactor)(layout, world, device, stored)
-
-
-class WeightPart(NamedTuple):
-    """This rank's part of a weight, with its gradient and AdamW's moments: all of one shape."""
-
-    spec: Spec
-    weight: Tensor
-    gradient: Tensor
-    first: Tensor
-    second: Tensor
-
-
-class FusedAdamW:
-    """AdamW by PyTorch's fused kernel, in one pass over all fp32 weights."""
-
-    def __init__(self, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None) -> None:
-        import torch
-
-        zero = torch.zeros(())
-        self._layout, self._device = layout, device
-        self._first, self._second = (
-            [
-                _part(stored.tensor(prefix + name) if stored else zero.expand(layout.shapes[name]), spec, world, device)
-                for name, spec in layout.states.items()
-            ]
-            for prefix in (FIRST_MOMENT, SECOND_MOMENT)
-        )
-
-    def state(self) -> Iterator[StateTensor]:
-        for prefix, tensors in ((FIRST_MOMENT, self._first), (SECOND_MOMENT, self._second)):
-            for (name, spec), value in zip(self._layout.states.items(), tensors, strict=True):
-                yield StateTensor(prefix + name, self._layout.shapes[name], spec, value)
-
-    def apply(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        ratio: Tensor,
-        good: Tensor,
-        at: Scalars,
-        draws: RandomBits | None = None,
-    ) -> None:
         columns = (self._layout.states.values(), weights, gradients, self._first, self._second)
         sorts: dict[bool, list[WeightPart]] = {True: [], False: []}
         for part in map(WeightPart._make, zip(*columns, strict=True)):
@@ -131,8 +105,6 @@ class FusedAdamW:
 
     def _fused(self, some: Sequence[WeightPart], wide: list[Tensor], ratio: Tensor, skip: Tensor, at: Scalars) -> None:
         """Run the kernel, which changes `wide`, the weights in fp32, in place."""
-        import torch
-
         if not some:
             return
         step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # a copy from the host would wait
@@ -202,8 +174,6 @@ class Adafactor:
         at: Scalars,
         draws: RandomBits | None = None,
     ) -> None:
-        import torch
-
         gradients = [gradient / ratio for gradient in gradients]
         sums = self._together(
             [
@@ -240,8 +210,6 @@ class Adafactor:
 
     def _placed(self, factored: FactoredState, part_sums: list[Tensor]) -> list[Tensor]:
         """Return this rank's sums in zeros of the whole's shape, so that the sum over ranks is the whole."""
-        import torch
-
         if self._world.groups is None:
             return part_sums
         *sums, size = part_sums
@@ -261,6 +229,10 @@ class Adafactor:
         return [[next(totals) for _ in values] for values in groups]
 
 
+UPDATES: dict[str, type[FusedAdamW | Adafactor]] = {"adamw": FusedAdamW, "adafactor": Adafactor}
+"""{`train.optimizer`: the class that holds its state and updates weights}."""
+
+
 def _chunks(some: Iterable[WeightPart], size: int) -> Iterator[list[WeightPart]]:
     """Yield groups of about `size` numbers with one kind of spec: small weights, or a part of a large one."""
     pending: dict[frozenset[str | None], list[WeightPart]] = {}
@@ -276,37 +248,24 @@ def _chunks(some: Iterable[WeightPart], size: int) -> Iterator[list[WeightPart]]
 
 def _to_fp32(group: Sequence[WeightPart]) -> tuple[Tensor, list[Tensor]]:
     """Return the weights in fp32 as one tensor, and its views."""
-    import torch
-
     flat = torch.cat([part.weight.reshape(-1) for part in group]).float()
     return flat, _split_like(flat, group)
 
 
 def _round_back(group: Sequence[WeightPart], flat: Tensor, draws: RandomBits) -> None:
     """Round the fp32 weights into the bf16 weights."""
-    import torch
-
     rounded = round_stochastically(flat, draws.bits(group[0].spec, flat.numel()))
     torch._foreach_copy_([part.weight for part in group], _split_like(rounded, group))
 
 
 def _split_like(flat: Tensor, group: Sequence[WeightPart]) -> list[Tensor]:
     """Return views of `flat` in the shapes of the group's weights."""
-    import torch
-
     parts = torch.split(flat, [part.weight.numel() for part in group])
     return [values.view(part.weight.shape) for values, part in zip(parts, group, strict=True)]
 
 
-def _part(tensor: Tensor, spec: Spec, world: World, device: torch.device) -> Tensor:
-    """Copy this rank's part of a tensor to the device."""
-    return piece(tensor, spec, world).to(device, copy=True).contiguous()
-
-
 def _factors(name: str, whole: Shape, device: torch.device, stored: Reader | None) -> dict[str, Tensor]:
     """Return Adafactor's state of one parameter, read from `stored`, or zero."""
-    import torch
-
     return {
         prefix: (stored.tensor(prefix + name) if stored else torch.zeros(shape)).to(device)
         for prefix, shape in state_shapes("adafactor", whole).items()

@@ -7,12 +7,11 @@ size, updates clipped to a root mean square of 1. No function changes its argume
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from trnflow.tasks.training.optim.optimizer import Scalars, is_decayed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SMALL = 1.1920928955078125e-07  # the machine epsilon of fp32
 LEAST_SIZE = 1e-3  # the smallest root mean square used for a parameter; without it, zeros would never change

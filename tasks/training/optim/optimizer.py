@@ -46,8 +46,7 @@ class Scalars(NamedTuple):
 
 
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
-    """Return the numbers of update `step` (from 0) of `total`. targets: of the global batch, or the sum of their class
-    weights."""
+    """Return the numbers of update `step` (from 0) of `total`. targets: of the batch, or their weights' sum."""
     # Adafactor's grows with the steps: 1 - t^-0.8
     beta2 = config.beta2 if config.optimizer == "adamw" else 1 - (step + 1) ** -0.8
     return Scalars(
@@ -88,15 +87,11 @@ def check_learning_rates(config: TrainConfig, total: int) -> None:
     )
 
 
-def _stable_then_decay(share: float, decay: float) -> float:
-    return 1.0 if share < 1 - decay else (1 - share) / decay
-
-
 SCHEDULES: dict[str, Callable[[float, float], float]] = {
     "constant": lambda share, decay: 1.0,
     "linear": lambda share, decay: 1 - share,
     "cosine": lambda share, decay: (1 + math.cos(math.pi * share)) / 2,
-    "warmup_stable_decay": _stable_then_decay,
+    "warmup_stable_decay": lambda share, decay: 1.0 if share < 1 - decay else (1 - share) / decay,
 }
 """{schedule: (share of the steps after warm-up, `decay_ratio`) -> share of the peak}."""
 
@@ -119,8 +114,7 @@ def clip_factor(norm: Tensor, max_norm: Tensor) -> Tensor:
 
 
 def adamw(weight: Tensor, first: Tensor, second: Tensor, *, gradient: Tensor, at: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return (weight, first moment, second moment) after one update. gradient: scaled and clipped; at: `Scalars` as
-    tensors."""
+    """Return (weight, first, second moment) after an update. gradient: scaled, clipped; at: `Scalars` as tensors."""
     s = Scalars(*at)
     first = first * s.beta1 + gradient * s.fresh1
     second = second * s.beta2 + gradient * gradient * s.fresh2

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from trnflow.tasks.training.partition_specs import Spec
 from trnflow.tasks.training.world import World
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 LARGEST = 0x7F7F0000  # the bit pattern of bf16's largest number
 MAGNITUDE, LACKING = 0x7FFFFFFF, 0xFFFF  # masks of a bit pattern: all bits but the sign; the bits that bf16 lacks
@@ -24,18 +23,14 @@ CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """{device: numbers converted to fp32 at once}."""
 
 
-def _view(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.view(dtype)
-
-
-def round_stochastically(value: Tensor, bits: Tensor, bitcast: Callable[[Tensor, Any], Tensor] = _view) -> Tensor:
+def round_stochastically(
+    value: Tensor, bits: Tensor, bitcast: Callable[[Tensor, Any], Tensor] = lambda tensor, dtype: tensor.view(dtype)
+) -> Tensor:
     """Return fp32 values in bf16, each rounded at random to a neighbour, the nearer one more often.
 
     bits: int32 of the values' shape, the lower 16 random. bitcast: Reinterprets a tensor's bits. Infinities and NaN
     stay; no value in bf16's range becomes infinite.
     """
-    import torch
-
     # rounding to nearest would lose each update below half of the last bit
     pattern = bitcast(value, torch.int32)
     # the random bits to add: all 16, fewer next to bf16's largest number, none beyond it
@@ -52,12 +47,7 @@ class RandomBits:
         self._lanes: dict[tuple[int | None, ...], _Generators] = {}
 
     def bits(self, spec: Spec, count: int) -> Tensor:
-        """Return int32 [count], the lower 16 bits random and new in each call.
-
-        Ranks that hold the same part must make the same calls in the same order.
-        """
-        import torch
-
+        """Return int32 [count], the lower 16 bits random. Ranks that hold the same part must make the same calls."""
         lanes = self._of(spec)
         drawn = [lanes.draw(min(count - at, lanes.size)) for at in range(0, count, lanes.size)]
         return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
@@ -75,8 +65,6 @@ class _Generators:
     """Many small generators side by side (xorshift64, Marsaglia 2003), seeded by torch's."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        import torch
-
         generator = torch.Generator(device).manual_seed(seed)
         self.size = CHUNKS[device.type]
         # on the CPU, drawing each number from torch's generator takes longer than the update
@@ -85,8 +73,6 @@ class _Generators:
 
     def draw(self, count: int) -> Tensor:
         """Return int32 [count], the lower 16 bits random."""
-        import torch
-
         state = self._state[: -(-count // 4)]
         state.bitwise_xor_(state << 13)
         state.bitwise_xor_((state >> 7).bitwise_and_((1 << 57) - 1))  # masks the sign: an unsigned shift
@@ -106,8 +92,6 @@ def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -
 
 def row_chunks(tensor: Tensor) -> Iterator[Tensor]:
     """Yield views of consecutive rows, of at most `CHUNKS` numbers but at least a row."""
-    import torch
-
     whole = tensor if tensor.dim() else tensor.unsqueeze(0)
     size = max(1, whole.numel() // max(1, len(whole)))
     yield from torch.split(whole, max(1, CHUNKS[tensor.device.type] // size))

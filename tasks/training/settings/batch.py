@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from trnflow.tasks.config import (
-    GRAPH,
-    BatchRows,
-    Seed,
-)
+from trnflow.tasks.config import GRAPH, BatchRows, Seed
 from trnflow.tasks.training.settings.group import Group
 
 

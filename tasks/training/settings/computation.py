@@ -6,12 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import field_validator, model_validator
 
-from trnflow.tasks.config import (
-    GRAPH,
-    NOT_KEYED,
-    Positive,
-    PositiveCount,
-)
+from trnflow.tasks.config import GRAPH, NOT_KEYED, Positive, PositiveCount
 from trnflow.tasks.system.compiler_flags import check_flags
 from trnflow.tasks.training.settings.group import Group
 

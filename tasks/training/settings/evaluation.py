@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from trnflow.tasks.config import (
-    NOT_KEYED,
-    NonNegative,
-    PositiveCount,
-)
+from trnflow.tasks.config import NOT_KEYED, NonNegative, PositiveCount
 from trnflow.tasks.training.settings.group import Group
 
 

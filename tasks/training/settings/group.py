@@ -12,7 +12,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Group(StageConfig):
-    """Base class of a group of training settings. In each group the string below a field is the description that
-    `trnflow settings` shows for the field."""
+    """Base class of a group of training settings."""
 
     model_config = ConfigDict(defer_build=True)  # a group is validated as a part of TrainConfig alone

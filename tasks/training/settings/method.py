@@ -6,11 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from trnflow.tasks.config import (
-    GRAPH,
-    NOT_KEYED,
-    Positive,
-)
+from trnflow.tasks.config import GRAPH, NOT_KEYED, Positive
 from trnflow.tasks.training.settings.group import Fraction, Group
 from trnflow.tasks.training.settings.lora import LoraConfig
 

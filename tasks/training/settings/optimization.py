@@ -6,13 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trnflow.tasks.config import (
-    GRAPH,
-    BatchRows,
-    NonNegative,
-    Positive,
-    PositiveCount,
-)
+from trnflow.tasks.config import GRAPH, BatchRows, NonNegative, Positive, PositiveCount
 from trnflow.tasks.training.settings.group import Fraction, Group
 
 

@@ -6,11 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from trnflow.tasks.config import (
-    GRAPH,
-    NOT_KEYED,
-    Parallel,
-)
+from trnflow.tasks.config import GRAPH, NOT_KEYED, Parallel
 from trnflow.tasks.training.partition_specs import SHARED, STYLES, Mesh
 from trnflow.tasks.training.settings.group import Group
 

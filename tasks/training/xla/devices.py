@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+import torch_xla
+import torch_xla.debug.metrics as metrics
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 
@@ -14,11 +20,6 @@ def start_devices(config: TrainConfig) -> tuple[Any, Any]:
 
     Raises ModelError when XLA finds other numbers of devices or processes than `config` asks for.
     """
-    import numpy as np
-    import torch_xla
-    import torch_xla.distributed.spmd as xs
-    import torch_xla.runtime as xr
-
     # no backward pass may run before this, not even on "meta": autograd counts the devices at the first one
     alone = config.xla_processes == "one"
     if alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -42,6 +43,4 @@ def start_devices(config: TrainConfig) -> tuple[Any, Any]:
 
 def compile_count() -> int:
     """Return how many graphs XLA has compiled in this process."""
-    import torch_xla.debug.metrics as metrics
-
     return metrics.counter_value("UncachedCompile") or 0

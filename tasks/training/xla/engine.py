@@ -11,32 +11,31 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Meta
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import Tensor
+
 from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
-from trnflow.tasks.training.layout.rules import tp_rules
-from trnflow.tasks.training.layout.slices import check_length
+from trnflow.tasks.training.layout.slices import check_length, layout_of
 from trnflow.tasks.training.model.attention import use_attend_heads
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.objective import correct, loss_sum
 from trnflow.tasks.training.optim.adafactor import adafactor
 from trnflow.tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
 from trnflow.tasks.training.optim.rounding import LACKING, round_stochastically
-from trnflow.tasks.training.partition_specs import Shape, Spec, parameter_specs, state_spec
+from trnflow.tasks.training.partition_specs import Shape, Spec
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World
 from trnflow.tasks.training.xla import gspmd
 from trnflow.tasks.training.xla.devices import compile_count, start_devices
 from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves
-from trnflow.tasks.training.xla.replicas import make_replicas
+from trnflow.tasks.training.xla.replicas import Write, make_replicas
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from trnflow.tasks.training.checkpoint.shards import Reader
-    from trnflow.tasks.training.xla.replicas import Write
 
 UPDATES: dict[str, Callable[..., tuple[Tensor, ...]]] = {"adamw": adamw, "adafactor": adafactor}
 
@@ -50,25 +49,22 @@ class XlaEngine:
     def __init__(
         self, config: TrainConfig, built: Built, registry: GraphRegistry, stored: Reader | None, world: World
     ) -> None:
-        import torch
-
         self._config, self._built, self._registry = config, built, registry
         # neuron_parallel_compile extracts the graphs that are executed: its trial run executes on zeros
         extracting = "NEURON_EXTRACT_GRAPHS_ONLY" in os.environ
         self._tracing = next(built.model.parameters()).is_meta and not extracting
         self._mesh = config.mesh
-        shapes = {name: tuple(parameter.shape) for name, parameter in built.parameters().items()}
-        plan = {} if self._mesh.model == 1 else tp_rules(built.model, shapes, config.tensor_parallel_rules)
-        self._specs = parameter_specs(shapes, plan, self._mesh, type(built.model).__name__)
-        self._state_specs = {
-            name: state_spec(shapes[name], self._specs[name], self._mesh, config.zero1) for name in built.trained()
-        }
+        layout = layout_of(config, built)
+        self._specs, self._state_specs = layout.tp, layout.states
         self._replicas = make_replicas(config, world, self._state_specs)
         self._device, self._devices = start_devices(config)
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
-            self._place_buffers()
-            self._state = {name: self._place_state(name, shapes[name], stored) for name in self._state_specs}
+            for module in built.model.modules():
+                for leaf, buffer in module._buffers.items():
+                    if buffer is not None:
+                        module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
+            self._state = {name: self._place_state(name, layout.shapes[name], stored) for name in self._state_specs}
             self._loss = self._zeros((1,), (None,))
             weights = built.class_weights
             self._class_weights = None if weights is None else self._send(torch.tensor(weights), (None,))
@@ -76,8 +72,9 @@ class XlaEngine:
             built.model, self._parameters, self._specs, self._state_specs, self._mark, self._shares()
         )
         with torch.no_grad():
-            self._sums = {name: self._zeros(*self._leaves.summed(name)) for name in self._summed()}
-        self._shard_tensors(plan)
+            summed = self._state_specs if config.accumulation > 1 else ()
+            self._sums = {name: self._zeros(*self._leaves.summed(name)) for name in summed}
+        self._shard_tensors(layout.plan)
         if config.remat and config.method != "head":
             if built.frozen:  # torch_xla's checkpoint computes gradients only if a layer's input has one
                 built.model.enable_input_require_grads()
@@ -85,9 +82,6 @@ class XlaEngine:
         built.model.train()
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
-        import torch
-        import torch_xla.core.xla_model as xm
-
         xm.set_rng_state(self._replicas.seed(seed))
         vector = self._send(torch.tensor(list(at), dtype=torch.float32), (None,))
         if self._config.accumulation == 1:
@@ -102,8 +96,6 @@ class XlaEngine:
         return self._update("update", None, self._loss, self._sums, vector)
 
     def evaluate(self, batch: Batch) -> Tensor | None:
-        import torch
-
         self._built.model.eval()
         with torch.no_grad():
             ids, targets, segments, positions = self._columns(batch)
@@ -114,8 +106,6 @@ class XlaEngine:
         return self._run("eval", batch, [], result)
 
     def fetch(self, handles: Sequence[Tensor]) -> list[list[float]]:
-        import torch_xla
-
         return [value.tolist() for value in torch_xla._XLAC._xla_get_cpu_tensors(list(handles))] if handles else []
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
@@ -131,8 +121,6 @@ class XlaEngine:
 
     def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one pass; return (its share of the mean loss [1], fp32 gradients as `GradientLeaves` lays them out)."""
-        import torch
-
         self._leaves.put()
         ids, targets, segments, positions = self._columns(batch)
         scale = vector[-1]
@@ -148,8 +136,6 @@ class XlaEngine:
         self, name: str, batch: Batch | None, loss: Tensor, gradients: dict[str, Tensor], vector: Tensor
     ) -> Tensor | None:
         """Sum the gradients over the replicas, clip and apply them; reset accumulated sums."""
-        import torch
-
         with torch.no_grad():
             at = list(vector.unbind())
             summed = self._leaves.reduced(self._replicas.gradients(gradients))
@@ -170,8 +156,6 @@ class XlaEngine:
         return self._run(name, batch, writes, result)
 
     def _step(self, name: str, gradient: Tensor, good: Tensor, at: list[Tensor]) -> list[Write]:
-        import torch
-
         kept = list(self._state[name].values())
         old = (self._masters[name].detach().float(), *kept)
         specs = [self._state_specs[name], *(self._kept_spec(name, tensor) for tensor in kept)]
@@ -189,8 +173,6 @@ class XlaEngine:
 
     def _rounded(self, weight: Tensor, spec: Spec) -> Tensor:
         """Return the fp32 weight rounded to bf16."""
-        import torch
-
         if self._config.device == "neuron":
             return weight.to(torch.bfloat16)
         # for the whole tensor, of which each device uses its part: copies stay equal
@@ -199,9 +181,6 @@ class XlaEngine:
 
     def _run(self, name: str, batch: Batch | None, writes: list[Write], result: Tensor | None = None) -> Tensor | None:
         """Register the graph if it is new, write the new values to the state, and run the graph."""
-        import torch
-        import torch_xla
-
         length = batch.length if batch else 0
         first = (name, length) not in self._registry.graphs
         values = [self._mark(value, spec) for _, value, spec in writes]
@@ -210,7 +189,9 @@ class XlaEngine:
         if first:
             gc.collect()  # a traced tensor that is still referenced would become an output of the graph
             digest = torch_xla._XLAC._get_graph_hash(values).hex()
-            self._registry.register(name, length, digest, _input_shapes(batch))
+            columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids) if batch else ()
+            inputs = [{"shape": list(column.shape), "dtype": str(column.dtype)} for column in columns]
+            self._registry.register(name, length, digest, inputs)
         if self._tracing:  # the state is written only now, so tracing changes nothing
             return None
         with torch.no_grad():
@@ -221,17 +202,12 @@ class XlaEngine:
         return result
 
     def _columns(self, batch: Batch) -> list[Tensor]:
-        import torch
-
         check_length(self._config, batch.length)
         columns = map(self._replicas.rows, (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids))
         return [self._send(torch.from_numpy(c), ("data",) + (None,) * (c.ndim - 1)) for c in columns]
 
     def _send(self, tensor: Tensor, spec: Spec) -> Tensor:
         """Copy a tensor from the host to the devices, laid out by `spec`; of one on "meta" zeros."""
-        import torch
-        import torch_xla
-
         host = torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
         if not host.dim():
             # `to` makes 0 and 1 constants of the graph, so other numbers would make another graph
@@ -241,8 +217,6 @@ class XlaEngine:
 
     def _mark(self, tensor: Tensor, spec: Spec) -> Tensor:
         """Annotate the tensor with its spec for GSPMD, and return it."""
-        import torch_xla
-
         if self._devices is not None and tensor.dim():
             # spmd.mark_sharding tries at every call to import torchax, which without jax takes 0.3 ms: half of a
             # small model's step
@@ -251,8 +225,6 @@ class XlaEngine:
 
     def _place_parameters(self, stored: Reader | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return (the weights that are updated, the parameters that compute), by name."""
-        import torch
-
         placed: dict[str, Tensor] = {}
         masters: dict[str, Tensor] = {}
         names = {id(parameter): name for name, parameter in self._built.parameters().items()}
@@ -263,7 +235,8 @@ class XlaEngine:
             if apart and name in trained:
                 spec = self._state_specs[name]
                 masters[name] = self._send(self._replicas.piece(value, spec), spec)
-            placed[name] = self._parameter(value.to(torch.bfloat16) if half else value, name, trained=name in trained)
+            sent = self._send(value.to(torch.bfloat16) if half else value, self._specs[name])
+            placed[name] = self._mark(torch.nn.Parameter(sent, requires_grad=name in trained), self._specs[name])
         for module in self._built.model.modules():
             for leaf, old in module._parameters.items():
                 if old is not None:  # a tied parameter has the name of its first occurrence
@@ -272,22 +245,8 @@ class XlaEngine:
         # the same tensors, unless the first are fp32 masters, or a replica's parts of them
         return masters if apart else parameters, parameters
 
-    def _parameter(self, value: Tensor, name: str, *, trained: bool) -> Tensor:
-        import torch
-
-        parameter = torch.nn.Parameter(self._send(value, self._specs[name]), requires_grad=trained)
-        return self._mark(parameter, self._specs[name])
-
-    def _place_buffers(self) -> None:
-        for module in self._built.model.modules():
-            for leaf, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
-
     def _place_state(self, name: str, whole: Shape, stored: Reader | None) -> dict[str, Tensor]:
         """Return the optimizer's state of a parameter."""
-        import torch
-
         state = {}
         for prefix, shape in state_shapes(self._config.optimizer, whole).items():
             # zeros from the start, so that the first step has the graph of all others
@@ -300,9 +259,6 @@ class XlaEngine:
         """Return a state tensor's spec: the parameter's if it has as many dimensions, else replicated."""
         spec = self._state_specs[name]
         return spec if kept.dim() == len(spec) else (None,) * kept.dim()
-
-    def _summed(self) -> list[str]:
-        return list(self._state_specs) if self._config.accumulation > 1 else []
 
     def _shares(self) -> int:
         """Return the number of replicas whose gradients are apart until the update."""
@@ -320,8 +276,6 @@ class XlaEngine:
             gspmd.annotate(self._built.model, plan, self._mark, sequence_parallel=self._config.sequence_parallel)
 
     def _zeros(self, shape: Shape, spec: Spec) -> Tensor:
-        import torch
-
         return self._send(torch.zeros(shape), spec)
 
 
@@ -337,14 +291,7 @@ def _bitcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _is_finite(value: Tensor) -> Tensor:
     """Return `torch.isfinite` without float64, which Trainium lacks."""
-    import torch
-
     return value.abs() <= torch.full_like(value, torch.finfo(value.dtype).max)
-
-
-def _input_shapes(batch: Batch | None) -> list[Meta]:
-    columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids) if batch else ()
-    return [{"shape": list(column.shape), "dtype": str(column.dtype)} for column in columns]
 
 
 def _recompute(model: Any, every: int) -> None:

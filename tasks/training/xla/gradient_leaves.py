@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from trnflow.tasks.training.partition_specs import Shape, Spec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from trnflow.tasks.training.xla.gspmd import Mark
+from trnflow.tasks.training.xla.gspmd import Mark
 
 
 class ParameterUse(NamedTuple):
@@ -101,8 +100,6 @@ class GradientLeaves:
         }
 
     def _leaf(self, use: ParameterUse) -> Any:
-        import torch
-
         parameter, spec = self._parameters[use.name], self._specs[use.name]
         if use.kind == "other":
             return parameter
@@ -133,8 +130,6 @@ def _parameter_uses(model: Any, parameters: Mapping[str, Any], *, apart: bool) -
 
 
 def _kind(layer: Any) -> str:
-    import torch
-
     if type(layer) is torch.nn.Linear:
         return "linear"
     # a model's own norm, or LayerNorm (written out here); torch's other norms take no weight of another dtype
@@ -150,8 +145,6 @@ def _keep_dtype(layer: Any, dtype: Any) -> None:
 
 
 def _gradient(leaf: Any) -> Tensor:
-    import torch
-
     gradient: Tensor = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).float()
     leaf.grad = None
     return gradient

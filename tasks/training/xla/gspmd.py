@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from trnflow.tasks.training.model.lora import base_layer
 from trnflow.tasks.training.partition_specs import Spec, covers
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Mark = Callable[[Tensor, Spec], Tensor]  # annotates a tensor in place
-
+Mark = Callable[[Tensor, Spec], Tensor]  # annotates a tensor in place
 WHOLE_ROWS: Spec = ("data", None, None)  # activations: [rows, positions, features]
 FEATURES: Spec = ("data", None, "model")
 POSITIONS: Spec = ("data", "model", None)
@@ -37,7 +36,7 @@ def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_paral
     # guessing, GSPMD gathered whole weights: 3.2 MB a device and pass in a 2-layer Llama of width 128, now 0.55 of
     # activations
     def lay(tensor: Any, forward: Spec, backward: Spec) -> Any:
-        return _annotate(tensor, mark, forward, backward) if tensor.dim() == len(forward) else tensor
+        return _layout_function().apply(tensor, mark, forward, backward) if tensor.dim() == len(forward) else tensor
 
     def gathered(tensor: Any) -> Any:
         return lay(lay(tensor, stream, stream), WHOLE_ROWS, WHOLE_ROWS)
@@ -63,8 +62,6 @@ def annotate(model: Any, rules: Mapping[str, str], mark: Mark, *, sequence_paral
 
 def use_einsum(model: Any) -> None:
     """Make the model's linear layers einsums, in place; those with leaves compute a gradient for each replica's rows."""
-    import torch
-
     for module in model.modules():
         if type(module) is torch.nn.Linear:
             # PyTorch's product merges rows and positions, which are split over different axes
@@ -73,8 +70,6 @@ def use_einsum(model: Any) -> None:
 
 def write_out_norms(model: Any) -> None:
     """Make the model's LayerNorms plain operations, in place, so that each device normalises its own rows."""
-    import torch
-
     for module in model.modules():
         if type(module) is torch.nn.LayerNorm and len(module.normalized_shape) == 1:
             # torch_xla lowers LayerNorm to a batch norm over merged dimensions: 6 gathers of the whole batch in a
@@ -83,8 +78,6 @@ def write_out_norms(model: Any) -> None:
 
 
 def _linear(module: Any, given: Tensor) -> Tensor:
-    import torch
-
     leaves = [vars(module).get(f"{name}_apart") for name in ("weight", "bias")]
     if any(leaf is not None for leaf in leaves):
         output: Tensor = _linear_apart().apply(given, module.weight, module.bias, *leaves)
@@ -96,7 +89,6 @@ def _linear(module: Any, given: Tensor) -> Tensor:
 @cache
 def _linear_apart() -> Any:
     """Return the autograd function of a linear layer with gradients [shares, out, in] and [shares, out]."""
-    import torch
 
     class Apart(torch.autograd.Function):
         @staticmethod
@@ -125,8 +117,6 @@ def _linear_apart() -> Any:
 
 def _by_shares(shares: int, gradient: Any, *given: Any) -> Any:
     """Return a gradient for each share. given: the layer's input for the weight's, nothing for the bias's."""
-    import torch
-
     between = "abcdefgh"[: gradient.dim() - 1]
     if len(gradient) % shares:  # the input has no batch dimension (relative positions): each share gets an equal part
         whole = (
@@ -140,8 +130,6 @@ def _by_shares(shares: int, gradient: Any, *given: Any) -> Any:
 
 
 def _layer_norm(module: Any, hidden: Tensor) -> Tensor:
-    import torch
-
     wide = hidden.float()
     centred = wide - wide.mean(-1, keepdim=True)
     scaled = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + module.eps)
@@ -151,7 +139,6 @@ def _layer_norm(module: Any, hidden: Tensor) -> Tensor:
 
 def _before(module: Any, change: Callable[[Any], Any]) -> None:
     """Apply `change` to the first tensor that the module is called with."""
-    import torch
 
     def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if given:
@@ -166,14 +153,9 @@ def _after(module: Any, change: Callable[[Any], Any]) -> None:
     module.register_forward_hook(lambda module, given, output: change(output))
 
 
-def _annotate(tensor: Any, mark: Mark, forward: Spec, backward: Spec) -> Any:
-    """Return the tensor annotated by `forward`, its gradient by `backward`."""
-    return _layout_function().apply(tensor, mark, forward, backward)
-
-
 @cache
 def _layout_function() -> Any:
-    import torch
+    """Return the autograd function that annotates a tensor by `forward` and its gradient by `backward`."""
 
     class Placing(torch.autograd.Function):
         @staticmethod

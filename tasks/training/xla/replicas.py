@@ -11,7 +11,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from torch import Tensor
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
@@ -20,11 +28,7 @@ from trnflow.tasks.training.partition_specs import Spec
 from trnflow.tasks.training.shared_types import TensorSlice
 from trnflow.tasks.training.world import World, replica_seed
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Write = tuple[Tensor, Tensor, Spec]  # (a tensor of the state, its new value, its layout)
-
+Write = tuple[Tensor, Tensor, Spec]  # (a tensor of the state, its new value, its layout)
 BUCKET_MIB = 50  # MiB of tensors to a message: what torch_xla sets for Neuron (ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB)
 
 
@@ -63,8 +67,6 @@ class OneProcess:
 
     def slices(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[TensorSlice]:
         """Yield the slices of a tensor that this process writes to a checkpoint, in fp32 on the CPU."""
-        import torch_xla.distributed.spmd as xs
-
         whole = tuple(tensor.shape)
         if not any(spec):
             yield TensorSlice(name, 0, (0,) * len(whole), whole, tensor.cpu().float())
@@ -100,8 +102,6 @@ class Replicas(OneProcess):
         return piece(tensor, spec, self._world).contiguous()
 
     def gradients(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        import torch_xla.core.xla_model as xm
-
         # cloned because they are summed in place, and may be sums of earlier passes
         sums = {name: gradient.clone() for name, gradient in gradients.items() if name not in self._split}
         xm.all_reduce_bucketized_gradients(
@@ -122,9 +122,6 @@ class Replicas(OneProcess):
 
     def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return (loss, gradient norm) over all replicas; each element counts once."""
-        import torch
-        import torch_xla.core.xla_model as xm
-
         parts = [gradients[name] for name in self._split]
         wholes = [gradient for name, gradient in gradients.items() if name not in self._split]
         mine = torch.stack([loss[0], _squares(parts) if parts else torch.zeros_like(loss[0])])
@@ -134,8 +131,6 @@ class Replicas(OneProcess):
         return total[0], squares.sqrt()
 
     def share_weights(self, changes: list[Write]) -> list[Write]:
-        import torch_xla.core.xla_model as xm
-
         shared = list(changes)
         apart = {index: _split_dimension(target, value) for index, (target, value, _) in enumerate(changes)}
         for dimension, indices in _by_dimension({index: at for index, at in apart.items() if at is not None}):
@@ -148,8 +143,6 @@ class Replicas(OneProcess):
         return shared
 
     def scores(self, scores: Tensor) -> Tensor:
-        import torch_xla.core.xla_model as xm
-
         total: Tensor = xm.all_reduce(xm.REDUCE_SUM, scores, pin_layout=False)
         _reset_token()
         return total
@@ -180,9 +173,7 @@ def join_processes(config: TrainConfig) -> World:
     Raises ModelError when XLA counts other devices or processes than `train.devices`, or numbers this one other than
     RANK.
     """
-    import torch.distributed as dist
     import torch_xla.distributed.xla_backend  # noqa: F401  # registers the backend "xla"
-    import torch_xla.runtime as xr
 
     _check("devices in all", xr.global_device_count(), config.devices)
     dist.init_process_group("xla", init_method="xla://")
@@ -208,8 +199,6 @@ def _check(what: str, count: int, wanted: int) -> None:
 
 def _reset_token() -> None:
     """Drop torch_xla's ordering token."""
-    import torch_xla
-
     # the token adds zero times a result to the next one, so that a NaN would reach weights that the gate has kept; it
     # keeps the whole graph alive, and the data dependencies order the collectives already
     torch_xla._XLAC._set_all_reduce_token(str(torch_xla.device()), None)
@@ -228,6 +217,4 @@ def _split_dimension(target: Tensor, value: Tensor) -> int | None:
 
 
 def _squares(gradients: Sequence[Tensor] | Any) -> Tensor:
-    import torch
-
     return torch.stack([(gradient * gradient).sum() for gradient in gradients]).sum()

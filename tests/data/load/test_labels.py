@@ -43,6 +43,9 @@ def test_rule_parsing():
     assert parse_rule("label") is None
     assert parse_rule("rating >= 4") == parse_rule("rating>=4.0")
     assert parse_rule("lang == 'en'").names == ["lang != en", "lang == en"]
+    for pair in ((">=", "<"), (">", "<="), ("==", "!=")):
+        for operator, other in (pair, pair[::-1]):
+            assert parse_rule(f"rating {operator} 4").names == [f"rating {other} 4", f"rating {operator} 4"]
     with pytest.raises(ConfigError, match="no number"):
         parse_rule("rating > many")
 

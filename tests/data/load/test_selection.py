@@ -48,12 +48,22 @@ def test_a_split_that_chance_left_empty_takes_a_text_of_train():
     assert masks["train"][1] == masks["train"][2]
 
 
+def test_columns_of_a_row_do_not_run_into_each_other():
+    first, second = (row_hashes([pa.array([left]), pa.array([right])]) for left, right in (("ab", "c"), ("a", "bc")))
+    assert first != second
+
+
+def test_a_limit_draws_rows_and_a_smaller_one_a_part_of_them():
+    drawn = [set(np.flatnonzero(limited(np.ones(100, dtype=bool), limit, 0, "train"))) for limit in (5, 20)]
+    assert [len(rows) for rows in drawn] == [5, 20]
+    assert drawn[0] < drawn[1] and max(drawn[1]) > 50
+
+
 labelled = st.lists(st.sampled_from("aaaaaabbbc"), min_size=4, max_size=300)
 parts = st.sampled_from([0.05, 0.1, 0.25, 0.4])
 
 
 def stratified(labels: list[str], fractions: dict[str, float], seed: int, start: int = 0) -> dict[str, np.ndarray]:
-    """Every text its own."""
     ids = np.array([ord(label) for label in labels], dtype=np.int32)
     return stratified_splits(hashes([f"text {start + n}" for n in range(len(labels))]), ids, fractions, seed)
 

@@ -107,6 +107,8 @@ SOUND = {
             {"prompt": ["prompt"], "answer": ["completion"]}, "instruction"),
     "questions": ("t.csv", table("Question", "Answer", Question=sentence, Answer=lambda n: sentence(n + 99)),
                   {"instruction": ["Question"], "response": ["Answer"]}, "instruction"),
+    "numbers of rows, more than are counted": ("t.csv", table("id", "story", rows=12_000, story=sentence), {"text": ["story"]},
+                                               "text"),
     "plain text": ("t.txt", "\n".join(map(sentence, range(60))).encode(), {"text": ["text"]}, "text"),
     "one column of texts": ("t.csv", table("id", "story", story=sentence), {"text": ["story"]}, "text"),
 }  # fmt: skip
@@ -127,7 +129,7 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "fractions": ("t.csv", table("text", "score", score=lambda n: n / 7), Question, "score holds numbers from 0",
                   "'data.label=score >= "),
     "a score of 261 values": ("t.csv", table("text", "score", rows=600, score=lambda n: n % 261), Question,
-                              "amounts, or classes", "data.label=score (each of its numbers from 0 to 260"),
+                              "amounts, or classes", "data.label=score (numbers from 0 to 260"),
     "a score beside a language": ("t.csv", table("text", "score", "lang", score=lambda n: n / 7, lang=["en", "de"]),
                                   Question, "which column", "data.label=lang"),
     "three that may be the label": ("t.csv", table("text", "a", "b", "c", a=KINDS, b=["x", "y"], c=[1, 2]), Question,
@@ -205,6 +207,8 @@ def test_answers_are_obeyed(tmp_path: Path) -> None:
     named = {"task": "instruction", "instruction": "en", "response": "de"}
     draft = taken(tmp_path, "p.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)), {"format": named})
     assert roles(draft) == {"instruction": ["en"], "response": ["de"]}
+    with pytest.raises(Question, match="holds numbers from 0"):  # no class is a fraction
+        taken(tmp_path, "f.csv", table("text", "score", score=lambda n: n / 7), {"data": {"label": "score"}})
     with pytest.raises(ConfigError, match="there is no column colour"):
         taken(tmp_path, "t.csv", scores, {"data": {"label": "colour"}})
 

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.flows.champions.conftest import RECIPE
+from tests.helpers.stores import new_store
 from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.events import unsent_runs
 from trnflow.tasks.promotion.bootstrap import Comparison
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import append_ledger
 from trnflow.tasks.store.ledger.entries import NewEntry
-from trnflow.tasks.tracking import upload_left
+from trnflow.tasks.tracking import send_logs
+from trnflow.tasks.tracking.follower import Unsent
 from trnflow.tasks.tracking.registry import mirror_champion
 
 if TYPE_CHECKING:
@@ -43,7 +46,6 @@ def crown(store: Store, number: int, artifact: str) -> None:
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's database with its tables, which take seconds to make."""
     from mlflow import MlflowClient
 
     file = tmp_path_factory.mktemp("empty") / "mlflow.db"
@@ -120,7 +122,7 @@ def test_a_new_store_begins_at_one_again(client: MlflowClient, made: tuple[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last_call", ["log_model_artifacts", "_create_model_version"])
-def test_the_model_of_a_killed_uploader_is_finished_by_the_next(
+def test_the_model_of_a_killed_follower_is_finished_by_the_next(
     client: MlflowClient, made: tuple[str, str], tmp_path: Path, last_call: str
 ) -> None:
     """Killed, in a process of its own, as it makes this call."""
@@ -153,21 +155,19 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     uri = f"sqlite:///{tmp_path / 'missing' / 'mlflow.db'}"  # its folder is not there yet
     recipe = settings.load(str(tmp_path / "tiny.yaml"), ["tracking.enabled=true", f"tracking.uri={uri}"])
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     (tmp_path / "missing").write_text("no folder")
     for number, artifact in enumerate((FIRST, SECOND), 1):
         crown(store, number, artifact)
     rows = Frozen(1, Artifact(FIRST, "rows", {}, ()))
     mirror(recipe, store, Decision(True, 2, SECOND, SECOND, COMPARED, rows, False, "better"))
-    spools = list((tmp_path / "home/tracking").glob("*.jsonl"))
-    assert len(spools) == 1
-    wait_for_uploader(tmp_path / "home")
-    assert spools[0].exists()
+    (run,) = unsent_runs(tmp_path / "home")
+    unsent = Unsent(tmp_path / "home", run)
+    wait_for_follower(unsent)
+    assert unsent.exists()
     (tmp_path / "missing").unlink()
     (tmp_path / "missing").mkdir()
-    done = upload_left(tmp_path / "home")
-    assert done == 1, [path.read_text() for path in (tmp_path / "home/tracking").glob("*.warning")]
+    assert send_logs(tmp_path / "home") == 1, unsent.warning.read_text()
     client = MlflowClient(uri)
     assert shown(client, "tiny") == {"champion": SECOND}
     (run,) = client.search_runs([client.get_experiment_by_name("trnflow").experiment_id])
@@ -179,16 +179,17 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "evaluation")]
 
 
-def wait_for_uploader(home: Path) -> None:
-    """Wait until the uploading process has tried and ended."""
+def wait_for_follower(unsent: Unsent) -> None:
     import time
 
     deadline = time.monotonic() + 120
-    while not list((home / "tracking").glob("*.warning")):
+    while not unsent.warning.exists():
         assert time.monotonic() < deadline
         time.sleep(0.2)
     while any(
-        str(home) in read(path) for path in Path("/proc").glob("[0-9]*/cmdline") if str(os.getpid()) not in str(path)
+        str(unsent.home) in read(path)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if str(os.getpid()) not in str(path)
     ):
         time.sleep(0.2)
 

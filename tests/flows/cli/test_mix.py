@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.command_line import DATA, InProcessShell, Shell, write_project
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.services.mlflow_listener import sources
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.tracking.mlflow_runs import data_sources
 
 MIXED = """extends: mine.yaml
 name: mixed
@@ -57,10 +57,10 @@ def test_run_plan_explain_and_lineage(trnflow: Shell) -> None:
 def test_mlflow_hears_of_every_source(trnflow: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trnflow.folder)
     recipe = settings.load("mixed.yaml", ["data.mix.more.source=https://me:hunter2@host/set.csv"])
-    told = dict(sources(recipe))
+    told = data_sources(recipe.to_json())
     assert told["data.mix.rows.source"] == "rows"
     assert "hunter2" not in told["data.mix.more.source"] and "host/set.csv" in told["data.mix.more.source"]
-    assert dict(sources(settings.load("mine.yaml"))) == {"data.source": "rows"}
+    assert data_sources(settings.load("mine.yaml").to_json()) == {"data.source": "rows"}
 
 
 def test_a_misspelt_setting_of_a_source_suggests_the_nearest(trnflow: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ HOSTILE = {
     "an odd tag": (b"extends: demo\ntrain: {epochs: !!int x}\n", "bad.yaml:2: not valid YAML: the value is not of its type"),
     "no number": (b"model: {config: {hidden_size: .nan}}\n", "bad.yaml:1: not valid YAML: the value is no finite number"),
     "a list for a name": (b"extends: demo\n? [a]\n: b\n", "bad.yaml:1: a name is a list or a mapping"),
+    "a setting twice": (b"extends: demo\ntrain: {seed: 1, seed: 2}\n", "bad.yaml:2: train.seed is set twice"),
     "too long": (b"# " + b"x" * (1 << 20), "bad.yaml has more than 1,048,576 bytes"),
     "two documents": (b"extends: demo\n---\nextends: demo\n", "bad.yaml"),
 }  # fmt: skip
@@ -166,6 +167,5 @@ def refused(name: str, *overrides: str) -> ConfigError:
 
 
 def check_plain(said: str) -> None:
-    """Neither pydantic's words, nor Python's, nor a defect's."""
     for word in ("Input should", "type=", "input_value", "pydantic", "Traceback", "unexpected", "validation error"):
         assert word not in said

@@ -207,9 +207,6 @@ NONE = ("data.label=null", "data.text=null")
 
 DATA = {
     "no test split": Fault(1, "classify", ("data.split={}",), "no rows in its test split"),
-    "validation alone": Fault(
-        1, "classify", ("data.split.test=null", "evaluate.split=test"), "no rows in its test split"
-    ),
     "a folder without test": Fault(1, "classify", FILES, "no rows in its test split", split_files(train=named(AB))),
     "judged on a split that is not made": Fault(
         1, "classify", ("data.split.validation=null", "evaluate.split=validation"), "no rows in its validation split"

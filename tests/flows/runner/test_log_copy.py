@@ -9,10 +9,11 @@ import pytest
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.runs import context
+from tests.helpers.stores import new_store
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import DataError, StoreError
-from trnflow.tasks.events import log_file
+from trnflow.tasks.events import log_file, read_log
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
@@ -21,9 +22,7 @@ from trnflow.tasks.store.garbage.roots import Policy
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     (tmp_path / "words.txt").write_text("a bb")
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
-    return store
+    return new_store(tmp_path)
 
 
 def toy(store: Store, name: str, **count: bool | int) -> Result:
@@ -45,6 +44,16 @@ def test_the_copy_has_all_events_of_a_run_and_grows_when_a_stage_ends(store: Sto
     assert [event["event"] for event in last] == [*["stage_ended"] * 4, "run_ended"]
     toy(store, "two")
     assert len(copies(store, "two")) == 1, "nothing ran"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_run_record_is_the_fold_of_the_log(store: Store, fails: bool) -> None:
+    toy(store, "one", fail=fails)
+    record, state = store.run("one") or {}, read_log(log_file(store.home, "one"))
+    assert [stage["action"] for stage in record["stages"]] == ["ran"] * (3 if fails else 4)
+    assert ("error" in record, record["outcome"]) == (fails, "failed" if fails else "completed")
+    varying = {"seconds": 0, "ended": ""}  # the record is written just before the run's end
+    assert record | varying == state.record() | varying
 
 
 def test_a_failed_run_has_a_copy_that_says_why(store: Store) -> None:

@@ -113,3 +113,38 @@ def test_a_csv_column_of_fractions_is_no_label(folder: Path) -> None:
     recipe = settings.load("mine.yaml", ["data.label=score"])
     result = run(finetune(recipe), context_of(recipe, open_store(recipe), create=True), Options(until="load_data"))
     assert "rows.csv row 2: the label 0.14 is a fraction" in str(result.error)
+
+
+@pytest.mark.parametrize(
+    ("more", "unread"),
+    [
+        ("", ["input", "topic"]),
+        (", style: alpaca", ["topic"]),
+        (", context: input", ["topic"]),
+    ],
+)
+def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_loaded(
+    folder: Path, more: str, unread: list[str]
+) -> None:
+    rows = (f'{{"instruction": "do {n}", "input": "x", "output": "y", "topic": "z"}}\n' for n in range(60))
+    (folder / "rows.jsonl").write_text("".join(rows))
+    (folder / "mine.yaml").write_text(
+        "extends: demo-llm\ndata: {source: rows.jsonl, name: null, ignore: [], split: {validation: 0.2, test: 0.2}}\n"
+        f"format: {{response: output{more}}}\n"
+    )
+    wanted = [f"column {name} is not used (data.ignore silences this)" for name in unread]
+    for _ in range(2):
+        assert remarks() == wanted
+        recipe = settings.load("mine.yaml")
+        opened = context_of(recipe, open_store(recipe), create=True)
+        result = run(finetune(recipe), opened, Options(until="load_data"))
+        assert result.error is None and [note for note in result.notes if note.startswith("column")] == wanted
+    assert remarks("data.ignore=[input, topic]") == []
+
+
+def remarks(*overrides: str) -> list[str]:
+    """What a plan says about columns."""
+    recipe = settings.load("mine.yaml", overrides)
+    plan = make_plan(finetune(recipe), context_of(recipe, open_store(recipe), create=True))
+    plan.check_needs(Options())
+    return [note for note in plan.notes if note.startswith("column")]

@@ -14,7 +14,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.model_folder.published_weights import model_without_values
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.train import TrainConfig
-from trnflow.tasks.training.checkpoint.merged_weights import CheckpointWeights, MergedWeights, base_weights
+from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, base_weights
 from trnflow.tasks.training.checkpoint.shards import Reader, write
 from trnflow.tasks.training.model.adapters import adapt, adapter_document
 from trnflow.tasks.training.model.build import build
@@ -32,11 +32,10 @@ def merged_weights(shards: Input, base: Source) -> MergedWeights:
 
     config = AutoConfig.from_pretrained(shards.path)
     empty = model_without_values(shards.meta["task"], config)
-    return MergedWeights(shards, base_weights(base, empty), CheckpointWeights(Reader(shards.path)), empty)
+    return MergedWeights(shards, base_weights(base, empty), Reader(shards.path, PARAMETER), empty)
 
 
 def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
-    """What training leaves behind, all that is trained having moved."""
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in built.trained().values():

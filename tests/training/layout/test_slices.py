@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from tests.training.toys import LLAMA, packed_lm, scratch
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.train import TrainConfig
-from trnflow.tasks.training.layout.slices import layout_of, piece, piece_copies, piece_shape, piece_start, writes_piece
+from trnflow.tasks.training.layout.slices import (
+    check_kinds,
+    layout_of,
+    piece,
+    piece_copies,
+    piece_shape,
+    piece_start,
+    writes_piece,
+)
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.partition_specs import Mesh
 from trnflow.tasks.training.world import World
@@ -52,4 +60,4 @@ def test_a_layer_that_can_not_be_split_is_refused(tmp_path: Path) -> None:
     assert layout.styles["model.layers.1.self_attn.o_proj"] == "rowwise"
     built.model._tp_plan = {**built.model.tp_plan, "model.norm": "colwise"}
     with pytest.raises(ModelError, match="model.norm.weight of LlamaForCausalLM belongs to a LlamaRMSNorm"):
-        layout_of(config, built)
+        check_kinds(built, layout_of(config, built).tp)

@@ -9,7 +9,7 @@ import torch
 
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
-from trnflow.tasks.training.native.updates import Update, make_update
+from trnflow.tasks.training.native.updates import UPDATES, Adafactor, FusedAdamW
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits
 from trnflow.tasks.training.partition_specs import Mesh, Shape
@@ -19,9 +19,12 @@ CPU = torch.device("cpu")
 RATE, STEPS = 1e-3, 150
 
 
+Update = FusedAdamW | Adafactor
+
+
 def update_of(optimizer: str, shapes: dict[str, Shape]) -> Update:
     specs = {name: (None,) * len(shape) for name, shape in shapes.items()}
-    return make_update(optimizer, ShardLayout("toy", Mesh(1, 1), shapes, specs, specs, specs, {}), ALONE, CPU, None)
+    return UPDATES[optimizer](ShardLayout("toy", Mesh(1, 1), shapes, specs, specs, specs, {}, {}), ALONE, CPU, None)
 
 
 def curve(stored: torch.Tensor, after: Callable[[Update, torch.Tensor, int], None]) -> list[float]:

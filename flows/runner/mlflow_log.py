@@ -1,0 +1,104 @@
+"""What a run's event log has for MLflow alone, and the reader that has it sent."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.plan import Step
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import StoreError, TrnflowError
+from trnflow.tasks.events import EventLog, Reader, unsent_file
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.ledger import Ledger, read_ledger
+from trnflow.tasks.tracking import MlflowDelivery, destination, tracking_address
+from trnflow.tasks.tracking.delivery import WAIT_SECONDS
+
+ON_RECORD = ("run", "retrain", "trial")
+"""Kinds of runs that get a run record when they end."""
+TRACKED = (*ON_RECORD, "sweep", "mirror")
+"""Kinds of runs that MLflow shows."""
+PLOTS = (".png", ".json", ".jsonl", ".html")
+PLOT_BYTES = 20_000_000
+"""Larger files are not copied."""
+
+
+def destination_of(context: RunContext, tags: dict[str, str]) -> Meta | None:
+    """Return `tracking` of the event `run_begun`. Raises ConfigError if a variable in `tracking.uri` is not set."""
+    recipe = context.recipe
+    if not recipe.tracking.enabled or context.kind not in TRACKED:
+        return None
+    uri, folder = recipe.tracking.uri, recipe.folder("tracking.uri")
+    return {**destination(context.store.home, uri, folder, recipe.tracking.experiment), "tags": tags}
+
+
+def for_mlflow(context: RunContext, step: Step) -> Meta:
+    """Return the fields of `stage_ended` that MLflow needs, and copy the plots, which garbage collection may remove
+    first."""
+    if not context.recipe.tracking.enabled or step.artifact is None:
+        return {}
+    fields: Meta = {"kind": step.artifact.kind}
+    lengths = step.artifact.meta.get("row_lengths", {})
+    if lengths:
+        fields["lengths"] = {split: counted["rows"] for split, counted in lengths.items()}
+    files = step.artifact.files if step.action == "ran" and step.node.stage.plots else ()
+    plots = tuple(file for file in files if Path(file.path).suffix in PLOTS and file.size <= PLOT_BYTES)
+    if plots:
+        folder = unsent_file(context.store.home, context.run).parent / step.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            context.store.copy_files(replace(step.artifact, files=plots), folder)
+            fields["plots"] = sorted(file.path for file in plots)
+        except (OSError, StoreError) as error:
+            context.log.note(f"MLflow will not have the plots of {step.name}: {error}", level="warning")
+    return fields
+
+
+def mlflow_delivery(recipe: Recipe, store: Store, *, wait_seconds: float = WAIT_SECONDS) -> tuple[Reader, ...]:
+    """Return the reader that has a run's events sent to MLflow; none where `tracking.enabled` is false. wait_seconds: the
+    longest wait when the run ends. Raises ConfigError if a variable in `tracking.uri` is not set."""
+    if not recipe.tracking.enabled:
+        return ()
+    address = tracking_address(store.home, recipe.tracking.uri, recipe.folder("tracking.uri"))
+    return (MlflowDelivery(store.home, address, wait_seconds=wait_seconds),)
+
+
+def end_log(context: RunContext, error: TrnflowError | None, notes: list[str]) -> list[str]:
+    """End the log as `EventLog.end`, after the present champion of a run that MLflow shows: its alias there may be
+    behind the store."""
+    recipe, log = context.recipe, context.log
+    is_shown = error is not None or any(stage.begun is not None for stage in log.state.stages.values())
+    if is_shown and recipe.tracking.enabled and context.kind in ON_RECORD:
+        with suppress(StoreError, FileNotFoundError):
+            ledger = read_ledger(context.store, recipe.name)
+            if ledger.champion is not None:
+                write_champion(log, ledger)
+    return log.end(error, notes)
+
+
+def write_champion(
+    log: EventLog,
+    ledger: Ledger,
+    *,
+    challenger: str | None = None,
+    comparison: Meta | None = None,
+    frozen: str | None = None,
+) -> None:
+    """Write a ledger's champion; the rest: see `Champion`."""
+    champion = ledger.champion
+    assert champion is not None
+    log.write(
+        "champion",
+        recipe=ledger.recipe,
+        task=champion["task"],
+        number=champion["number"],
+        series=ledger.stands["series"],
+        created=champion["created"],
+        champion=champion["champion"],
+        challenger=challenger,
+        comparison=comparison or {},
+        frozen=frozen,
+    )

@@ -1,0 +1,134 @@
+"""`--on auto`: what is chosen for machines whose NVML is planted, and why. No GPU is here: nothing has run on one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from tests.flows.prefect_api import PROJECT
+from tests.helpers.command_line import InProcessShell
+from tests.system.planted_nvml import A10G, H100, MACHINES, T4, Machine
+from tests.system.test_gpus import BUILD
+from trnflow.flows.finetune import finetune
+from trnflow.flows.recipes import hardware
+from trnflow.flows.recipes import recipe as settings
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system import gpus
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+OPEN = """
+data: {source: rows.csv, text: text, label: label, split: {validation: 0.2, test: 0.2}}
+format: {task: classification}
+model: {config: {model_type: bert}}
+tokenize: {max_length: 16, train: {kind: wordpiece, vocab_size: 200}}
+pack: {strategy: pad, chunk_length: 16}
+train: {TRAIN}
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Make this machine look like another one."""
+
+    def plant(made_up: Machine | None) -> None:
+        folder = Path(mkdtemp(dir=tmp_path))  # a library that is loaded is never loaded anew
+        monkeypatch.setattr(gpus, "NVML", (str(made_up.library(folder)),) if made_up else ())
+        monkeypatch.setattr(gpus, "SMI", ())
+        monkeypatch.setattr(gpus, "installed_torch", lambda: BUILD)
+        monkeypatch.setattr(hardware, "find_gpus", gpus.usable_gpus)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    plant(None)
+    return plant
+
+
+@pytest.fixture
+def recipe(tmp_path: Path):
+    """Load a recipe that fixes no hardware."""
+
+    def load(train: str = "global_batch: 32", *overrides: str) -> settings.Recipe:
+        (tmp_path / "own.yaml").write_text(OPEN.replace("TRAIN", train))
+        return settings.load(str(tmp_path / "own.yaml"), overrides)
+
+    return load
+
+
+def test_the_documented_table_is_what_is_chosen(machine, recipe) -> None:
+    rows = []
+    for name, made_up in MACHINES.items():
+        machine(made_up)
+        rows.append(f"| {name} | {recipe().machine.removeprefix('this machine: ')} |")
+    assert "\n".join(rows) in (PROJECT / "docs/machines.md").read_text()
+
+
+@pytest.mark.parametrize(("card", "count", "dtype"), [(T4, 1, "float32"), (A10G, 1, "bfloat16"), (H100, 8, "bfloat16")])
+def test_gpus_get_all_cards_their_dtype_a_micro_batch_that_fits_and_no_export(
+    machine, recipe, card, count: int, dtype: str
+) -> None:
+    machine(Machine((card,) * count))
+    chosen = recipe()
+    train = chosen.train
+    assert (train.engine, train.device, train.devices, train.dtype) == ("native", "cuda", count, dtype)
+    assert (train.micro_batch, train.global_batch, chosen.export.target) == ("auto", 32, "none")
+    assert chosen.hardware.memory_gib == card.mib * 10 // 1024 / 10
+    assert "export_neuron" not in finetune(chosen).stages
+
+
+def test_the_global_batch_stays(machine, recipe) -> None:
+    machine(Machine((H100,) * 8))
+    chosen = recipe("global_batch: 100")
+    assert (chosen.train.devices, chosen.train.global_batch) == (4, 100)
+    assert "4 x NVIDIA H100 80GB HBM3" in chosen.machine and "of 8: a global batch of 100" in chosen.machine
+
+
+def test_what_a_recipe_says_stays_and_one_that_fixes_its_hardware_is_left_alone(machine, recipe) -> None:
+    machine(Machine((A10G,)))
+    train = recipe("dtype: float32, micro_batch: 4").train
+    assert (train.device, train.dtype, train.micro_batch) == ("cuda", "float32", 4)
+    assert recipe("global_batch: 32", "export.target=stablehlo").export.target == "stablehlo"
+    for fixed in ("device: cpu", "engine: xla", "devices: 2"):
+        assert recipe(fixed).train.device == "cpu" and recipe(fixed).machine == ""
+    assert recipe("global_batch: 32", "train.device=cpu").machine == ""
+    assert settings.load("demo").machine == "" and settings.load("demo").train.engine == "xla"
+
+
+def test_on_gpu_and_on_cpu_force_it(machine, recipe) -> None:
+    with pytest.raises(ConfigError, match="--on gpu: no NVIDIA GPU was found"):
+        recipe("global_batch: 32", "on=gpu")
+    machine(Machine((A10G,)))
+    assert recipe("device: cpu", "on=gpu").train.device == "cuda"
+    assert recipe("global_batch: 32", "on=cpu").train.device == "cpu"
+    assert settings.load("demo", ["on=auto"]).train.device == "cuda"
+
+
+def test_lora_is_published_in_its_bases_type(machine) -> None:
+    machine(Machine((A10G,)))
+    chosen = settings.load("llama2-7b-dolly-lora", ["on=auto"])
+    assert (chosen.consolidate.dtype, chosen.train.tensor_parallel_size, chosen.train.zero1) == ("base", 1, False)
+
+
+def test_a_recipe_for_trainium_says_what_differs_here(machine) -> None:
+    for name in ("auto", "cpu"):
+        said = settings.load("llama2-7b-dolly", [f"on={name}"]).machine
+        assert "the recipe is made for trn1.32xlarge, and differs here: " in said
+        for change in ("engine xla -> native", "device neuron -> cpu", "devices 32 -> 1", "dtype bfloat16 -> float32"):
+            assert f"train.{change}" in said
+        assert "export.target neuron -> stablehlo" in said
+    assert settings.load("demo", ["on=cpu"]).machine == ""
+
+
+def test_a_plan_says_what_was_chosen(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    (tmp_path / "own.yaml").write_text(OPEN.replace("TRAIN", "global_batch: 32"))
+    (tmp_path / "rows.csv").write_text(
+        "text,label\n" + "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(40))
+    )
+    notes = shell.json("plan", "own.yaml")["notes"]
+    assert [note for note in notes if note.startswith("this machine: trains on ")]
+    assert "export.target is none" in shell.error(
+        "get", "own.yaml", "export_neuron", "folder", "export.target=none", code=2
+    )
