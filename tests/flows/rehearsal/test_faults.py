@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.flows.rehearsal.faults import FAULTS, Fault, write_sound
+from trnflow.flows.finetune import finetune
 from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
 from trnflow.flows.runner.context import open_context
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import run
 from trnflow.tasks.errors import TrnflowError
 
 QUICK = (
@@ -48,3 +51,18 @@ def test_a_planted_fault_is_named(folder: Path, name: str) -> None:
     else:
         assert rehearsal.fault is not None and rehearsal.fault.fix
         assert fault.words in str(rehearsal.fault)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_breaks_a_real_run(folder: Path, name: str) -> None:
+    """Or the run ends well, with a model that is worth nothing: of those it is known."""
+    fault = FAULTS[name]
+    write_sound(folder, fault.kind)
+    fault.plant(folder)
+    try:
+        opened = open_context("mine.yaml", fault.overrides)
+        error = run(finetune(opened.recipe), opened, Options()).error
+    except TrnflowError as refused:
+        error = refused
+    assert error is not None or fault.remark or fault.silent

@@ -33,7 +33,9 @@ def shell(tmp_path: Path) -> Shell:
 def test_a_sound_recipe(shell: Shell, tmp_path: Path, kind: str) -> None:
     write_sound(tmp_path, kind)
     document = shell.json("rehearse", "mine.yaml", *(["train.engine=xla"] if kind == "classify" else []))
-    assert document["fault"] is None and document["killed"] and "micro batch" in document["memory"]
+    assert document["fault"] is None and document["killed"]
+    if kind != "chat":  # the vocabulary of a model from scratch with a tokenizer of its own is not known before
+        assert "micro batch" in document["memory"]
     assert not list((tmp_path / "home/store").glob("records/*/*"))
     assert shell.json("runs")["runs"] == []
     assert not list((tmp_path / "home/work").iterdir())
