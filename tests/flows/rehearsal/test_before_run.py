@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.rehearsal.faults import write_sound
+from tests.flows.rehearsal.faults import FAULTS, write_sound
+from tests.helpers.command_line import Shell
 from trnflow.flows.finetune import finetune
 from trnflow.flows.rehearsal import rehearse as module
 from trnflow.flows.rehearsal.before_run import is_long, parameters_of, rehearse_first
@@ -77,3 +78,15 @@ def test_a_pass_is_remembered_and_a_fault_is_not(folder: Path, monkeypatch: pyte
     assert rehearse_first(planned(), Options(), ()) is None
     assert rehearse_first(planned("train.method=full", "tokenize.max_length=128"), Options(), ()) is not None
     assert len(begun) == 3
+
+
+def test_a_run_with_a_fault_ends_before_its_first_stage(folder: Path) -> None:
+    plant = FAULTS["two classes of one row"]
+    write_sound(folder, plant.kind)
+    plant.plant(folder)
+    shell = Shell(folder)
+    shell.environ["TRNFLOW_HOME"] = str(folder / "home")
+    wide = ("model.config.hidden_size=1024", "model.config.intermediate_size=8192", "tracking.enabled=false")
+    message = shell.error("run", "mine.yaml", "--direct", *plant.overrides, *wide, code=2)
+    assert plant.words in message
+    assert not list((folder / "home/store").glob("records/*/*")) and shell.json("runs")["runs"] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from itertools import cycle, islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,11 @@ MODELS: dict[str, list[dict[str, Any]]] = {
 MODELS["chat"] = MODELS["instruct"]
 SPLITS = ("hash", "files", "none")
 GRID = [
-    (kind, suffix, split, engine, model)
+    (kind, suffix, split, ("native", "xla")[(number + model) % 2], model)
     for kind, model in product(("classify", "instruct", "chat"), range(3))
-    for suffix, split, engine in islice(
-        cycle(zip(("csv", "jsonl", "parquet") * 4, ("files", *SPLITS * 3, *SPLITS[:2]), ("native", "xla") * 6, strict=True)),
-        model * 5, model * 5 + 7,
-    )
+    for number, (suffix, split) in enumerate(product(("csv", "jsonl", "parquet"), SPLITS))
     if not (kind == "chat" and suffix == "csv")
-]  # fmt: skip
+]
 """(task, file's suffix, where the splits come from, engine, number of the model)"""
 
 
