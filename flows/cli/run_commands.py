@@ -8,6 +8,7 @@ from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit_json, exit_at_once, print_error
+from trnflow.flows.cli.rehearse_first import rehearse_before
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, finetune
@@ -18,7 +19,6 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.runner.warm_parents import start_warm_parents
-from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
@@ -50,7 +50,7 @@ def run(options: Namespace) -> int:
     context.plan.check_needs(what, here=True)
     idle = not context.plan.due(what)
     if not idle and what.until not in DATA_STAGES and not options.no_rehearse:
-        fault = _rehearse(context, what)
+        fault = rehearse_before(context, what)
         if fault is not None:
             print_error(fault, options)
             return 2
@@ -69,19 +69,6 @@ def run(options: Namespace) -> int:
     if result.prefect_lost:
         exit_at_once(code)
     return code
-
-
-def _rehearse(context: RunContext, what: Options) -> TrnflowError | None:
-    """Rehearse a long run whose like has not passed yet; return the fault, or None."""
-    from trnflow.flows.rehearsal.before_run import rehearse_first
-
-    with Progress() as progress:
-        rehearsal = rehearse_first(context, what, (progress,))
-    if rehearsal is None:
-        return None
-    if rehearsal.fault is None:
-        sys.stderr.write(f"rehearsed in {rehearsal.seconds:.0f} s, without a fault; the run begins\n")
-    return rehearsal.fault
 
 
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:

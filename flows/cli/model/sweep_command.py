@@ -8,9 +8,15 @@ from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit_json, print_error
+from trnflow.flows.cli.rehearse_first import rehearse_before
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
+from trnflow.flows.finetune import finetune
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.context import context_of, make_plan, open_store
+from trnflow.flows.runner.plan import Options
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.redaction import scrub
 
 OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
@@ -27,6 +33,7 @@ def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     found.add_argument("--sampler", metavar="tpe|random|grid", help="how settings are chosen (default: tpe)")
     found.add_argument("--parallel", metavar="N", help="trials at a time (default: 1)")
     found.add_argument("--name", metavar="NAME", help="the sweep's name (default: the recipe's)")
+    found.add_argument("--no-rehearse", action="store_true", help="do not rehearse long trials first")
     found.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
 
 
@@ -38,6 +45,9 @@ def run_sweep(options: Namespace) -> int:
 
     given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
     plan = read_plan(options.recipe, [*options.overrides, *given])
+    if not options.no_rehearse and (fault := _rehearse(plan.recipe, options.offline)) is not None:
+        print_error(fault, options)
+        return 2
     with Progress() as progress:
         content, result = sweep(plan, direct_runs(), _say, readers=(progress,), offline=options.offline)
     error = result.error if result else None
@@ -46,6 +56,13 @@ def run_sweep(options: Namespace) -> int:
     else:
         sys.stdout.write(_text(content))
     return print_error(error, options) if error else 0
+
+
+def _rehearse(recipe: Recipe, offline: bool) -> TrnflowError | None:
+    """Rehearse the recipe that is varied, if its runs are long; return the fault, or None."""
+    context = context_of(recipe, open_store(recipe), offline=offline)
+    context.plan = make_plan(finetune(recipe), context)
+    return rehearse_before(context, Options())
 
 
 def _say(line: str) -> None:

@@ -20,12 +20,15 @@ from trnflow.tasks.load_data import NO_TEST_SPLIT
 pytestmark = pytest.mark.nightly
 
 ENCODER = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
+DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64}
+NOT_BERT = {"hidden_dropout_prob": None, "attention_probs_dropout_prob": None}
+"""Fields of BERT in the recipe that the others extend."""
 DECODER = RECIPES["instruct"]["model"]["config"]
 MODELS: dict[str, list[dict[str, Any]]] = {
     "classify": [
         {"model_type": "bert", "num_hidden_layers": 2, **ENCODER},
-        {"model_type": "distilbert", "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
-        {"model_type": "modernbert", "num_hidden_layers": 4, **ENCODER},
+        {**NOT_BERT, **dict.fromkeys(ENCODER), "model_type": "distilbert", "num_hidden_layers": None, **DISTIL},
+        {**NOT_BERT, **ENCODER, "model_type": "modernbert", "num_hidden_layers": 4},
     ],
     "instruct": [
         DECODER,
