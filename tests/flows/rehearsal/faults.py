@@ -460,6 +460,7 @@ RUNNING = {
     "a loss that is not finite": Fault(22, "classify", ("model.config.initializer_range=1.0e+30",), "loss nan"),
     "weights that lack tensors": Fault(25, "chat", BASE, "lack", pretrained(), silent=True),
     "an architecture that nothing knows": Fault(25, "chat", BASE, "martian", pretrained(model_type="martian")),
+    "an export that is not exact enough": Fault(24, "classify", ("export.tolerance=1.0e-12",), "export.tolerance"),
     "too little memory": Fault(27, "classify", ("train.device_memory_gib=0.001",), "training needs about"),
     "a store that is a file": Fault(29, "classify", ("store.root=taken",), "taken", content("taken", b"x")),
     "no hub": Fault(
