@@ -29,8 +29,7 @@ LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 SCRATCH = {"classify": "base/scratch/encoder", "instruct": "base/scratch/decoder", "chat": "base/scratch/decoder"}
 """{shipped recipe: the model from scratch that stands in for its base}."""
-# The shipped recipes are for one; what else this machine has is not looked for yet.
-MACHINE = "on this machine's processor; --on NAME takes other hardware"
+MACHINE = "on this machine: its GPUs, else its processor; --on NAME takes other hardware"
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -61,7 +60,7 @@ def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
     """Return False if the recipe's model is on a hub that can't be reached. Raises ModelError if the hub refuses."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    if "model" in given:
+    if _names_model(given):
         return True
     try:
         model_source(load(base).model, resolver)
@@ -70,6 +69,11 @@ def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
             raise
         return False
     return True
+
+
+def _names_model(given: Meta) -> bool:
+    model = given.get("model", {})
+    return bool(model.get("source") or "model_type" in model.get("config", {}))
 
 
 def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: bool) -> None:
@@ -101,7 +105,7 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
         draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
     length = _length(draft)
     draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": length}
-    if hub and "model" not in given:
+    if hub and not _names_model(given):
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}
         draft.why["model.source"] = f"as `trnflow recipes` says of {draft.base}"
@@ -147,7 +151,7 @@ def report(draft: Draft, looked: Looked) -> list[str]:
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
-    """Return the recipe as commented YAML."""
+    """Return YAML. hub: as `has_hub` says."""
     extends = draft.base if hub else [draft.base, SCRATCH[draft.base]]
     lines = [
         f"# Written by `trnflow new`. All settings: `trnflow config {name}.yaml`; what they mean: `trnflow settings`.",
