@@ -60,7 +60,7 @@ def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
     """Return False if the recipe's model is on a hub that can't be reached. Raises ModelError if the hub refuses."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    if "model" in given:
+    if _names_model(given):
         return True
     try:
         model_source(load(base).model, resolver)
@@ -69,6 +69,11 @@ def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
             raise
         return False
     return True
+
+
+def _names_model(given: Meta) -> bool:
+    model = given.get("model", {})
+    return bool(model.get("source") or "model_type" in model.get("config", {}))
 
 
 def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: bool) -> None:
@@ -100,7 +105,7 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
         draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
     length = _length(draft)
     draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": length}
-    if hub and "model" not in given:
+    if hub and not _names_model(given):
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}
         draft.why["model.source"] = f"as `trnflow recipes` says of {draft.base}"
@@ -146,7 +151,7 @@ def report(draft: Draft, looked: Looked) -> list[str]:
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
-    """Return the recipe as commented YAML."""
+    """Return YAML. hub: as `has_hub` says."""
     extends = draft.base if hub else [draft.base, SCRATCH[draft.base]]
     lines = [
         f"# Written by `trnflow new`. All settings: `trnflow config {name}.yaml`; what they mean: `trnflow settings`.",

@@ -77,8 +77,7 @@ class RecipeTree:
     chosen: tuple[str, ...] = ()
 
     def with_overrides(self, overrides: Iterable[str]) -> RecipeTree:
-        """Return the recipe with `section.setting=value` texts merged in; `on=NAME` is applied first. No recipe file is
-        read. Raises ConfigError if a text is malformed."""
+        """Return the recipe with `section.setting=value` texts merged in, `on=NAME` first. Raises ConfigError."""
         tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
         parsed = [_parse_override(override) for override in overrides]
         notes: list[str] = []

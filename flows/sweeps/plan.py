@@ -65,8 +65,7 @@ class Plan:
         return home / "sweeps" / self.name
 
     def database(self, home: Path) -> str:
-        """Return the SQLAlchemy URL of Optuna's database: `sweep.database` with secrets filled in, else
-        `<home>/optuna.db`."""
+        """Return the SQLAlchemy URL of Optuna's database, with secrets filled in."""
         written = self.recipe.sweep.database
         return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
 
@@ -89,8 +88,7 @@ class Plan:
         return settings.validated(self.read, self.named)
 
     def definition(self) -> Meta:
-        """Return what must be unchanged when a sweep is resumed: the recipe without varied settings and AROUND, the
-        space, metric and direction."""
+        """Return what must be unchanged when a sweep is resumed: all that shapes the metric of a trial."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in FREE_SECTIONS}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))

@@ -102,7 +102,7 @@ def test_a_terminal_is_asked(shell: Shell) -> None:
 
 
 def test_without_a_hub_the_model_is_tiny_and_that_is_said(shell: Shell) -> None:
-    done = shell("new", "tickets.csv", **NOBODY)
+    done = shell("new", "tickets.csv", "model.config.num_hidden_layers=1", **NOBODY)  # that names no model
     assert done.returncode == 0 and "no hub could be asked for the model of `classify`" in done.stdout
     recipe = settings.load(str(shell.folder / "tickets.yaml"))
     assert recipe.model.source is None and recipe.model.config["model_type"] == "bert" and recipe.tokenize.train
