@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from trnflow.flows.authoring.choose import Draft, listed
 from trnflow.flows.authoring.look import Column, Looked
-from trnflow.flows.recipes.files import RecipeTree, recipe_names
+from trnflow.flows.recipes import hardware
+from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.artifact import Meta
@@ -29,14 +31,12 @@ LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 SCRATCH = {"classify": "base/scratch/encoder", "instruct": "base/scratch/decoder", "chat": "base/scratch/decoder"}
 """{shipped recipe: the model from scratch that stands in for its base}."""
-# The shipped recipes are for one; what else this machine has is not looked for yet.
-MACHINE = "on this machine's processor; --on NAME takes other hardware"
 PREFECT_FILE = "prefect.yaml"
 
 
 def given_settings(overrides: list[str]) -> Meta:
     """Return the settings that the user named, {section: {setting: value}}. Raises ConfigError for a malformed one."""
-    return RecipeTree(Recipe, "", {}, {}).with_overrides(overrides).tree
+    return RecipeTree(BaseModel, "", {}, {}).with_overrides(overrides).tree
 
 
 def name_of(source: str, given: Meta) -> str:
@@ -148,7 +148,14 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
-    return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines]
+    return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines, *_machine(draft)]
+
+
+def _machine(draft: Draft) -> list[str]:
+    """Return a line about what would train the recipe, unless the user named other hardware."""
+    tree = read_tree(draft.base, Recipe).tree
+    merge(tree, draft.settings, Recipe)
+    return [] if hardware.fixes_hardware(tree) else [hardware.choose(hardware.AUTO, tree)[1]]
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
@@ -160,7 +167,7 @@ def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
     ]
     if not hub:
         lines.append(f"# No hub could be asked for {draft.base}'s model: this one is tiny and begins from nothing.")
-    lines.append(f"extends: {_flow(extends)}   # {MACHINE}")
+    lines.append(f"extends: {_flow(extends)}   # --on NAME takes other hardware")
     for section, settings in draft.settings.items():
         if isinstance(settings, dict):
             lines += _section(section, settings, draft)
