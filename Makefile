@@ -4,6 +4,7 @@ RECIPE ?= demo
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
+unexport PYTHONDONTWRITEBYTECODE # each process would compile the tests, and each worker rewrite their asserts, anew
 
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
 

@@ -113,8 +113,7 @@ def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:
 
 
 def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[str], Parent]) -> None:
-    """Raise a TrnflowError before a run if its training is bound to fail: a vocabulary that can't be compared, or a
-    device without the memory. Data stages alone need neither."""
+    """Raise a TrnflowError if the training of a run is bound to fail. Data stages need neither vocabulary nor memory."""
     if until in DATA_STAGES:
         return
     refuse_unknown_vocabulary(recipe, plan)

@@ -42,8 +42,7 @@ class FoundModel(NamedTuple):
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """Yield a temporary folder of links to the artifact's verified files. Raises BlobLost; the record is then in
-        quarantine, so that the next run makes the artifact again."""
+        """Yield a folder of links to the artifact's verified files. Raises BlobLost, with the record in quarantine."""
         with workplace(self.store.home, "model") as work:
             try:
                 path = self.store.link_files(self.artifact, work / "model")
@@ -90,8 +89,7 @@ def find_model(
 
 
 def result_of_recipe(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Step, Artifact]:
-    """Return a stage's step and artifact for a recipe's present data and settings: those of `run`, else of
-    `retrain`, which drops frozen rows. Raises ConfigError."""
+    """Return a stage's step and artifact for present data and settings: of a run, else a retrain. Raises ConfigError."""
     graph = finetune(recipe)
     if stage == ROLES["export"] and stage not in graph.stages:
         raise ConfigError(f"{recipe.name} has no {stage}: its export.target is none", "add export.target=stablehlo")

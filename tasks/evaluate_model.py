@@ -273,10 +273,10 @@ def _notes(report: Meta) -> list[str]:
         notes += lost_rows_notes(report["split"], report["data"][report["split"]], report["max_length"])
     if report["task"] == "classification":
         labels, metrics = [entry["label"] for entry in report["classes"]], report["metrics"]
-        true = [label for label, counts in zip(labels, report["confusion"], strict=True) if any(counts)]
-        predicted = [
-            label for label, counts in zip(labels, zip(*report["confusion"], strict=True), strict=True) if any(counts)
-        ]
+        true, predicted = (
+            [label for label, counts in zip(labels, rows, strict=True) if any(counts)]
+            for rows in (report["confusion"], zip(*report["confusion"], strict=True))
+        )
         if len(true) == 1:
             notes.append(f"all rows of the split have the label {true[0]}: F1, MCC and AUC tell nothing")
         elif len(predicted) == 1:
@@ -351,8 +351,7 @@ def _exported(exported: Input | None, calls: list[ExampleCall], out: Workdir) ->
     if exported is None or not calls:
         why = {"stablehlo": "evaluate.export_rows is 0", "none": "there is no export (export.target)"}
         return {"target": target, "note": f"not compared: {why.get(target, 'a Neuron export runs on Neuron only')}"}, {}
-    from trnflow.tasks.export.agreement import compare
-    from trnflow.tasks.export.latency import call_seconds
+    from trnflow.tasks.export.agreement import call_seconds, compare
 
     begun = time.perf_counter()
     about, metrics = compare(exported, calls, partial(out.progress, unit="calls of the export"))

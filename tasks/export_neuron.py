@@ -52,7 +52,7 @@ def accelerator(config: ExportConfig) -> Meta:
 
 
 def needs(config: ExportConfig, known: Known) -> Iterator[str]:
-    """Raise MissingDependency without AWS's compiler, which `neuron` needs."""
+    """Yield nothing; raise MissingDependency if `neuron` lacks a compiler."""
     if config.target == "neuron" and known.here:
         from trnflow.tasks.export.neuron import check_compiler
 

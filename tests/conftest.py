@@ -13,7 +13,12 @@ import pytest
 from hypothesis import settings
 
 from tests import suite
-from tests.suite import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401 - hooks
+from tests.suite import (  # noqa: F401 - hooks
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_fixture_setup,
+    pytest_runtest_protocol,
+)
 
 if TYPE_CHECKING:
     from tests.helpers.command_line import Shell

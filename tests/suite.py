@@ -4,7 +4,8 @@ Tiers are markers: `pure` (starts no Python process), `process` (may start some)
 hand for a costly fixture; `make test` leaves them out, `.ci/run` runs them; a test of many seconds that is marked `process` by
 hand stays in `make test`, for want of a cheaper proof) and `nightly` (marked by hand: whole products of
 settings, for which samples are in the other tiers). The first three follow from `tests/measured.json`, which has for each file
-its seconds, whether its tests start Python processes, and the names of its slow tests. `make test-times` measures it anew. In
+its seconds, whether its tests start Python processes, and the names of its slow tests and of its slow fixtures, whose tests are
+all slow: left to the others, the fixture would be paid for in both tiers. `make test-times` measures it anew. In
 `make test-pure` a pure test that starts a Python process fails; in the other targets the first test that needs a server
 starts it, whichever that is. Workers of pytest-xdist take the longest files first, so that none is left alone with a long
 file at the end.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +29,7 @@ SLOW_SECONDS = 5.0
 
 
 class File(NamedTuple):
-    """What was measured of a file of tests. seconds: of its tests that are not slow; slow: the names of those that are."""
+    """What was measured of a file of tests. seconds: of those that are not slow; slow: the names of slow tests and fixtures."""
 
     seconds: float = float("inf")
     processes: bool = True
@@ -75,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def tier(item: pytest.Item, file: File) -> str:
-    if item.name in file.slow:
+    if not {item.name, *getattr(item, "fixturenames", ())}.isdisjoint(file.slow):
         return "slow"
     return "process" if file.processes else "pure"
 
@@ -91,6 +93,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
         return (yield)
     finally:
         _running.pop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Any:
+    """Note a fixture of a file that takes long with the test that is the first to use it."""
+    begun = time.monotonic()
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope == "module" and time.monotonic() - begun >= SLOW_SECONDS:
+            _running[-1].user_properties.append(("slow_fixture", fixturedef.argname))
 
 
 def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
@@ -120,6 +133,7 @@ class Measured:
     def __init__(self) -> None:
         self.tests: dict[str, dict[str, float]] = {}
         self.processes: set[str] = set()
+        self.fixtures: dict[str, set[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if "nightly" in report.keywords:
@@ -129,6 +143,7 @@ class Measured:
         tests[name] = tests.get(name, 0.0) + report.duration
         if ("starts_processes", True) in report.user_properties:
             self.processes.add(file)
+        self.fixtures.setdefault(file, set()).update(n for key, n in report.user_properties if key == "slow_fixture")
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.INTERRUPTED:
@@ -142,6 +157,6 @@ class Measured:
     def _file(self, file: str) -> File:
         """Slow tests are told by their own seconds, those of the fixtures that they are the first to use included."""
         tests = self.tests[file]
-        slow = sorted(name.rpartition("::")[2] for name, seconds in tests.items() if seconds >= SLOW_SECONDS)
+        slow = [name.rpartition("::")[2] for name, seconds in tests.items() if seconds >= SLOW_SECONDS]
         quick = sum(seconds for seconds in tests.values() if seconds < SLOW_SECONDS)
-        return File(round(quick, 1), file in self.processes, tuple(slow))
+        return File(round(quick, 1), file in self.processes, (*sorted(self.fixtures.get(file, ())), *sorted(slow)))

@@ -1,7 +1,4 @@
-"""compose.yaml and the systemd units of services/: their structure, and that each variable is one that its program reads.
-
-No container and no systemd runs here. `tests/flows/services/test_postgres.py` runs the units' commands on a real PostgreSQL.
-"""
+"""compose.yaml and the systemd units of services/: their structure, and that each variable is one that its program reads."""
 
 from __future__ import annotations
 
@@ -61,7 +58,6 @@ def is_read(name: str) -> bool:
 
 
 def package(name: str) -> Path:
-    """The folder of an installed package, which is not imported."""
     found = importlib.util.find_spec(name)
     assert found and found.origin
     return Path(found.origin).parent

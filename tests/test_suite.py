@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import suite
 
 CONFTEST = """
 from tests import suite
-from tests.suite import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_protocol
+from tests.suite import *
 
 def pytest_configure(config):
     for tier in ("pure", "process", "slow", "nightly"):
@@ -23,7 +25,6 @@ STARTS = "import subprocess, sys\n\ndef test_starts():\n    subprocess.run([sys.
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """What pytest prints of the small suite."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
 
@@ -52,6 +53,17 @@ def test_a_pure_test_starts_no_process_and_measuring_finds_which_do(tmp_path: Pa
     assert order.index("test_starts.py::test_starts") < order.index("test_quick.py::test_quick")
     table.write_text(json.dumps({"tests/test_quick.py": [0.0, False, ["test_quick"]]}))
     assert "test_quick.py::test_quick" in run(tmp_path, "-m", "slow") and "1 deselected" in run(tmp_path, "-m", "slow")
+
+
+def test_the_tests_of_a_slow_fixture_are_slow_whichever_is_the_first_to_use_it(request: pytest.FixtureRequest) -> None:
+    found = suite.Measured()
+    found.tests = {"tests/test_a.py": {"test_first": 9.0, "test_next": 0.1}}
+    found.fixtures = {"tests/test_a.py": {"trained"}}
+    file = found._file("tests/test_a.py")
+    assert file == suite.File(0.1, False, ("trained", "test_first"))
+    assert suite.tier(request.node, file) == "pure"
+    request.node.fixturenames.append("trained")
+    assert suite.tier(request.node, file) == "slow"
 
 
 def test_a_test_that_took_long_is_measured_as_slow() -> None:

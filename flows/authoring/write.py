@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
 from trnflow.flows.authoring.choose import Draft, listed
 from trnflow.flows.authoring.look import Column, Looked
-from trnflow.flows.recipes import hardware
 from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.recipes.schema import merge
@@ -36,7 +34,7 @@ PREFECT_FILE = "prefect.yaml"
 
 def given_settings(overrides: list[str]) -> Meta:
     """Return the settings that the user named, {section: {setting: value}}. Raises ConfigError for a malformed one."""
-    return RecipeTree(BaseModel, "", {}, {}).with_overrides(overrides).tree
+    return RecipeTree(Recipe, "", {}, {}).with_overrides(overrides).tree
 
 
 def name_of(source: str, given: Meta) -> str:
@@ -153,13 +151,13 @@ def report(draft: Draft, looked: Looked) -> list[str]:
 
 def _machine(draft: Draft) -> list[str]:
     """Return a line about what would train the recipe, unless the user named other hardware."""
-    tree = read_tree(draft.base, Recipe).tree
-    merge(tree, draft.settings, Recipe)
-    return [] if hardware.fixes_hardware(tree) else [hardware.choose(hardware.AUTO, tree)[1]]
+    read = read_tree(draft.base, Recipe)
+    merge(read.tree, draft.settings, Recipe)
+    return [*filter(None, [read.for_this_machine().machine])]
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
-    """Return the recipe as commented YAML."""
+    """Return YAML. hub: as `has_hub` says."""
     extends = draft.base if hub else [draft.base, SCRATCH[draft.base]]
     lines = [
         f"# Written by `trnflow new`. All settings: `trnflow config {name}.yaml`; what they mean: `trnflow settings`.",

@@ -1,4 +1,4 @@
-"""Find the model that a user wants to promote: by a recipe's present settings, a past run or a digest."""
+"""Find the models of a recipe: the one that a user wants to promote, the champion, and those that were judged last."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import newest_runs
-from trnflow.tasks.store.ledger import read_ledger
-from trnflow.tasks.store.ledger.entries import Entry
+from trnflow.tasks.store.ledger import Ledger, read_ledger
+from trnflow.tasks.store.ledger.entries import Entry, JudgedModel
 from trnflow.tasks.store.model_names import find_stored, no_such_model
 
 SHAPING = ("format", "tokenize")
@@ -145,6 +145,25 @@ def run_of_model(store: Store, digest: str) -> Meta | None:
     """Return the record of the newest run that made or found a model, or None."""
     documents = (store.run(run) or {} for run in newest_runs(store.backend.entries("runs")))
     return next((document for document in documents if model_in(document) == digest and "resolved" in document), None)
+
+
+def judged_models(
+    store: Store, ledger: Ledger, run: str, challenger: str, champion: str, keep: int
+) -> list[JudgedModel]:
+    """Return the judged models whose runs' results gc keeps, newest first, with the champion.
+
+    run: of the challenger; challenger, champion: digests; keep: how many without the champion.
+    """
+    models = {challenger: run}
+    for before in ledger.stands["judged"]:
+        model = model_in(store.run(before["run"]) or {})  # None of a run that was removed by hand
+        if model is not None and len(models) < keep:
+            models.setdefault(model, before["run"])
+    # the next retrain's checks compare with the champion's data
+    of_champion = run_of_model(store, champion)
+    if of_champion is not None:
+        models.setdefault(champion, of_champion["run"])
+    return [JudgedModel(run=made_by, model=model) for model, made_by in models.items()]
 
 
 def _model(store: Store, digest: str) -> Artifact:

@@ -60,17 +60,12 @@ def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
 def _check_folder(folder: Path, names: list[str], place: Path) -> None:
     if not place.is_dir():
         raise ConfigError(f"{place} is a file", "name a new folder")
-    other = next((name for name in _files_in(place) if not _is_mine(name, names, folder, place)), None)
-    if other is not None:
-        raise ConfigError(
-            f"{place} exists and is not an empty folder: it holds {other}, which is not of this model",
-            "name a new folder",
-        )
-
-
-def _is_mine(name: str, names: list[str], folder: Path, place: Path) -> bool:
-    """Return whether a file at the destination is of the model to publish."""
-    return name in names and (name == CARD or _same(folder / name, place / name))
+    for name in _files_in(place):
+        if name not in names or (name != CARD and not _same(folder / name, place / name)):
+            raise ConfigError(
+                f"{place} exists and is not an empty folder: it holds {name}, which is not of this model",
+                "name a new folder",
+            )
 
 
 def _copy(folder: Path, names: list[str], place: Path, report: Report) -> int:

@@ -10,16 +10,16 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trnflow.flows.champions.contenders import evaluations_of
 from trnflow.flows.champions.destinations import CARD, Report, to_folder, to_object_store
 from trnflow.flows.champions.hub import SCHEME, to_hub
-from trnflow.flows.champions.model_card import with_results
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.evaluation.scores import SCORES
 from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.store import Store
 
@@ -38,6 +38,10 @@ KINDS = {
     "adapter": Kind("model", "adapter_config.json"),
     "export": Kind("exported", "export.json"),
 }
+
+TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
+HUB_TYPES = {entry.name: entry.hub for entry in SCORES if entry.hub}
+"""{metric: the hub's name of its type}"""
 
 
 @dataclass(frozen=True)
@@ -144,3 +148,24 @@ def evaluation_of(store: Store, digest: str) -> Meta | None:
         with suppress(BlobLost):
             return store.artifact(record["artifact"]).meta
     return None
+
+
+def with_results(card: str, name: str, evaluation: Meta) -> str:
+    """Return the text of a model card with an evaluation's results, of metrics that have a type of the hub.
+
+    name: under which the model is published; evaluation: metadata of `evaluate_model`.
+    """
+    from huggingface_hub import EvalResult, ModelCard
+
+    model_card: Any = ModelCard(card)
+    data = (model_card.data.to_dict().get("datasets") or ["custom"])[0]
+    model_card.data.model_name = name
+    model_card.data.eval_results = [
+        EvalResult(
+            task_type=TASKS[evaluation["task"]], dataset_type=data, dataset_name=data, dataset_split=evaluation["split"],
+            metric_type=HUB_TYPES[metric], metric_name=metric, metric_value=value,
+        )
+        for metric, value in evaluation["metrics"].items()
+        if metric in HUB_TYPES
+    ]  # fmt: skip
+    return str(model_card)

@@ -6,10 +6,9 @@ the next run would compute the same artifacts again. Whether results would be th
 
 from __future__ import annotations
 
-import argparse
 import secrets
 import shutil
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -28,7 +27,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     adopt = add_command(sub, "accept", accept, recipe, "record a stage's past result as that of the present code")
     adopt.add_argument("stage", nargs="?")
     adopt.add_argument("--all", action="store_true", help="every stage, and the partial state of a training")
@@ -96,8 +95,7 @@ def _lines(result: Meta) -> list[str]:
 
 
 def _accept_partial(store: Store, stage: str, document: Meta) -> int | None:
-    """Copy the partial state of the nearest unfinished key with the same inputs and settings to the present key; return
-    its last step, or None without one."""
+    """Copy the partial state of the nearest unfinished key with the same result; return its last step, or None."""
     key, ours = key_of(document), store.partial(key_of(document))
     steps = ours.steps()
     if steps:

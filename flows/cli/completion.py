@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from trnflow.flows.recipes.schema import ANY_NAME, ANY_NUMBER
 ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 
 
-def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, common: ArgumentParser) -> None:
     shell = add_command(sub, "completion", completion, common, "print a completion script for a shell")
     shell.add_argument("shell", choices=("bash", "zsh"))
     shell.set_defaults(commands=sub.choices)
@@ -32,7 +31,7 @@ def completion(options: Namespace) -> int:
     return 0
 
 
-def script(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
+def script(shell: str, commands: dict[str, ArgumentParser]) -> str:
     """Return the script by which a shell completes names, options, recipes, stages and settings."""
     # the script holds all names: completing starts no process
     names = [setting.name for setting in settings_of(Recipe) if not {ANY_NAME, ANY_NUMBER} & {*setting.name.split(".")}]

@@ -3,10 +3,9 @@ library."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import webbrowser
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ ACTED = ("hit", "ran", "skip")
 """What a run did with a stage: took it from the store, ran it, or left it out."""
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     ancestry = add_command(
         sub, "lineage", lineage, store, "print what an artifact was made of, and what was made of it"
     )
@@ -58,8 +57,7 @@ def run_ids(store: Store) -> list[str]:
 
 
 def run_summary(run: str, document: Meta) -> Meta:
-    """Return a past run's main facts: run, recipe, outcome, ended, seconds, numbers of stages hit, ran and skip, and
-    all metrics."""
+    """Return a past run's main facts, the numbers of its stages by action, and all its metrics."""
     stages = document.get("stages", [])
     counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
     metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
@@ -150,8 +148,7 @@ def diff(options: Namespace) -> int:
 
 
 def write_report(options: Namespace) -> int:
-    """Write a run's page to `<home>/reports/<run>.html`, print its path, and open it if stdout is a terminal. Raises
-    StoreError when the run's record can't be read."""
+    """Write a run's page to `<home>/reports/<run>.html`, and open it if stdout is a terminal. Raises StoreError."""
     from trnflow.flows.display.run_page import run_page
 
     store = store_of(options)

@@ -56,8 +56,7 @@ OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code; errors are printed. arguments: the words after `trnflow`. Raises
-    SystemExit for wrong usage and --help."""
+    """Run a command, print its error, and return its exit code. Raises SystemExit for wrong usage and --help."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with log_as_asked():
@@ -107,8 +106,7 @@ def _call(options: argparse.Namespace) -> int:
 
 
 def fail(error: TrnflowError, options: argparse.Namespace) -> int:
-    """Print an error and its fix on stderr, with --json a document on stdout, with --debug a traceback; return its exit
-    code."""
+    """Print an error on stderr, and with --json a document on stdout; return its exit code."""
     error = scrubbed(complete(error, options))
     if options.json:
         print(json.dumps({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}}))
@@ -128,8 +126,7 @@ def _separated(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
 
 
 def _parsed(arguments: list[str], texts: list[str]) -> argparse.Namespace:
-    """Parse arguments without overrides. texts: what follows `--`, since argparse fills a list from one run of
-    arguments alone."""
+    """Parse arguments. texts: what follows `--`, since argparse fills a list from one run of arguments alone."""
     top = parser(arguments[0] if arguments else None)
     options, rest = top.parse_known_args(arguments)
     more = [*rest, *texts]
@@ -170,8 +167,7 @@ class _PrintVersion(argparse.Action):
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the argument parser. Only the named command's module is imported; all for None, an unknown name, and
-    `completion`."""
+    """Return the argument parser, with the named command alone; with all for None, an unknown name and `completion`."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     common.add_argument("--debug", action="store_true", help="print tracebacks")

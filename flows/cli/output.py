@@ -34,8 +34,7 @@ def emit_json(document: Json) -> None:
 
 
 def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
-    """Insert the failed command's recipe and overrides, secrets hidden, into the commands of the error's fix, in
-    place."""
+    """Insert the failed command's recipe and overrides, secrets hidden, into the commands of the error's fix."""
     recipe = getattr(options, "recipe", None)
     if recipe is not None:
         given = shlex.join([recipe, *map(hide_override, options.overrides)])

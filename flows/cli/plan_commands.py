@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     expected = add_command(sub, "plan", plan, recipe, "print what would run, why, and what it is expected to cost")
     expected.add_argument("--trace", action="store_true", help="trace the memory that training needs: takes seconds")
     why = add_command(sub, "explain", explain, recipe, "print what changed since the nearest past run of a stage")
@@ -40,8 +39,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def plan(options: Namespace) -> int:
-    """Print what a run would do with each stage, why, the expected seconds, dollars and bytes, and the memory of
-    training (measured now only with --trace). The exit code is the error's when training can't run."""
+    """Print what a run would do with each stage, why, and what it takes. The exit code is that of what prevents it."""
     context = open_context(options.recipe, options.overrides, offline=True, create=False)
     found = make_plan(finetune(context.recipe), context)
     recipe, steps = context.recipe, list(found.steps.values())
@@ -106,8 +104,7 @@ def explain(options: Namespace) -> int:
 
 
 def show(options: Namespace) -> int:
-    """Print the results for a recipe's present data and settings: a table of stages, or one stage's artifact. Raises
-    ConfigError when a named stage has none."""
+    """Print the results for a recipe's present settings: a table, or one stage's artifact. Raises ConfigError."""
     context = open_context(options.recipe, options.overrides, offline=True, create=False)
     recipe, graph = context.recipe, finetune(context.recipe)
     if options.stage is None:

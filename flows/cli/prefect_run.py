@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 
 def quiet() -> None:
-    """Set Prefect's environment variables, before Prefect is imported: no log lines on the terminal, at most two
-    retries, no telemetry, a heartbeat every 30 seconds."""
+    """Set Prefect's environment variables, before Prefect is imported."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.update(HEARTBEATS)

@@ -48,8 +48,7 @@ def show_rows(options: Namespace) -> int:
 
 
 def print_rows(rows: list[Row], stream: TextIO) -> None:
-    """Write number, tokens, label and text of each row; supervised text is green on a terminal, in ⟦brackets⟧
-    elsewhere."""
+    """Write number, tokens, label and text of each row; supervised text is green, or in ⟦brackets⟧."""
     from rich.console import Console
     from rich.text import Text
 

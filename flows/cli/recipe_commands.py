@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 import yaml
@@ -18,7 +17,7 @@ from trnflow.flows.recipes.reference import Setting, json_schema, markdown, sett
 from trnflow.tasks.errors import ConfigError
 
 
-def add_commands(sub: Any, common: argparse.ArgumentParser, recipe: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, common: ArgumentParser, recipe: ArgumentParser) -> None:
     add_command(sub, "config", config, recipe, "print a recipe with every setting filled in")
     add_command(sub, "recipes", recipes, common, "list the shipped recipes")
     described = add_command(

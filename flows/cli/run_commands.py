@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -24,8 +23,8 @@ from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
-    stages = argparse.ArgumentParser(add_help=False, parents=[recipe])
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
+    stages = ArgumentParser(add_help=False, parents=[recipe])
     stages.add_argument(
         "--force", metavar="STAGE", action="append", default=[], help="run this stage although it is cached"
     )
@@ -38,8 +37,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Run the stages that are not in the store, and print a table. A Prefect flow, unless --direct is given or nothing
-    is due."""
+    """Run what is not in the store, and print a table: by a Prefect flow, unless --direct is given or nothing is due."""
     what = Options(options.until, frozenset(options.force), options.offline)
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     recipe, graph = context.recipe, finetune(context.recipe)

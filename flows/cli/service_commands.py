@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets
 
 
-def add_commands(sub: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, common: ArgumentParser) -> None:
     for name, command, text in (
         ("doctor", doctor, "check this machine: packages, memory, store, devices"),
         ("up", up, "start the local Prefect server"),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command, store_of
@@ -26,7 +25,7 @@ from trnflow.tasks.system.redaction import hide_secrets
 PIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     check = add_command(sub, "verify", verify, store, "read everything in the store and report damage")
     check.add_argument(
         "--repair", action="store_true", help="move damaged files to quarantine; the stages that need them run again"

@@ -12,11 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, TextIO
 
 from trnflow.flows.display.report import MARKS, number, seconds
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import Event, Reader, RunState, StageState
 from trnflow.tasks.events.state import Clock
 from trnflow.tasks.system.log_lines import LogLines
@@ -118,11 +116,11 @@ class Lines:
     Call `begin` and `end` around a stage, `update` after each of its events, and `tick` about once a second.
 
     Args:
-        say: Writes one line.
+        say: Writes one line. Its keywords are the line's values by name, for a log of JSON lines.
         clock: Returns seconds since 1970.
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Clock = time.time) -> None:
+    def __init__(self, say: Callable[..., None], clock: Clock = time.time) -> None:
         self._say, self._clock = say, clock
         self._lock = threading.RLock()  # `tick` comes from another thread
         self._progress: StageState | None = None
@@ -134,9 +132,8 @@ class Lines:
             self._progress, self._spoke = at, self._clock()
 
     def say(self, text: str, **fields: Any) -> None:
-        """Write a line. fields: its values by name, for a log of JSON lines."""
         with self._lock:
-            self._write(text, fields)
+            self._say(text, **fields)
             self._spoke = self._clock()
 
     def update(self, event: Event) -> None:
@@ -157,9 +154,6 @@ class Lines:
         with self._lock:
             self._progress = None
 
-    def _write(self, text: str, fields: Meta) -> None:
-        self._say(text)
-
     def _log(self, progress: StageState) -> None:
         now = self._clock()
         self.say(f"  {log_line(progress, now)}", stage=progress.stage, **progress.shown(now))
@@ -169,7 +163,7 @@ class Lines:
 class LineLog(Lines):
     """`Lines` with a thread of its own, from `begin` to `end`, that calls `tick` each second."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[..., None]) -> None:
         super().__init__(say)
         self._ended = threading.Event()
 
@@ -187,17 +181,6 @@ class LineLog(Lines):
         with suppress(OSError, ValueError):  # the reader of the stream has gone
             while not ended.wait(1.0):
                 self.tick()
-
-
-class JsonLog(LineLog):
-    """`LineLog` whose lines are JSON objects with the text and its values by name."""
-
-    def __init__(self, lines: LogLines) -> None:
-        super().__init__(partial(print, file=lines))
-        self._lines = lines
-
-    def _write(self, text: str, fields: Meta) -> None:
-        self._lines.record(" ".join(text.split()), **fields)
 
 
 class Screen:
@@ -247,11 +230,15 @@ class Progress(Reader):
     def __init__(self) -> None:
         stream = sys.stderr
         self._terminal = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-        self._view: Lines | Screen
-        if isinstance(stream, LogLines):
-            self._view = JsonLog(stream)
-        else:
-            self._view = Screen(stream) if self._terminal else LineLog(partial(print, file=stream, flush=True))
+
+        def say(text: str, **fields: Any) -> None:
+            if isinstance(stream, LogLines):
+                stream.record(" ".join(text.split()), **fields)
+            else:
+                stream.write(f"{text}\n")
+                stream.flush()
+
+        self._view = Screen(stream) if self._terminal else LineLog(say)
 
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] == "stage_begun":

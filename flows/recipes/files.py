@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,7 @@ class RecipeTree:
     chosen: tuple[str, ...] = ()
 
     def with_overrides(self, overrides: Iterable[str]) -> RecipeTree:
-        """Return the recipe with `section.setting=value` texts merged in; `on=NAME` is applied first. No recipe file is
-        read. Raises ConfigError if a text is malformed."""
+        """Return the recipe with `section.setting=value` texts merged in, `on=NAME` first. Raises ConfigError."""
         tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
         parsed = [_parse_override(override) for override in overrides]
         notes: list[str] = []
@@ -96,13 +95,16 @@ class RecipeTree:
             _merge(tree, nested, root)
             _merge(given, nested, root)
             origins |= dict.fromkeys(_settings_in(value, setting), place)
-        if "train" in root.model_fields and not hardware.fixes_hardware(tree):
-            settings, why = hardware.choose(hardware.AUTO, tree)
-            chooses, given, notes = True, tree, [why]
-            merge(settings, tree, root)  # what the recipe says stays
-            tree = settings
         chosen = hardware.open_settings(given) if chooses else ()
         return RecipeTree(root, self.name, tree, origins, "; ".join(notes), chosen)
+
+    def for_this_machine(self) -> RecipeTree:
+        """Return the recipe with this machine's hardware if it fixes none; what the recipe says stays."""
+        if hardware.fixes_hardware(self.tree):
+            return self
+        settings, why = hardware.choose(hardware.AUTO, self.tree)
+        merge(settings, self.tree, self.root)
+        return replace(self, tree=settings, machine=why, chosen=hardware.open_settings(self.tree))
 
     def settings(self) -> dict[str, Any]:
         """Return {section: {setting: value}}."""

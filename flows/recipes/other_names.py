@@ -18,8 +18,7 @@ def _tables() -> dict[str, dict[str, str]]:
 
 
 def suggested(path: tuple[str, ...], root: Any) -> str:
-    """Return the setting that an unknown name probably means, such as `train.learning_rate`; several are joined by
-    `or`."""
+    """Return the setting that an unknown name probably means; several are joined by `or`."""
     name, tables = path[-1], _tables()
     wanted = tables["names"].get(name, name)
     matches = [known for known in _names(root) if known == wanted or known.endswith(f".{wanted}")]

@@ -248,6 +248,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
 
 def validated(read: RecipeTree, name: str) -> Recipe:
     """Validate a recipe that was read. Raises ConfigError. name: of the recipe, for messages."""
+    read = read.for_this_machine()
     tree = read.settings()
     add_secrets_of(tree)
     try:

@@ -112,8 +112,9 @@ def _described(problem: SettingError, read: Recipes) -> tuple[str, str]:
     if problem.at_name:
         names = choices(_key(annotation_at(read.root, path[:-1])))
         close = nearest(path[-1], names)
+        wanted = f"one of {', '.join(names)}" if names else "text"
         return (
-            f"{where}: {setting} is not a setting: its name must be {_one_of(names)}",
+            f"{where}: {setting} is not a setting: its name must be {wanted}",
             f"did you mean {'.'.join((*path[:-1], close))}?" if close else f"rename it, or remove {setting}",
         )
     annotation = annotation_at(read.root, path)
@@ -153,7 +154,3 @@ def _key(annotation: Any) -> Any:
     """Return the type annotation of a table's keys."""
     table = table_in(annotation)
     return table.__args__[0] if table is not None else str
-
-
-def _one_of(names: list[str]) -> str:
-    return f"one of {', '.join(names)}" if names else "text"

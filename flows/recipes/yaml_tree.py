@@ -110,8 +110,7 @@ def _refuse_depth(where: str) -> NoReturn:
 
 
 def _measure(node: yaml.Node, place: str, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return (number of values, depth) of a node, aliases counted as their values. Raises ConfigError beyond NODES,
-    DEPTH."""
+    """Return (number of values, depth) of a node, aliases counted as their values. Raises ConfigError."""
     where = _at(place, node.start_mark)
     if node.tag not in _TAGS:
         name = node.tag.removeprefix("tag:yaml.org,2002:")

@@ -10,22 +10,26 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.rehearsal.checks import check_disk, remarks_of, remarks_of_texts
 from trnflow.flows.runner.context import RunContext, make_plan, new_run_id
 from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run import preview_id, run, settle
+from trnflow.flows.runner.warm_parents import Parent, parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import workfolder
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import ProcessFailed, TrnflowError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.rehearsal.answer import AnswerConfig, answer
+from trnflow.tasks.rehearsal.check_turns import TurnsConfig, check_turns
 from trnflow.tasks.rehearsal.sample_rows import SampleConfig, sample_rows
 from trnflow.tasks.rehearsal.stand_in import StandInConfig, stand_in
 from trnflow.tasks.sources.model_source import model_source
@@ -95,8 +99,15 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
             rehearsal.remark(note)
         _check_store(context.store)
         with _small_store(context) as store:
-            _run_small(replace(context, store=store), plan, rehearsal, readers)
-        rehearsal.memory = _check_memory(context.recipe, plan)
+            small = _Small(replace(context, store=store), plan, rehearsal, readers)
+            sampled = small.sample()
+            parent = small.read(sampled)
+            parameters = small.train(sampled)
+        memory = report_memory(context.recipe, plan, partial(trace_in_process, environ=parent[0], preload=parent[1]))
+        if memory.error is not None:
+            raise memory.error
+        check_disk(context.recipe, context.store, memory.memory, parameters)
+        rehearsal.memory = str(memory)
     except TrnflowError as error:
         rehearsal.fault = error
     rehearsal.seconds = time.monotonic() - begun
@@ -115,33 +126,65 @@ def _small_store(context: RunContext) -> Iterator[Store]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_small(context: RunContext, plan: Plan, rehearsal: Rehearsal, readers: tuple[Reader, ...]) -> None:
-    def begin(recipe: Recipe, *more: Reader) -> RunContext:
-        log = EventLog(*readers, rehearsal, *more)
-        return replace(context, recipe=recipe, plan=None, force=frozenset()).for_run(
-            log, run=preview_id(new_run_id()), kind="preview"
-        )
+@dataclass
+class _Small:
+    """The runs of a rehearsal. context: with its store; plan: of the real run."""
 
-    recipe = context.recipe
-    model = source_of(model_source, recipe.model)
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
-    sample = Node(sample_rows, SampleConfig(), {"rows": rows})
-    task: Any = "classification" if recipe.format.task == "classification" else "causal_lm"
-    small = Node(stand_in, StandInConfig(task=task), {"model": model})
-    steps = settle(Graph((rows, sample, small)), begin(_quiet(recipe))).steps
-    sampled, folder = _artifact(steps["sample_rows"].artifact), _artifact(steps["stand_in"].artifact)
-    with _folder(context.store, folder) as stand_in_folder:
-        shrunk = _shrunk(recipe, plan, folder, stand_in_folder)
-        graph = finetune(shrunk, rows=sampled)
-        killer = Killer(context.store)
-        first = run(graph, begin(shrunk, killer), Options(until=ROLES["training"], record=False))
-        rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
-        if first.error is not None and not rehearsal.killed:
-            raise first.error
-        steps = settle(graph, begin(shrunk)).steps
-        _note_dropped(rehearsal, {name: step.artifact for name, step in steps.items()})
-        weights = _artifact(steps[ROLES["model"]].artifact)
-        settle(Graph((Node(answer, AnswerConfig(), {"weights": weights, "rows": sampled}),)), begin(shrunk))
+    context: RunContext
+    plan: Plan
+    rehearsal: Rehearsal
+    readers: tuple[Reader, ...]
+
+    def begin(self, recipe: Recipe, *more: Reader) -> RunContext:
+        log = EventLog(*self.readers, self.rehearsal, *more)
+        context = replace(self.context, recipe=recipe, plan=None, force=frozenset())
+        return context.for_run(log, run=preview_id(new_run_id()), kind="preview")
+
+    def sample(self) -> Artifact:
+        """Return rows of each split, and remark what they show of all rows."""
+        recipe = self.context.recipe
+        rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
+        sample = Node(sample_rows, SampleConfig(), {"rows": rows})
+        steps = settle(Graph((rows, sample)), self.begin(_reduced(recipe))).steps
+        sampled = _artifact(steps["sample_rows"].artifact)
+        for remark in remarks_of(recipe, sampled):
+            self.rehearsal.remark(remark)
+        return sampled
+
+    def read(self, sampled: Artifact) -> Parent:
+        """Make the model's input of the sample with the real tokenizer. Return the warm parent of training, which
+        imports meanwhile."""
+        recipe = _reduced(self.context.recipe)
+        context, graph = self.begin(recipe), finetune(recipe, rows=sampled)
+        plan = make_plan(graph, context)
+        start_warm_parents([plan.steps[ROLES[role]] for role in ("training", "model")], context)
+        steps = settle(graph, context, plan=plan, until=ROLES["chunks"]).steps
+        texts, tokens = (_artifact(steps[ROLES[role]].artifact) for role in ("texts", "tokens"))
+        if recipe.format.task == "chat":
+            written = Node(check_turns, TurnsConfig(messages=recipe.format.messages), {"rows": sampled, "texts": texts})
+            settle(Graph((written,)), self.begin(recipe))
+        for remark in remarks_of_texts(recipe, texts, tokens):
+            self.rehearsal.remark(remark)
+        return parent_of(plan.steps[ROLES["training"]], context)
+
+    def train(self, sampled: Artifact) -> int:
+        """Train, publish, export, evaluate and ask a small model. Return the parameters of the real one."""
+        recipe = _reduced(self.context.recipe)
+        task: Any = "classification" if recipe.format.task == "classification" else "causal_lm"
+        node = Node(stand_in, StandInConfig(task=task), {"model": source_of(model_source, recipe.model)})
+        small = _artifact(settle(Graph((node,)), self.begin(recipe)).steps["stand_in"].artifact)
+        with _folder(self.context.store, small) as folder:
+            recipe = _with_model(recipe, self.plan, small, folder)
+            graph = finetune(recipe, rows=sampled)
+            killer = Killer(self.context.store)
+            first = run(graph, self.begin(recipe, killer), Options(until=ROLES["training"], record=False))
+            self.rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
+            if first.error is not None and not self.rehearsal.killed:
+                raise first.error
+            weights = _artifact(settle(graph, self.begin(recipe)).steps[ROLES["model"]].artifact)
+            asked = Node(answer, AnswerConfig(), {"weights": weights, "rows": sampled})
+            settle(Graph((asked,)), self.begin(recipe))
+        return int(small.meta["parameters"])
 
 
 class Killer(Reader):
@@ -170,23 +213,12 @@ class Killer(Reader):
                 return
 
 
-def _quiet(recipe: Recipe) -> Recipe:
-    return recipe.changed({"tracking.enabled": False, "task_runner.kind": "threads", "task_runner.address": None})
-
-
-def _shrunk(recipe: Recipe, plan: Plan, small: Artifact, folder: Path) -> Recipe:
-    """Return the recipe of one device, two steps, short answers and the small model."""
-    sizes: Mapping[str, Any] = small.meta["settings"]
-    model: dict[str, Any] = {"model.config": {**recipe.model.config, **sizes}}
-    if recipe.model.source is not None:
-        kept = {name: value for name, value in recipe.model.overrides.items() if name not in sizes}
-        here = plan.sources["model"].location
-        model = {"model.source": str(folder), "model.revision": None, "model.overrides": kept}
-        model["model.tokenizer"] = str(folder) if here["tokenizer"] else None
+def _reduced(recipe: Recipe) -> Recipe:
+    """Return the recipe of one device, two steps and short answers."""
     device = recipe.train.device if recipe.train.device != "neuron" else "cpu"
-    return _quiet(recipe).changed(
+    return recipe.changed(
         {
-            **model,
+            "tracking.enabled": False, "task_runner.kind": "threads", "task_runner.address": None,
             "train.device": device, "train.devices": 1, "train.tensor_parallel_size": 1, "train.xla_processes": None,
             "train.sequence_parallel": False, "train.zero1": False, "train.fsdp": False, "train.micro_batch": None,
             "train.global_batch": BATCH, "train.last_batch": "pad", "train.max_steps": STEPS, "train.epochs": 1,
@@ -195,6 +227,21 @@ def _shrunk(recipe: Recipe, plan: Plan, small: Artifact, folder: Path) -> Recipe
             "train.remat": bool(recipe.train.remat), "train.stochastic_rounding": recipe.train.stochastic_rounding,
             "pack.buckets": 1, "export.target": "stablehlo", "evaluate.export_rows": 1,
             "evaluate.generation.max_new_tokens": TOKENS, "evaluate.generation.prompts": 1, "store.root": None,
+        }
+    )  # fmt: skip
+
+
+def _with_model(recipe: Recipe, plan: Plan, small: Artifact, folder: Path) -> Recipe:
+    """Return the recipe with the small model, which lies in `folder`."""
+    sizes: Mapping[str, Any] = small.meta["settings"]
+    if recipe.model.source is None:
+        return recipe.changed({"model.config": {**recipe.model.config, **sizes}})
+    kept = {name: value for name, value in recipe.model.overrides.items() if name not in sizes}
+    tokenizer = str(folder) if plan.sources["model"].location["tokenizer"] else None
+    return recipe.changed(
+        {
+            "model.config": {**recipe.model.config, **sizes}, "model.source": str(folder), "model.revision": None,
+            "model.overrides": kept, "model.tokenizer": tokenizer,
         }
     )  # fmt: skip
 
@@ -213,29 +260,9 @@ def _folder(store: Store, artifact: Artifact) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _note_dropped(rehearsal: Rehearsal, artifacts: Mapping[str, Artifact | None]) -> None:
-    """Remark rows without an answer, and rows that are longer than the model reads."""
-    texts, tokens = artifacts[ROLES["texts"]], artifacts[ROLES["tokens"]]
-    assert texts is not None and tokens is not None
-    if lost := {reason: count for reason, count in texts.meta["dropped"].items() if count}:
-        listed = ", ".join(f"{count} {reason}" for reason, count in lost.items())
-        rehearsal.remark(f"rows left out of the sample: {listed}")
-    overlong, rows = sum(tokens.meta["overlong"].values()), sum(tokens.meta["splits"].values())
-    if overlong:
-        rehearsal.remark(f"{overlong} of {rows} texts of the sample are longer than tokenize.max_length")
-
-
 def _check_store(store: Store) -> None:
     """Raise StoreError unless a file can be written to the store."""
     store.prepare()
     name = f"trash/rehearsal-{new_run_id()}"
     store.backend.create(name, b"")
     store.backend.remove(name)
-
-
-def _check_memory(recipe: Recipe, plan: Plan) -> str:
-    """Return what the training of the real shape takes. Raises ModelError if that can't fit."""
-    memory = report_memory(recipe, plan, trace_in_process)
-    if memory.error is not None:
-        raise memory.error
-    return str(memory)

@@ -64,7 +64,7 @@ class RetrainReason(NamedTuple):
 
 
 def find_change(context: RunContext) -> RetrainReason:
-    """Find out whether a recipe must be trained again. Changed files are hashed; URLs and hubs are asked.
+    """Return whether (`is_changed`) and why to retrain. Changed files are hashed, URLs and hubs asked.
 
     Raises ConfigError if a source can't be found, BlobLost if the store has lost the frozen rows.
     """

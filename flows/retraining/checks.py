@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from trnflow.flows.champions.contenders import run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without
@@ -15,9 +15,11 @@ from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.data_checks import LoadedRows, Measured, measure
 from trnflow.tasks.promotion.settings import AGAINST_CHAMPION, CheckConfig
 from trnflow.tasks.store import Store
+
+if TYPE_CHECKING:
+    from trnflow.tasks.promotion.data_checks import Measured
 
 # a dry run loads data for its checks if that is expected to take no longer
 CHEAP_SECONDS = 60.0
@@ -62,6 +64,8 @@ def check_data(change: RetrainReason, log: EventLog) -> tuple[Checked, ...]:
     change: its plan loads the rows that are checked and trained on. Raises ConfigError for a column that the data does not
     have, DataError if the data can't be read or has other labels than the frozen rows.
     """
+    from trnflow.tasks.promotion.data_checks import LoadedRows, measure
+
     recipe, store, frozen, champion = change.recipe, change.context.store, change.frozen, change.champion
     rows = _loaded(change, log)
     if frozen is not None and recipe.format.task == "classification":
@@ -143,7 +147,7 @@ def _check_labels(recipe: Recipe, labels: list[str] | None, frozen: Frozen) -> N
 def _without_data(check: CheckConfig, champion: str, measured: Measured) -> Measured:
     if check.what not in AGAINST_CHAMPION or measured.value is not None:
         return measured
-    return Measured(None, f"the store no longer has the data of the champion {champion[:19]}")
+    return measured._replace(why=f"the store no longer has the data of the champion {champion[:19]}")
 
 
 def _result(check: CheckConfig, measured: Measured) -> Verdict:

@@ -52,8 +52,8 @@ def ending(error: BaseException) -> str:
 
 
 def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
-    """Return, as text for the user, at which step a resumable stage would start: it goes on from step N, or starts from
-    zero because the nearest unfinished key differs; else ""."""
+    """Say where a resumable stage would start: on from step N of its partial state, or from zero, and how the nearest
+    key that has partial state differs; "" if none has."""
     steps = store.partial(key).steps()
     if steps:
         return f"goes on from step {steps[-1]}"

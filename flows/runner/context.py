@@ -133,7 +133,7 @@ def open_context(name: str, overrides: Iterable[str] = (), *, offline: bool = Fa
 
 
 def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
-    """Return the recipe and store of `open_context`."""
+    """Return a recipe and its store, made if new."""
     context = open_context(name, overrides)
     return context.recipe, context.store
 

@@ -87,7 +87,7 @@ def write_champion(
     comparison: Meta | None = None,
     frozen: str | None = None,
 ) -> None:
-    """Write a ledger's champion; see the event `champion`."""
+    """Write a ledger's champion; the rest: see `Champion`."""
     champion = ledger.champion
     assert champion is not None
     log.write(

@@ -170,7 +170,8 @@ class Plan:
     @property
     def sources(self) -> dict[str, Source]:
         """The sources by kind: `data`, `model`."""
-        return {item.kind: item for item in self.found.values() if isinstance(item, Source)}
+        given = (item for node in self.graph.nodes for item in node.inputs.values())
+        return {item.kind: item for item in (*given, *self.found.values()) if isinstance(item, Source)}
 
     @property
     def roles(self) -> dict[Role | None, Step]:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.services.deployed_recipes import Case, case_of
 from trnflow.flows.services.events import CHANGED, RECIPE, RETRAINED, automation
@@ -31,21 +31,15 @@ DATES = 1000
 """How many dates of a schedule are looked at to find its longest pause."""
 
 
-class Renewed(NamedTuple):
-    """The automations with the tag `trnflow`, and the block that notifies, if any."""
-
-    names: list[str]
-    notified: Block | None
-
-
 def renew(
     client: SyncPrefectClient,
     retrain: DeploymentResponse | None,
     recipe_names: dict[Case, str],
     notify: str | None,
     further: Iterable[AutomationCore] = (),
-) -> Renewed:
-    """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`.
+) -> tuple[list[str], Block | None]:
+    """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`; return their names,
+    and the block that notifies, if any.
 
     recipe_names: {case: the recipe's own name}; notify: the value of TRNFLOW_NOTIFY, None keeps the block in use; further:
     more wanted automations. A disabled one stays disabled. Raises ConfigError for a block that Prefect does not have, or that
@@ -64,7 +58,7 @@ def renew(
         client.delete_automation(present[name].id)
     if notify is not None:
         forget_addresses(client, block)
-    return Renewed(sorted(wanted), block)
+    return sorted(wanted), block
 
 
 def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:

@@ -31,8 +31,7 @@ TRIAL = " (trial of deploy --replace)"
 
 
 def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list[DeploymentResponse]:
-    """Return the deployments with the tag `trnflow` of other checkouts. Raises ConfigError if there are any, without
-    `replace`."""
+    """Return our deployments of other checkouts. Raises ConfigError if there are any, without `replace`."""
     others = _of_others(client, folder.resolve())
     if others and not replace:
         names = ", ".join(sorted({deployment.name for deployment, _ in others}))

@@ -38,8 +38,7 @@ class CrashedRun:
 
 
 def unreported_crashes(times: int) -> list[CrashedRun]:
-    """Return the last day's crashed retrains that began more than `times` and have no report. Raises ConfigError if
-    Prefect's server can't be reached."""
+    """Return the last day's unreported retrains that crashed after more than `times` starts. Raises ConfigError."""
     with connected() as client:
         retrains = [run for run in runs_in(client, ["retrain"], ["CRASHED"]) if run.deployment_id]
         crashed = [_crashed_run(run) for run in retrains if run.run_count > times and age(run) < FORGOTTEN_SECONDS]

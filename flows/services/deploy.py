@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import yaml
 
-from trnflow.flows.services.automations import Renewed, renew
+from trnflow.flows.services.automations import renew
 from trnflow.flows.services.checkouts import delete, others_on, try_deployments
 from trnflow.flows.services.deployed_recipes import Case, check_recipes, offer_recipes
 from trnflow.flows.services.events import connected
-from trnflow.flows.services.notification import check_block, take_setting
+from trnflow.flows.services.notification import Block, check_block, take_setting
 from trnflow.flows.services.prefect_server import cause_of_failure, ensure_server, last_error
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG, our_flows, recovery_automations, tend_runs
 from trnflow.tasks.artifact import Meta
@@ -67,9 +67,9 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
     _prepare_server(home, folder, document, notify, replace=replace)
     _register(home, folder, folder / PREFECT_FILE)
-    renewed = _complete(names, recipes, notify)
+    automations, block = _complete(names, recipes, notify)
     _wait_scheduled(home, names, seconds)
-    return Deployed(sorted(names), renewed.names, str(renewed.notified) if renewed.notified else None)
+    return Deployed(sorted(names), automations, str(block) if block else None)
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
@@ -110,7 +110,7 @@ def check_cron(text: str) -> None:
         ) from error
 
 
-def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> Renewed:
+def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> tuple[list[str], Block | None]:
     """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
     with connected() as client:
         deployments = client.read_deployments(flow_filter=our_flows(), deployment_filter=_named(names))

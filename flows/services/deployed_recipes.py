@@ -27,8 +27,7 @@ def case_of(parameters: Meta) -> Case:
 
 
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
-    """Read all recipes that a prefect.yaml names, and return {case: the recipe's own name}. Raises ConfigError for a
-    recipe that can't be read."""
+    """Read all recipes that a prefect.yaml names; return {case: the recipe's own name}. Raises ConfigError."""
     names: dict[Case, str] = {}
     for deployment, parameters in _parameters(document):
         case = case_of(parameters)

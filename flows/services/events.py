@@ -78,8 +78,7 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def unreachable(error: Exception) -> ConfigError:
-    """Return a ConfigError for a failed request: unreachable, refused, or failed because the local server's disk is
-    full."""
+    """Return a ConfigError for a failed request: unreachable, refused, or failed for a full disk."""
     from httpx import HTTPStatusError
     from prefect.settings import PREFECT_API_URL
 

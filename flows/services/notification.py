@@ -43,8 +43,7 @@ class Block(NamedTuple):
 
 
 def take_setting() -> str | None:
-    """Remove TRNFLOW_NOTIFY from the environment and return its value, or None. Raises ConfigError, without the value,
-    for another form."""
+    """Remove TRNFLOW_NOTIFY from the environment, and return its value or None. Raises ConfigError without the value."""
     value = os.environ.pop(VARIABLE, "").strip()
     if not value:
         return None
@@ -57,8 +56,7 @@ def take_setting() -> str | None:
 
 
 def find_block(client: SyncPrefectClient, value: str) -> Block | None:
-    """Return the block that a value of TRNFLOW_NOTIFY names, None for `off`; an address creates or updates its block.
-    Raises ConfigError if Prefect has no such block, or the block can't notify."""
+    """Return the block of a value of TRNFLOW_NOTIFY, None for `off`; an address gets a block. Raises ConfigError."""
     if value == OFF:
         return None
     return _keep_address(client, value) if _is_address(value) else _existing_block(client, value)

@@ -124,8 +124,7 @@ def last_error(home: Path) -> str:
 
 
 def cause_of_failure(home: Path) -> tuple[str, str]:
-    """Return (cause, fix) for a server that answers with errors; only a full disk is recognised, else the cause is
-    ""."""
+    """Return (cause, fix) for a server that answers with errors; the cause is "" unless the disk is full."""
     if configured_url() not in (None, recorded_server(home).get("url")):
         return "", "read the server's log; does its database run?"
     return _cause(home / "prefect", "")

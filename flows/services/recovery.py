@@ -148,8 +148,7 @@ def runs_in(client: SyncPrefectClient, flows: list[str], states: list[str]) -> l
 
 
 def end_unbegun_runs(pending: float = PENDING_SECONDS) -> int:
-    """Mark as crashed the runs that a worker took but that did not begin within `pending` seconds; return their number.
-    Raises ConfigError if Prefect's server can't be reached."""
+    """Mark runs as crashed that did not begin within `pending` seconds; return their number. Raises ConfigError."""
     from prefect.states import Crashed
 
     with connected() as client:

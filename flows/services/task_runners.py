@@ -53,7 +53,7 @@ class TaskRunner:
         self._flow = contextvars.copy_context()
 
     def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
-        """Make each part and put it into the store. Yield, in order, what `make_part_apart` returns.
+        """Make and store parts; yield, in order, {"artifact", "made", "events"} (`make_part_apart`).
 
         At most twice as many parts as workers wait at once.
 

@@ -40,8 +40,7 @@ def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta |
 
 
 def write_best(folder: Path, plan: Plan, best: Tried) -> None:
-    """Write best.yaml into `folder`: a recipe that extends the sweep's by all settings of the best trial that differ,
-    without `launch`, `sweep` and secrets."""
+    """Write best.yaml: a recipe that extends the sweep's by the best trial's settings, without `launch` and secrets."""
     recipe = plan.with_values(best.settings, plan.recipe.name)
     after = recipe.model_dump(mode="json")
     try:

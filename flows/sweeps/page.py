@@ -32,8 +32,7 @@ STATES = {
 
 
 def sweep_page(content: Meta, study: Study) -> str:
-    """Return a sweep's page as HTML: best trial, the winner's metrics, plots of the study, all trials. content: of
-    sweep.json."""
+    """Return a sweep's page as HTML. content: of sweep.json."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")
@@ -42,6 +41,7 @@ def sweep_page(content: Meta, study: Study) -> str:
     states = [trial["state"] for trial in trials]
     completed_first = sorted(set(states), key=lambda state: (state != "completed", state))
     counts = ", ".join(f"{states.count(state)} {state}" for state in completed_first)
+    errors = [(trial["number"], scrub(trial["error"])) for trial in trials if trial["error"]]
     shared = f"{content['shared_seconds']:.0f} s of stages shared between trials"
     return template.render(
         title=f"Sweep {content['study']}",
@@ -55,7 +55,7 @@ def sweep_page(content: Meta, study: Study) -> str:
         trials=_trials(trials, metric),
         best_trial=best["number"] if best else None,
         legend="; ".join(meaning for state, meaning in STATES.items() if state in states),
-        errors=_errors(trials),
+        errors=table(("trial", "error"), errors, ("trial",)) if errors else None,
     )
 
 
@@ -84,11 +84,6 @@ def _trials(trials: list[Meta], metric: str) -> Meta:
     ]  # fmt: skip
     columns = ("trial", "state", metric, *settings, "run")
     return table(columns, rows, ("trial", metric, *settings))
-
-
-def _errors(trials: list[Meta]) -> Meta | None:
-    rows = [(trial["number"], scrub(trial["error"])) for trial in trials if trial["error"]]
-    return table(("trial", "error"), rows, ("trial",)) if rows else None
 
 
 def _plots(study: Study, metric: str) -> Iterator[Meta]:

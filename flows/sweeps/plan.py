@@ -65,8 +65,7 @@ class Plan:
         return home / "sweeps" / self.name
 
     def database(self, home: Path) -> str:
-        """Return the SQLAlchemy URL of Optuna's database: `sweep.database` with secrets filled in, else
-        `<home>/optuna.db`."""
+        """Return the SQLAlchemy URL of Optuna's database, with secrets filled in."""
         written = self.recipe.sweep.database
         return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
 
@@ -86,11 +85,10 @@ class Plan:
 
     def plain_recipe(self) -> Recipe:
         """Return the recipe as its files say. Raises ConfigError if it is complete only with the overrides."""
-        return settings.validated(self.read.with_overrides(()), self.named)
+        return settings.validated(self.read, self.named)
 
     def definition(self) -> Meta:
-        """Return what must be unchanged when a sweep is resumed: the recipe without varied settings and AROUND, the
-        space, metric and direction."""
+        """Return what must be unchanged when a sweep is resumed: all that shapes the metric of a trial."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in FREE_SECTIONS}
         for dimension in self.space:
             _remove(common, dimension.setting.split("."))

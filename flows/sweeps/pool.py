@@ -18,8 +18,7 @@ from trnflow.tasks.system.process import this_process
 
 
 def check_fit(recipe: Recipe) -> None:
-    """Raise ConfigError if this machine has too few devices for `sweep.parallel` trials, or for several trials on
-    Neuron."""
+    """Raise ConfigError if this machine has too few devices for `sweep.parallel` trials."""
     wanted, each = recipe.sweep.parallel, recipe.train.devices
     if wanted == 1:
         return
@@ -36,8 +35,8 @@ def check_fit(recipe: Recipe) -> None:
 
 
 def on_slot(recipe: Recipe, slot: int) -> Recipe:
-    """Return the recipe of one of several trials at a time: on GPUs, CUDA_VISIBLE_DEVICES names those of its slot (0 to
-    `sweep.parallel` - 1)."""
+    """Return the recipe with a slot's GPUs in CUDA_VISIBLE_DEVICES; off GPUs or with one slot, unchanged. slot: from 0
+    below `sweep.parallel`."""
     if recipe.train.device != "cuda" or recipe.sweep.parallel == 1:
         return recipe
     each = recipe.train.devices

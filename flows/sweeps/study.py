@@ -117,34 +117,32 @@ class SweepStudy:
         with self._access():
             records = self._study.get_trials(deepcopy=False)
             repeated, queued = _repeated(records), []
-            states = {TrialState.RUNNING}
-            if not {TrialState.COMPLETE, TrialState.PRUNED} & {trial.state for trial in records}:
-                states.add(TrialState.FAIL)
+            states = {"RUNNING"}
+            if not any(trial.state.name in ("COMPLETE", "PRUNED") for trial in records):
+                states.add("FAIL")
             for trial in records:
-                is_open = trial.state in states and trial.number not in repeated
+                is_open = trial.state.name in states and trial.number not in repeated
                 if is_open and _kills(trial, records) < MOST_KILLS:
                     # queued first: a kill between the two calls loses no trial
                     self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
                     queued.append(trial.number)
-                if trial.state == TrialState.RUNNING:
+                if trial.state.name == "RUNNING":
                     self._study.tell(trial.number, state=TrialState.FAIL)
         return queued
 
     def next(self) -> Trial | None:
         """Begin a queued trial, else one that the sampler proposes; None if the sweep has all its trials."""
-        from optuna.trial import TrialState
-
         with self._access():
             records = self._study.get_trials(deepcopy=False)
             repeated = _repeated(records)
             counted = [trial for trial in records if trial.number not in repeated]
-            if not any(trial.state == TrialState.WAITING for trial in records):
+            if not any(trial.state.name == "WAITING" for trial in records):
                 tried = [trial.params for trial in counted]
                 if self._number(tried) >= self.total:
                     return None
                 if self._grid is not None:
                     self._study.enqueue_trial(next(some for some in self._grid if some not in tried))
-            begun = sum(trial.state != TrialState.WAITING for trial in counted)
+            begun = sum(trial.state.name != "WAITING" for trial in counted)
             # proposals depend on the seed and earlier results alone, so that a resumed sweep proposes the same. After a
             # lost database this holds up to the first pruned trial: a training found in the store reports no
             # evaluations.
@@ -169,23 +167,22 @@ class SweepStudy:
 
     def complete(self, trial: Trial, value: float) -> None:
         """Record that a trial completed with this metric."""
-        with self._access():
-            self._study.tell(trial, value)
+        self._end(trial, "COMPLETE", value)
 
     def prune(self, trial: Trial) -> None:
         """Record that a trial was pruned."""
-        from optuna.trial import TrialState
-
-        with self._access():
-            self._study.tell(trial, state=TrialState.PRUNED)
+        self._end(trial, "PRUNED")
 
     def fail(self, trial: Trial, why: str) -> None:
         """Record that a trial failed. why: the error's message."""
+        self.note(trial, ERROR, why)
+        self._end(trial, "FAIL")
+
+    def _end(self, trial: Trial, state: str, value: float | None = None) -> None:
         from optuna.trial import TrialState
 
         with self._access():
-            trial.set_user_attr(ERROR, why)
-            self._study.tell(trial, state=TrialState.FAIL)
+            self._study.tell(trial, value, TrialState[state])
 
     @property
     def winner(self) -> Meta | None:
@@ -195,8 +192,7 @@ class SweepStudy:
         return document
 
     def set_winner(self, document: Meta) -> None:
-        """Record the winner: trial, settings, run, metrics, test (metrics on the test split), around (its `export`,
-        `evaluate`)."""
+        """Record the winner: trial, settings, run, metrics, test, around (its sections `export` and `evaluate`)."""
         with self._access():
             self._study.set_user_attr(WINNER, document)
 

@@ -129,8 +129,7 @@ def seconds_of(store: Store, step: Step) -> float:
 
 
 def direct_runs() -> Run:
-    """Return the `Run` of `trnflow sweep`: runs pipelines in this process. All of them, the winner's too, have the answers
-    that the first one got about its sources."""
+    """Return the `Run` that runs pipelines in this process; all share the answers about their sources."""
     answers = Answers()
 
     def run_directly(recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], sweep: str) -> Result:

@@ -40,9 +40,9 @@ class Generations:
     texts: Meta
 
     def of(self, model: PreTrainedModel, out: Workdir, unit: str) -> list[Meta]:
-        """Generate a greedy and a sampled text for each prompt. unit: the name of the progress bar.
+        """Generate a greedy and a sampled text for each prompt. out: shows progress as `unit`.
 
-        Returns what `generate` returns for the greedy text, and of the sampled one `sampled` and `sampled_ended`.
+        Returns `generate`'s document of the greedy text, and `sampled` and `sampled_ended` of the sampled one.
         """
         tokenizer, positions = read_tokenizer(self.folder), longest_sequence(model)
         encoder = prompt_encoder(tokenizer, self.texts)

@@ -55,13 +55,13 @@ def read_log(file: Path) -> RunState:
 
 
 def read_tail(file: Path) -> RunState:
-    """Return the state by the last READ_BYTES of a log: enough to know what runs now. Raises as `follow`."""
+    """Fold a log's last READ_BYTES: enough to see what runs now. Raises FileNotFoundError, ConfigError."""
     events, _ = follow(file, max(0, file.stat().st_size - READ_BYTES))
     return fold(events)
 
 
 def is_killed(file: Path) -> bool:
-    """Return whether a log without writer has no end. Reads only its last line."""
+    """Return whether a log has neither writer nor end. Reads its last line."""
     return not is_written(file) and not has_end(file)
 
 

@@ -7,6 +7,7 @@ memory.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,9 @@ SECONDS = 1
 # measured: 0.15 s a call for 1 M parameters and 64 tokens, 0.3 for 23 M and 128, 3.8 for 109 M and 512
 COMPILING, COMPILING_WEIGHT, WEIGHT_AND_TOKEN = 0.15, 5e-9, 5e-11
 """Seconds on two cores: to compile a graph, for each parameter, and to run it for each parameter and token."""
+
+TIMED = 50
+"""Most calls of each length that are timed."""
 
 HELD = 1 << 28
 """Most bytes of logits kept of all calls, unless one position of each row takes more."""
@@ -140,6 +144,24 @@ def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, int]:
     ran = program(call.input_ids, call.attention_mask)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
     return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())
+
+
+def call_seconds(exported: Input[ExportedMeta], calls: list[ExampleCall]) -> list[float]:
+    """Return the wall-clock seconds of each timed call, the shortest length first; [] without jax."""
+    # with XLA's optimisation, as on a server, though stages turn it off elsewhere
+    program = load_stablehlo(exported.path, optimised=True)
+    if not program.compiles_once:
+        return []
+    seconds = []
+    for length in sorted({call.input_ids.shape[1] for call in calls}):
+        chosen = [call for call in calls if call.input_ids.shape[1] == length][:TIMED]
+        # the first call compiles, so it is made twice and timed once
+        for call in [chosen[0], *chosen]:
+            begun = time.perf_counter()
+            program(call.input_ids, call.attention_mask).sum().item()  # waits for the result
+            seconds.append(time.perf_counter() - begun)
+        del seconds[-len(chosen) - 1]
+    return seconds
 
 
 def _evenly(real: Tensor, most: int) -> Tensor:

@@ -97,7 +97,7 @@ class Memo:
         return _decoded(known[1]) if known and known[0] == now else None
 
     def one(self, kind: str, path: str, now: Stamp) -> Json | None:
-        """Return what `get` returns, without reading all values of the kind from disk."""
+        """Return what is cached under the stamp `now`, or None; reads that alone."""
         fresh = self._fresh.get((kind, path))
         if fresh is not None or kind in self._known or not self._path.exists():
             return self.get(kind, path, now)

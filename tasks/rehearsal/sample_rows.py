@@ -58,8 +58,9 @@ def sample_rows(config: SampleConfig, rows: Input[RowsMeta], out: Workdir) -> Ro
 
 
 def _choose(rows: Input[RowsMeta], split: str, most: int) -> list[int]:
-    """Return numbers of rows, ascending: the first of each label and kind, then rows at equal distances."""
+    """Return numbers of rows, ascending: the first of each label and kind, the longest, then rows at equal distances."""
     nested = rows.meta.get("nested", [])
+    longest = (0, 0)
     labels: dict[int | None, int] = {}
     kinds: dict[Any, int] = {}
     number = -1
@@ -67,7 +68,8 @@ def _choose(rows: Input[RowsMeta], split: str, most: int) -> list[int]:
         labels.setdefault(row.get("label"), number)
         if len(kinds) < KINDS:
             kinds.setdefault(kind_of(row, nested), number)
-    chosen = {*labels.values(), *kinds.values()}
+        longest = max(longest, (sum(len(text) for text in row.values() if isinstance(text, str)), number))
+    chosen = {*labels.values(), *kinds.values(), longest[1]}
     step = max(1, (number + 1) // most)
     for more in range(0, number + 1, step):
         if len(chosen) >= most:

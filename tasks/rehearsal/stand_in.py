@@ -30,7 +30,8 @@ def environ(config: StandInConfig) -> dict[str, str]:
 def stand_in(config: StandInConfig, model: Source, out: Workdir) -> Meta:
     """Write the model's folder with its tokenizer; without weights if the model is trained from scratch.
 
-    Returns {"settings": {field of the model's configuration: value}}, those that make it small.
+    Returns {"settings": {field of the model's configuration: value}}, those that make it small, and {"parameters": of
+    the whole model}.
 
     Raises:
         ModelError: transformers does not know the model, or its files lack weights.
@@ -41,8 +42,10 @@ def stand_in(config: StandInConfig, model: Source, out: Workdir) -> Meta:
     from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class
 
     whole, kind = architecture(model), auto_class(config.task)
+    with torch.device("meta"):
+        large = kind.from_config(deepcopy(whole), **OPTIONS)
     if model.identity["weights"] is not None and "folder" in model.location["model"]:
-        _check_weights(model, kind, whole)
+        _check_weights(model, large)
     small, settings = smallest(whole, lambda tried: _builds(kind, tried))
     if model.identity["weights"] is not None:
         torch.manual_seed(0)
@@ -51,7 +54,7 @@ def stand_in(config: StandInConfig, model: Source, out: Workdir) -> Meta:
         for name in names:
             if folder is not None and (folder / name).is_file():
                 shutil.copyfile(folder / name, out.path / name)
-    return {"settings": settings}
+    return {"settings": settings, "parameters": sum(parameter.numel() for parameter in large.parameters())}
 
 
 def smallest(config: Any, builds: Any) -> tuple[Any, Meta]:
@@ -102,17 +105,13 @@ def _builds(kind: Any, config: Any) -> bool:
     return True
 
 
-def _check_weights(model: Source, kind: Any, config: Any) -> None:
-    """Raise ModelError if the headers of the model's files lack a parameter outside the head."""
-    import torch
-
+def _check_weights(model: Source, whole: Any) -> None:
+    """Raise ModelError if the headers of the model's files lack a parameter outside the head. whole: on the meta device."""
     from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
-    from trnflow.tasks.training.model.pretrained import OPTIONS, in_head
+    from trnflow.tasks.training.model.pretrained import in_head
 
     folder = model_folder(model)
     assert folder is not None
-    with torch.device("meta"):
-        whole = kind.from_config(config, **OPTIONS)
     held = PretrainedWeights(folder, whole)
     lacking = [name for name, _ in whole.named_parameters() if not in_head(name) and not held.has(name)]
     if lacking:

@@ -32,4 +32,4 @@ class Engine(Protocol):
         """Copy trained parameters, with `state` the optimizer's too, and yield this process's slices, in fp32."""
 
     def peak_memory(self) -> int | None:
-        """Return the most bytes allocated on the device, or None."""
+        """Return the most bytes allocated so far; None off CUDA."""

@@ -1,7 +1,4 @@
-"""1. An edit that can change a result re-runs what it reaches and is named; one that can't re-runs nothing.
-
-The same on the nine real stages, from the command line: tests/test_pipeline.py.
-"""
+"""1. An edit that can change a result re-runs what it reaches and is named; one that can't re-runs nothing."""
 
 from __future__ import annotations
 

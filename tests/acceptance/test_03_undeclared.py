@@ -1,7 +1,4 @@
-"""3. A stage that imports a module by name at run time, or reads a file it did not declare: not published, the file named.
-
-Every way of reading and importing, in the flow's process and in one of the stage's own: tests/keys/test_file_audit.py.
-"""
+"""3. A stage that imports a module by name at run time, or reads a file it did not declare: not published, the file named."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from tests.flows.runner.forks import Forks, OnceConfig, nothing_left, once, unti
 from tests.helpers.products import sampled
 from tests.helpers.runs import context, run_stage
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.stores import new_store
 from tests.launch.processes import alive
-from trnflow.tasks.store import Store
 
 SHORT = 1.0
 
@@ -156,7 +156,6 @@ def test_forced_starters_run_in_turn(local: Forks) -> None:
 
 
 def test_a_memory_store_has_leases_too(tmp_path: Path) -> None:
-    store = Store("memory://single-flight", tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path, "memory://single-flight")
     assert run_stage(once, OnceConfig(journal=str(tmp_path / "journal")), context(store)).action == "ran"
     assert store.backend.names("leases") == []

@@ -1,7 +1,4 @@
-"""6. What is damaged, wherever it lies, is found at first use, quarantined, made or fetched anew; never served, no crash loop.
-
-A backend's refusals and failures (403, timeouts) are errors: test_bad_input_s3.py. `verify --repair`: tests/store/test_verify.py.
-"""
+"""6. What is damaged, wherever it lies, is found at first use, quarantined, made or fetched anew; never served, no crash loop."""
 
 from __future__ import annotations
 

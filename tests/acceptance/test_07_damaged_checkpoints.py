@@ -16,9 +16,9 @@ from tests.acceptance.test_07_stopped_training import (
     start,
     undisturbed,  # noqa: F401 - a fixture
     undisturbed_60,  # noqa: F401 - a fixture
-    wait_until,
 )
 from tests.helpers.small_disk import fill, small_disk
+from tests.helpers.waiting import wait_for
 
 SHARD = "shard-00000.safetensors"
 
@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_bit(
     with small_disk(tmp_path / "home/store/partial", 2 << 20) as disk:
         process = start(tmp_path, UNTRACKED)
         assert process.stderr
-        wait_until(lambda: committed(tmp_path) or process.poll() is not None, "the first checkpoint")
+        wait_for(lambda: committed(tmp_path) or process.poll() is not None)
         ballast = fill(disk)
         said = ""
         while "could not be saved" not in said:
@@ -75,7 +75,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_bit(
         kept = committed(tmp_path)
         assert f"it goes on from step {kept[-1]}" in said
         ballast.unlink()
-        wait_until(lambda: committed(tmp_path) != kept or process.poll() is not None, "a checkpoint that fits again")
+        wait_for(lambda: committed(tmp_path) != kept or process.poll() is not None)
         out, err = process.communicate()
         assert process.returncode == 0, err
         assert json.loads(out)["stages"][-1]["artifact"] == undisturbed

@@ -8,15 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, apart, until
 from tests.helpers.runs import plan_graph
+from tests.helpers.waiting import wait_for
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.tasks.events import unsent_runs
 from trnflow.tasks.store import Store
@@ -101,15 +100,7 @@ def killed_at(folder: Path, point: str, *more: str) -> str:
     return err
 
 
-def wait_until(condition: Any, what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.05)
-
-
 def processes_of(folder: Path) -> list[str]:
-    """Command lines of living processes whose environment names this home."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -122,7 +113,6 @@ def processes_of(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the checkpoint that an undisturbed run makes."""
     return finished(tmp_path_factory.mktemp("undisturbed"), UNTRACKED)[0]
 
 
@@ -144,11 +134,11 @@ def test_a_stopped_run_leaves_no_process_and_resumes_to_the_same_bits(
 ) -> None:
     process = start(tmp_path, UNTRACKED)
     partial = tmp_path / "home/store/partial"
-    wait_until(lambda: list(partial.rglob("COMMIT")) or process.poll() is not None, "the first checkpoint")
+    wait_for(lambda: list(partial.rglob("COMMIT")) or process.poll() is not None)
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    wait_until(lambda: not processes_of(tmp_path), "its processes to end", 40)
+    wait_for(lambda: not processes_of(tmp_path), 40)
     assert "Traceback" not in err
     if code == 130:
         assert json.loads(out)["error"]["type"] == "Interrupted"
@@ -214,7 +204,7 @@ def check_one_training(home: Path, steps: int) -> None:
     from mlflow import MlflowClient
 
     mlflow = MlflowClient(f"sqlite:///{home}/mlflow.db")
-    wait_until(lambda: not unsent_runs(home), "everything to be uploaded")
+    wait_for(lambda: not unsent_runs(home))
     runs = mlflow.search_runs([mlflow.get_experiment_by_name("trnflow").experiment_id])
     (train,) = (run for run in runs if run.data.tags["trnflow.stage"] == "train")
     first, second = sorted(

@@ -60,7 +60,6 @@ class Project:
         return settings.load("demo", [data, "tokenize.train.vocab_size=90", *overrides])
 
     def store(self) -> Store:
-        """Opened as by another process."""
         return Store(self.root, self.home)
 
     def run(self, options: Options) -> Result:
@@ -75,7 +74,6 @@ class Project:
         return {name: step.action for name, step in self.look(*overrides).steps.items()}
 
     def keys(self, *overrides: str) -> dict[str, str]:
-        """Of each stage whose inputs are known."""
         return {name: step.key for name, step in self.look(*overrides).steps.items() if step.key}
 
     def _record(self, stage: str) -> Artifact:
@@ -127,8 +125,6 @@ def install(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 def check_end(project: Project) -> None:
-    """As the environment was at first, everything is there."""
-
     def again() -> dict[str, str]:
         result = project.run(Options())
         assert result.error is None
@@ -138,7 +134,6 @@ def check_end(project: Project) -> None:
 
 
 def export_key(project: Project, weights: Artifact) -> str:
-    """Of the export of these weights, whatever train's key is."""
     stage, config = stage_of(finetune.export_neuron), project.recipe().export
     return key_of(key_document(stage, config, {"weights": weights}, project.store().memo))
 

@@ -1,7 +1,4 @@
-"""9. Two projects write while garbage is collected with a short grace: no live blob is lost, and what was promised is freed.
-
-That a dry run names the bytes that become free is in tests/store/test_collect.py, on stores of every kind.
-"""
+"""9. Two projects write while garbage is collected with a short grace: no live blob is lost, and what was promised is freed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Stores that are newer, damaged, forged, full or read-only, and hosts whose clocks differ.
-
-Each is a clear error or a miss with its reason; never a wrong hit, a loss or a traceback. What an S3 server can do wrong is in
-test_bad_input_s3.py.
-"""
+"""Stores that are newer, damaged, forged, full or read-only, and hosts whose clocks differ."""
 
 from __future__ import annotations
 
@@ -167,7 +163,6 @@ def test_a_link_to_a_file_is_kept_as_its_bytes(machine: Machine) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
     folder = tmp_path / "disk"

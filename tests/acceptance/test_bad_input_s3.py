@@ -1,7 +1,4 @@
-"""An object store that refuses, fails, stalls or hangs up: a clear StoreError, never a miss, a loss or a traceback.
-
-A real proxy process in front of the S3 server injects the trouble; what passes once the trouble is over is what was there before.
-"""
+"""An object store that refuses, fails, stalls or hangs up: a clear StoreError, never a miss, a loss or a traceback."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ class Machine:
         (self.folder / "words.txt").write_text("a bb ccc")
 
     def store(self) -> Store:
-        """Opened as by a new process."""
         return Store(self.root, self.folder / "home")
 
     def run(self, least: int = 0, *readers: Reader) -> Ran:

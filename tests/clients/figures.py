@@ -50,7 +50,6 @@ def rows() -> list[list[str | float]]:
 
 
 def table() -> str:
-    """The figures as a table in Markdown."""
     lines = ["| program | opens | what is compared | largest difference |", "|---|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows())])
 

@@ -186,7 +186,6 @@ def test_where_jax_is_installed_256_rows_are_compared_and_the_export_is_timed(
 
 
 def _metrics_by_scikit_learn(evaluation: Path) -> None:
-    """The metrics of report.json, computed again from predictions.parquet."""
     import numpy as np
     import pyarrow.parquet as pq
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef

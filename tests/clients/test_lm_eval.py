@@ -117,7 +117,6 @@ def test_each_program_scores_the_tokens_that_it_says(evaluated: Evaluated) -> No
     tokenizer = AutoTokenizer.from_pretrained(evaluated.model)
 
     def nats(ids: list[int]) -> float:
-        """Of all tokens but the first."""
         with torch.no_grad():
             likelihoods = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         return -float(likelihoods[:-1].gather(-1, torch.tensor(ids[1:])[:, None]).sum())

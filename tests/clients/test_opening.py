@@ -73,6 +73,5 @@ def test_an_adapter_finds_its_base_on_the_hub(tmp_path: Path, run_client: RunCli
 
 
 def _with_tokenizer(artifact: Input) -> None:
-    """Replace the artifact's tokenizer by one that has words."""
     tokenizer(artifact.path / "tokenizer")
     (artifact.path / "tokenizer" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')

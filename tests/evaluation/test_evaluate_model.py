@@ -52,7 +52,6 @@ def classified(folder: Path) -> Input:
 
 
 def chunked(folder: Path) -> Input:
-    """Validation rows, two and three to a chunk."""
     chunks = [TOKEN_ROWS[start : start + 2] for start in range(0, 18, 2)]
     chunks += [[row for row in TOKEN_ROWS[start : start + 3] if len(row[0]) <= 10] for start in range(18, 30, 3)]
     splits = {"train": {32: chunks[:2]}, "validation": {32: [chunk for chunk in chunks if chunk]}}
@@ -107,7 +106,6 @@ def report(evaluated: dict[str, Any], name: str) -> Meta:
 
 
 def one_by_one(weights: Input, rows: Rows) -> list[int]:
-    """Predictions without batches, buckets or padding."""
     import torch
 
     model = load_model(weights.path, "classification")

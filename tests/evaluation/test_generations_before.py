@@ -36,7 +36,6 @@ def lines(shell: InProcessShell, digest: str, to: Path) -> list[Meta]:
 
 
 def run(shell: InProcessShell, *arguments: str) -> dict[str, str]:
-    """The artifact of each stage."""
     done = shell.json("run", "told.yaml", "--direct", *arguments)
     return {stage["stage"]: stage["artifact"] for stage in done["stages"]}
 

@@ -25,7 +25,6 @@ PROJECT = Path(__file__).parents[2]
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> list[Score]:
-    """A copy, so that entries of a test end with it."""
     entries = list(scores.SCORES)
     monkeypatch.setattr(scores, "SCORES", entries)
     return entries

@@ -176,7 +176,6 @@ def test_neuron_arguments(tmp_path: Path) -> None:
 
 
 def stand_in(tmp_path: Path, body: str) -> str:
-    """An executable in the place of another environment's Python."""
     file = tmp_path / "python"
     file.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\n{body}\n")
     file.chmod(0o755)

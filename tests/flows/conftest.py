@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.flows.prefect_api import Api, own_server, shared_server
+from tests.helpers.stores import new_store
+from trnflow.tasks.store import Store
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,8 @@ def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     home: Path = tmp_path_factory.mktemp("house") / ".trnflow"
     with own_server(home) as url:
         yield Api(home, url)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return new_store(tmp_path)

@@ -153,7 +153,6 @@ class Project:
         return importlib.import_module("house.stages")
 
     def run(self, stage: str, how: str, *readers: Reader) -> str:
-        """What became of the one stage."""
         return run_graph(self._graph(stage, how), context(self.store(), *readers)).actions[stage]
 
     def plan(self, stage: str, how: str) -> tuple[str, str]:

@@ -98,7 +98,6 @@ class Api:
         return self._ask(path, method, body, patience - 1)
 
     def newest_run(self, *parameters: str) -> Any:
-        """The newest flow run whose parameters hold all of these texts."""
         runs = self.post("flow_runs/filter", sort="START_TIME_DESC", limit=50)
         return next(run for run in runs if all(text in json.dumps(run["parameters"]) for text in parameters))
 

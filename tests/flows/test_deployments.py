@@ -58,7 +58,6 @@ def test_a_deployed_run_that_changes_nothing_adds_nothing_to_mlflow(api: Api, tm
     environ = api.environ | {"TRNFLOW_HOME": str(tmp_path / "home")}
 
     def actions() -> list[str]:
-        """Of the stages of a run as the worker starts it."""
         subprocess.run([sys.executable, "-c", script, *settings], cwd=PROJECT, env=environ, check=True)
         newest = max((tmp_path / "store/runs").iterdir())
         return [stage["action"] for stage in json.loads(newest.read_text())["stages"]]

@@ -102,7 +102,6 @@ NAMES: dict[str, tuple[Callable[[House], str], int]] = {
 
 @pytest.fixture(params=NAMES)
 def named(request: pytest.FixtureRequest, house: House, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """A name, and the number of the model that it means."""
     monkeypatch.chdir(house.shell.folder)
     monkeypatch.delenv("TRNFLOW_HOME", raising=False)
     monkeypatch.delenv("TRNFLOW_STORE", raising=False)

@@ -42,11 +42,9 @@ class Page:
                 return message["result"]
 
     def value(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def wait_for(self, script: str) -> None:
-        """Wait until a JavaScript expression is true."""
         end = time.monotonic() + PATIENCE
         while not self.value(f"Boolean({script})"):
             assert time.monotonic() < end, f"never true: {script}; the page: {self.value('document.body.innerText')}"

@@ -54,7 +54,6 @@ def chat_model(folder: Path, template: str | None) -> tuple[dict[str, Any], PreT
 
 
 def rows_of(root: Path, column: str, talks: list[Any], **columns: list[Any]) -> Input:
-    """load_data's artifact, of conversations and further columns."""
     folder = root / "rows"
     folder.mkdir(parents=True)
     pq.write_table(pa.table({column: talks, **columns}), folder / "train.parquet")
@@ -77,5 +76,4 @@ def transformers_row(fast: PreTrainedTokenizerFast, messages: list[Any], **given
 
 
 def openai(conversation: list[dict[str, str]]) -> list[dict[str, str]]:
-    """A ShareGPT conversation in OpenAI's shape."""
     return [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in conversation]

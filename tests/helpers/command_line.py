@@ -57,8 +57,6 @@ class Shell:
 
 
 class InProcessShell(Shell):
-    """The same commands in this process, half a second faster each."""
-
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         from trnflow.flows.cli.main import main
 
@@ -95,6 +93,5 @@ def write_project(folder: Path) -> Path:
 
 
 def artifacts(shell: Shell, run: str) -> dict[str, str]:
-    """The artifact of each stage of a run."""
     stages = json.loads((shell.folder / f".trnflow/store/runs/{run}.json").read_text())["stages"]
     return {stage["stage"]: stage["artifact"] for stage in stages}

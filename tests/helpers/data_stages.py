@@ -45,7 +45,6 @@ class Bench:
         return data_source(config, Resolver(self.root / "home", offline=offline))
 
     def made(self, stage: Callable[..., Meta], config: StageConfig, **inputs: Input | Source) -> Input:
-        """What a stage makes of the inputs, in this process."""
         out, kind = self.workdir(), stage_of(stage).kind
         return Input(out.path, kind, run_phase(stage, config, inputs, out), f"sha256:{kind}")
 
@@ -84,14 +83,12 @@ def new_bench(root: Path) -> Bench:
 
 
 def table(rows: Input, split: str) -> dict[str, list[Any]]:
-    """A split's parquet as columns."""
     import pyarrow.parquet as pq
 
     return pq.read_table(rows.path / f"{split}.parquet").to_pydict()
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Every file's bytes, by path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }

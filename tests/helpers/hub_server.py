@@ -94,7 +94,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serve(files: dict[str, bytes], kind: str = "datasets") -> Iterator[str]:
-    """The hub's address while it stands."""
     hub = Hub(("127.0.0.1", 0), Handler)
     hub.files, hub.kind = files, kind
     thread = threading.Thread(target=hub.serve_forever)

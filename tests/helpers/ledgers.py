@@ -14,5 +14,4 @@ def entries(store: Path, recipe: str) -> list[dict[str, Any]]:
 
 
 def titles(ledger: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the entries that made a champion."""
     return [entry for entry in ledger if entry["number"] and entry["outcome"] != "frozen"]

@@ -59,7 +59,6 @@ class Postgres:
         return (SYSTEM_USER, SYSTEM_USER) if os.geteuid() == 0 else None
 
     def start(self) -> None:
-        """Start the server and wait until it accepts connections."""
         options = (
             f"-c port={self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.folder} -c fsync=off"
         )
@@ -70,7 +69,6 @@ class Postgres:
         self._run("pg_ctl", "-D", self.data, "-m", "immediate", "-w", "stop")
 
     def close(self) -> None:
-        """End the server if it runs, and remove its folder."""
         with contextlib.suppress(AssertionError):
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -81,7 +79,6 @@ class Postgres:
         return f"{driver}://{user}@127.0.0.1:{self.port}/{database}"
 
     def create(self, *databases: str) -> None:
-        """Create databases."""
         for database in databases:
             self._run("createdb", *self._connection, database)
 
@@ -91,7 +88,6 @@ class Postgres:
         return [line.split("\t") for line in printed.splitlines()]
 
     def dump(self, database: str) -> str:
-        """Return a database as SQL."""
         return self._run("pg_dump", *self._connection, database)
 
     @property

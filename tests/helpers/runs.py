@@ -22,8 +22,6 @@ from trnflow.tasks.store import Store
 
 @dataclass
 class Ran:
-    """What a run came to."""
-
     run: str
     steps: dict[str, Step]
     notes: list[str]
@@ -64,7 +62,6 @@ def run_graph(graph: Graph, opened: RunContext, *, until: str | None = None, for
 
 
 def run_stage(function: Callable[..., Meta], config: StageConfig, opened: RunContext, **inputs: Any) -> Step:
-    """Run one stage."""
     return run_graph(Graph((Node(function, config, inputs),)), opened).steps[function.__name__]
 
 

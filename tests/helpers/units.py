@@ -22,19 +22,16 @@ def entries(unit: str) -> list[tuple[str, str]]:
 
 
 def environment(unit: str) -> dict[str, str]:
-    """Return what the unit itself sets, without its file."""
     words = [word for name, value in entries(unit) if name == "Environment" for word in shlex.split(value)]
     return {word.partition("=")[0]: word.partition("=")[2] for word in words}
 
 
 def file_of(unit: str) -> Path:
-    """Return the example of the unit's EnvironmentFile."""
     (named,) = (value for name, value in entries(unit) if name == "EnvironmentFile")
     return SERVICES / Path(named).name
 
 
 def settings_of(file: Path) -> dict[str, str]:
-    """Return the variables of an environment file."""
     lines = [line.strip() for line in file.read_text().splitlines()]
     pairs = [line.partition("=") for line in lines if line and line[0] not in "#;"]
     return {name: value for name, _, value in pairs}

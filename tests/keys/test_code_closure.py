@@ -101,7 +101,6 @@ def test_a_hash_that_an_earlier_release_remembered_is_not_believed(package: Path
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """house.stage imports house.helper inside a function, which imports house.deep."""
     folder = tmp_path / "house"
     folder.mkdir()
     (folder / "__init__.py").write_text("")

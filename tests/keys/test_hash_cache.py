@@ -81,7 +81,6 @@ def test_a_broken_memo_only_costs_time(tmp_path: Path) -> None:
 
 @contextmanager
 def switching_often() -> Iterator[None]:
-    """Python changes from thread to thread as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -24,7 +24,6 @@ def alive(pid: int) -> bool:
 
 
 def gone(pids: Iterable[int]) -> bool:
-    """Whether all have ended, waiting for them for a while."""
     deadline = time.monotonic() + PATIENCE
     left = list(pids)
     while left and time.monotonic() < deadline:
@@ -34,7 +33,6 @@ def gone(pids: Iterable[int]) -> bool:
 
 
 def wait_for(file: Path, read: Callable[[str], Any] = str) -> Any:
-    """The file's content once it exists."""
     deadline = time.monotonic() + PATIENCE
     while not file.exists():
         assert time.monotonic() < deadline, f"{file} never came"

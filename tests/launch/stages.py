@@ -33,7 +33,6 @@ def empty(config: NapConfig, out: Workdir) -> Meta:
 
 
 def describe(config: NapConfig, rows: Input, model: Source, graphs: Input, out: Workdir) -> Meta:
-    """Says what it was given."""
     print("to stdout")
     print("to stderr", file=sys.stderr)
     (out.path / "made.txt").write_text(rows.path.joinpath("rows.txt").read_text().upper())
@@ -96,7 +95,6 @@ def sleep(config: NapConfig, out: Workdir) -> Meta:
 
 
 def leave(config: NapConfig, out: Workdir) -> Meta:
-    """Succeeds, and leaves a process behind."""
     child = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
     assert child.stdout
     child.stdout.readline()
@@ -120,7 +118,6 @@ def save(config: NapConfig, out: Workdir) -> Meta:
 
 
 def deaf(config: NapConfig, out: Workdir) -> Meta:
-    """Ignores SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _note(config, [os.getpid(), os.getppid()])
     out.info("asleep")
@@ -150,7 +147,6 @@ def together(config: NapConfig, out: Workdir) -> Meta:
 
 
 def stuck(config: NapConfig) -> Meta:
-    """Never comes back."""
     time.sleep(600)
     return {}
 

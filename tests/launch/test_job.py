@@ -16,8 +16,6 @@ from trnflow.tasks.launch.job import Job, resolve
 
 
 class Lossy(StageConfig):
-    """A config whose JSON says less than it does."""
-
     rate: Annotated[float, PlainSerializer(lambda value: round(value), return_type=int)] = Field(default=0.5)
 
 

@@ -38,8 +38,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Result]:
-    """Trains a family on a layout, each pair once."""
-
     @cache
     def run(family: str, layout: str) -> Result:
         folder = tmp_path_factory.mktemp(f"{family}-{layout}")

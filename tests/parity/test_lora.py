@@ -42,14 +42,12 @@ SP: dict[str, Any] = {**TP, "sequence_parallel": True}
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory) -> dict[str, Any]:
-    """A pretrained model and rows for it."""
     root = tmp_path_factory.mktemp("llama")
     return {"model": saved(root / "base", scale=4.0, **GROUPED), "packed": packed_lm(root / "packed", rows=STEPS * 8)}
 
 
 @pytest.fixture(scope="module")
 def plain(llama, tmp_path_factory) -> dict[str, Result]:
-    """One device, eagerly, by method."""
     methods = {"full": {}, "lora": LORA, "head": HEAD, "dropout": DROPOUT}
     configs = [TrainConfig(**COMMON, **fields, engine="native") for fields in methods.values()]
     return dict(zip(methods, run_in_turn(configs, tmp_path_factory.mktemp("plain"), **llama), strict=True))
@@ -126,7 +124,6 @@ def test_merged_and_adapter_are_one_model(llama, plain, tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> dict[str, Any]:
-    """A body without a head, and rows of three classes."""
     root = tmp_path_factory.mktemp("bert")
     model = saved(root / "base", task="classification", **BERT)
     return {"model": model, "packed": packed_classes(root / "packed", rows=48, lengths=[8, 16])}

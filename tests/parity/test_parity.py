@@ -56,7 +56,6 @@ def name_of(layout: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Result:
-    """One device, eagerly."""
     return trained(tmp_path_factory.mktemp("plain"), TrainConfig(engine="native", **COMMON))[0]
 
 

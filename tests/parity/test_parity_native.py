@@ -31,7 +31,6 @@ FOUR: list[dict[str, Any]] = [{**TP, "zero1": True}, {**SP, "fsdp": True, "remat
 
 
 def every(devices: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """All that can be combined."""
     found = []
     for size, sharding, sequences, remat, micro in product(sizes, SHARDINGS, (False, True), (False, True), (None, 1)):
         if (sharding and devices == size) or (sequences and size == 1):

@@ -51,7 +51,6 @@ def together(folder: Path, model: str, *configs: TrainConfig) -> list[Meta]:
 
 
 def plain(folder: Path, model: str, *configs: TrainConfig) -> list[Result]:
-    """On one device."""
     return run_in_turn(configs, folder / "plain", **inputs(folder / "packed", model))
 
 
@@ -118,7 +117,6 @@ def kinds(lines: list[str]) -> list[str]:
 
 
 def numbers(line: str) -> int:
-    """How many a collective leaves a replica with."""
     result = re.split(r" (?:all-reduce|reduce-scatter|all-gather)\(", line.partition(" = ")[2])[0]
     return sum(
         math.prod(map(int, filter(None, sizes.split(",")))) for sizes in re.findall(r"[a-z]\d+\[([\d,]*)\]", result)

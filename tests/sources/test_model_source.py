@@ -24,7 +24,6 @@ def resolve(tmp_path: Path, **config: Any) -> Source:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a local model looks like, as far as resolving goes."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "bert", "hidden_dropout_prob": 0.1}')

@@ -33,8 +33,6 @@ def test_s3_without_credentials_names_the_url_and_the_variables(arguments: list[
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Answers with the status that the path names."""
-
     def do_HEAD(self) -> None:
         self.send_response(int(self.path[1:4]))
         self.send_header("Content-Length", "0")

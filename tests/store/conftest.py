@@ -1,4 +1,4 @@
-"""Stores of every kind: a local folder, memory, and a real S3 server process."""
+"""Stores of every kind: a local folder, memory, and a real S3 server process (slow, but for the tests `on_s3_too`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.stores import new_store
 from trnflow.tasks.store import Store
 
+on_s3_too = pytest.mark.parametrize("root", ["local", "memory", "s3"], indirect=True)
 
-@pytest.fixture(params=["local", "memory", "s3"])
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "s3":
         return str(request.getfixturevalue("s3_root"))
@@ -20,6 +23,4 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(root: str, tmp_path: Path) -> Store:
-    store = Store(root, tmp_path / "home")
-    store.prepare()
-    return store
+    return new_store(tmp_path, root)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.runs import Ran, context, run_graph
+from tests.helpers.stores import new_store
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
@@ -26,7 +27,6 @@ from trnflow.tasks.store.location import open_backend
 from trnflow.tasks.system.clock import now
 
 WORDS = ("a bb ccc", "x yy zzz", "dddd ee f", "one two three four", "u v w", "tt", "seven eight", "nine ten")
-HEALINGS = 20
 PATIENCE = 5.0
 
 
@@ -40,8 +40,7 @@ def main() -> None:
 
 
 def write(root: str, folder: Path, project: str, until: float) -> int:
-    store = Store(root, folder / "home")
-    store.prepare()
+    store = new_store(folder, root)
     count = 0
     while time.monotonic() < until:
         wait_until_whole(store, run_once(store, folder, project, count))

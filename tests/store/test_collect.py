@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.stores import new_store
+from tests.store.conftest import on_s3_too
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.keys.canonical_json import canonical, digest_of
@@ -150,8 +152,7 @@ def test_a_pin_keeps_an_artifact_or_a_run_until_it_is_released(store: Store, tmp
 
 
 def test_an_attempt_at_work_keeps_what_its_run_has_come_by(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     held = made(store, tmp_path, "held", {"x": b"held"})
     record = record_of("held", held.digest)
     at_work = {"outcome": "running", "host": os.uname().nodename, "pid": os.getpid(), "run": "r"}
@@ -166,8 +167,7 @@ def test_an_attempt_at_work_keeps_what_its_run_has_come_by(tmp_path: Path) -> No
 
 
 def test_a_lease_keeps_its_key(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     artifact = made(store, tmp_path, "leased", {"x": b"x"})
     key = record_of("leased", artifact.digest)["key"]
     store.backend.create(f"leases/{key}/1.json", b"{}")
@@ -178,8 +178,7 @@ def test_a_lease_keeps_its_key(tmp_path: Path) -> None:
 
 
 def test_what_killed_writers_left_aside_goes(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     aside = tmp_path / "store/blobs/sha256/ab/.0123"
     aside.parent.mkdir(parents=True)
     aside.write_bytes(b"half")
@@ -189,8 +188,7 @@ def test_what_killed_writers_left_aside_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["roots/pins/p.json", "runs/r.json", "attempts/k/a.json"])
 def test_a_root_that_cannot_be_read_stops_it_before_anything_moves(tmp_path: Path, name: str) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     made(store, tmp_path, "garbage", {"x": b"y"})
     store.backend.replace(name, b'{"torn":')
     before = names(store)
@@ -206,6 +204,7 @@ def test_a_pin_on_what_is_gone_stops_it(store: Store) -> None:
         collected(store)
 
 
+@on_s3_too
 def test_what_a_run_writes_again_while_it_lies_in_the_trash_comes_back(store: Store, tmp_path: Path) -> None:
     """A collection between the look at a blob that exists and the record that names it."""
     artifact = made(store, tmp_path, "one", {"x": b"x", "y": b"y"})
@@ -252,8 +251,7 @@ def test_a_record_published_anew_is_not_overwritten_from_the_trash(store: Store,
 
 
 def test_what_was_replaced_or_quarantined_goes_for_good_a_grace_period_later(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     artifact = made(store, tmp_path, "one", {"x": b"x"})
     record = record_of("one", artifact.digest)
     store.publish(record | {"created": "forced"}, replace=True)
@@ -325,7 +323,6 @@ class World:
         )
 
     def reachable(self, keep_last: int, trashed: set[str]) -> set[str]:
-        """What must stay, worked out the plain way."""
         young = {name for name, at in self.time.items() if at == YOUNG and name not in trashed}
         newest = sorted(set(self.runs), reverse=True)
         results: list[list[str]] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.store.conftest import on_s3_too
 from trnflow.tasks.store import Store, lease
 from trnflow.tasks.store.backend import Backend
 from trnflow.tasks.store.lease import Lease, LeaseLost, Waiter, newest_holder
@@ -34,7 +35,6 @@ def taken(backend: Backend, ttl: float = LONG) -> Lease:
 
 
 def awaited(turn: Waiter) -> Lease:
-    """The lease, as soon as the turn gives it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         lease = turn.acquire()
@@ -86,6 +86,7 @@ def test_one_holds_and_the_next_gets_it_when_it_is_released(store: Store) -> Non
     assert backend.folders("leases") == []
 
 
+@on_s3_too
 def test_of_many_at_once_one_gets_it_also_at_a_takeover(store: Store) -> None:
     for ttl, leave in ((LONG, False), (LONG, True)):
         if leave:
@@ -211,6 +212,7 @@ def test_a_dead_run_whose_stage_still_saves_holds_until_that_has_ended(tmp_path:
     taken(store.backend).release()
 
 
+@on_s3_too
 def test_a_superseded_holder_finds_out_and_leaves_the_new_one_alone(store: Store) -> None:
     old = taken(store.backend, SHORT)  # never beats: it is paused
     old.check()

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.stores import new_store
+from tests.store.conftest import on_s3_too
 from tests.store.test_collect import collected, made, record_of, run_of, wait_a_tick
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, StoreError
@@ -45,6 +47,7 @@ def there(store: Store, *artifacts: Artifact) -> list[bool]:
     ]
 
 
+@on_s3_too
 def test_one_of_eight_writers_gets_the_number(store: Store) -> None:
     def write(n: int) -> Entry | None:
         return append_ledger(store, "tiny", NewEntry(outcome="kept", by="promote", why=str(n)), 0)
@@ -299,8 +302,7 @@ ledger.append_ledger(store, "tiny", {"outcome": "kept", "by": "promote", "why": 
 
 @pytest.mark.parametrize("at", [0, 1, 4, 5])
 def test_a_writer_that_is_killed_while_it_brings_the_old_entries_loses_nothing(tmp_path: Path, at: int) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     of_format_1(store, tmp_path)
     before = read_ledger(store, "tiny").entries()
     killed = subprocess.run(

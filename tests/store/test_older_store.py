@@ -25,8 +25,6 @@ SUNNY = ("lovely sunny day", "awful rainy day")
 
 
 class OlderShell(Shell):
-    """The commands of COMMIT, with the packages of today."""
-
     def __init__(self, folder: Path, checkout: Path) -> None:
         super().__init__(folder)
         self.environ |= {"PYTHONPATH": str(checkout), "TRNFLOW_HOME": str(folder / ".trnflow")}
@@ -69,7 +67,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def today(made: dict[str, Any], tmp_path: Path) -> InProcessShell:
-    """Today's commands in a copy of that store."""
     shutil.copytree(made["folder"], tmp_path / "house", symlinks=True)
     shell = InProcessShell(tmp_path / "house")
     shell.environ["TRNFLOW_HOME"] = str(tmp_path / "house/.trnflow")

@@ -21,7 +21,6 @@ SHARD = "shard-00001.safetensors"
 
 
 def committed(store: Store, folder: Path, step: int) -> None:
-    """A checkpoint of two shards."""
     rows = [TensorSlice("w", at, (at * 100,), (200,), torch.full((100,), float(step))) for at in range(2)]
     write(folder / str(step), rows, {"step": step})
     store.partial(KEY).commit(step, folder / str(step))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.runs import context, run_stage
+from tests.helpers.stores import new_store
+from tests.store.conftest import on_s3_too
 from tests.store.sizes_stage import measure
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.config import StageConfig
@@ -30,6 +32,7 @@ def large(store: Store, folder: Path) -> Artifact:
     return store.ingest(folder, "rows", {})
 
 
+@on_s3_too
 def test_what_is_pulled_is_told_once(store: Store, tmp_path: Path) -> None:
     artifact = large(store, tmp_path / "made")
     fresh = Store(store.root, tmp_path / "another machine")
@@ -69,8 +72,7 @@ def test_who_asked_can_end_it_and_nothing_half_is_left(root: str, tmp_path: Path
         pull_all(pull, [File(f"{number}", 1000, "") for number in range(100)], told)
     assert not ended
 
-    store = Store(root, tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path, root)
     artifact = large(store, tmp_path / "made")
     fresh = Store(root, tmp_path / "another machine")
 
@@ -94,8 +96,7 @@ def test_a_stage_says_what_it_waits_for(root: str, tmp_path: Path) -> None:
                     {"stage": event["stage"], "done": event["done"], "total": event["total"], "unit": event["unit"]}
                 )
 
-    store = Store(root, tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path, root)
     artifact = large(store, tmp_path / "made")
     fresh = Store(root, tmp_path / "another machine")
     assert run_stage(measure, StageConfig(), context(fresh, Ear()), rows=artifact).action == "ran"

@@ -17,8 +17,6 @@ STAGE = "format_prompts"
 
 
 class Counted:
-    """A backend that counts the calls of its operations."""
-
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self.calls: Counter[str] = Counter()
@@ -36,13 +34,11 @@ class Counted:
 
 
 def counted(store: Store) -> Counter[str]:
-    """Count the operations of a store from now on."""
     store.backend = Counted(store.backend)  # type: ignore[assignment]
     return store.backend.calls  # type: ignore[attr-defined,no-any-return]
 
 
 def written(store: Store, numbers: range) -> list[str]:
-    """Write a record for each number, and return their keys."""
     keys = []
     for number in numbers:
         document = {"stage": STAGE, "code": {}, "params": {"n": number}, "inputs": {}, "env": {}, "accel": {}}

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.stores import new_store
+from tests.store.conftest import on_s3_too
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
@@ -46,6 +48,7 @@ def record_for(artifact: Artifact) -> dict[str, object]:
     }
 
 
+@on_s3_too
 def test_an_artifact_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> None:
     artifact = ingested(store, tmp_path)
     again = store.artifact(artifact.digest)
@@ -65,6 +68,7 @@ def test_equal_bytes_are_the_same_artifact_and_metadata_counts(store: Store, tmp
     assert store.ingest(folder, "texts", {"splits": {"train": 3}}).digest != first.digest
 
 
+@on_s3_too
 def test_a_record_is_created_once_and_the_first_wins(store: Store, tmp_path: Path) -> None:
     one, other = ingested(store, tmp_path), ingested(store, tmp_path, {"x": b"y"})
     assert store.publish(record_for(one))["artifact"] == one.digest
@@ -76,6 +80,7 @@ def test_a_record_is_created_once_and_the_first_wins(store: Store, tmp_path: Pat
     assert store.records("format_prompts")[0]["artifact"] == other.digest
 
 
+@on_s3_too
 def test_creation_is_exclusive_among_threads(store: Store) -> None:
     wins: list[int] = []
     barrier = threading.Barrier(8)
@@ -116,6 +121,7 @@ def test_a_damaged_blob_is_found_at_first_use_and_healed_by_the_next_ingest(
     assert (folder / "sub/b.bin").read_bytes() == data
 
 
+@on_s3_too
 def test_a_damaged_manifest_or_record_is_a_miss_not_a_crash(store: Store, tmp_path: Path) -> None:
     artifact = ingested(store, tmp_path)
     store.publish(record_for(artifact))
@@ -127,6 +133,7 @@ def test_a_damaged_manifest_or_record_is_a_miss_not_a_crash(store: Store, tmp_pa
     assert store.publish(record_for(artifact))["artifact"] == artifact.digest
 
 
+@on_s3_too
 def test_partial_state_shows_complete_steps_only(store: Store, tmp_path: Path) -> None:
     partial = store.partial("p" * 64)
     assert partial.newest(print) is None
@@ -168,8 +175,7 @@ def test_damaged_partial_state_gives_way_to_the_one_before(store: Store, tmp_pat
 
 
 def test_a_changed_blob_behind_a_checkout_is_noticed(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     artifact = ingested(store, tmp_path)
     folder = store.link_files(artifact, tmp_path / "view")
     assert store.changed(artifact) is None
@@ -229,8 +235,7 @@ def test_a_disk_without_room_is_named_and_so_is_what_chooses_another(
 
 
 def test_what_a_killed_writer_left_has_no_name(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     for name in ("whole.json", ".0123"):
         (tmp_path / "store/records/s").mkdir(parents=True, exist_ok=True)
         (tmp_path / "store/records/s" / name).write_text("half")

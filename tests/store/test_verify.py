@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.products import sampled
+from tests.helpers.stores import new_store
+from tests.store.conftest import on_s3_too
 from tests.store.shared_store import run_once
 from tests.store.test_collect import made, record_of
 from trnflow.tasks.store import Store
@@ -95,8 +97,7 @@ def check_healing(root: str, tmp_path: Path, what: str, how: str) -> None:
 
 def test_bytes_are_read_whatever_the_memo_says(tmp_path: Path) -> None:
     """Bit rot changes no time of a file."""
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     artifact = made(store, tmp_path, "one", {"x": b"bytes"})
     store.link_files(artifact, tmp_path / "view")
     blob = tmp_path / "store" / blob_name(artifact.files[0].digest)
@@ -112,6 +113,7 @@ def _stamp(path: Path) -> str:
     return stamp(path)
 
 
+@on_s3_too
 def test_what_lies_in_the_trash_is_brought_back_before_anything_is_given_up(store: Store, tmp_path: Path) -> None:
     artifact = made(store, tmp_path, "one", {"x": b"x"})
     name = blob_name(artifact.files[0].digest)
@@ -145,8 +147,7 @@ def test_a_pin_that_leads_nowhere_is_not_repaired_behind_its_owners_back(store: 
 
 
 def test_a_corrupt_file_in_the_cache_of_a_remote_store_is_dropped(tmp_path: Path) -> None:
-    store = Store("memory://cached", tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path, "memory://cached")
     artifact = made(store, tmp_path, "one", {"x": b"bytes"})
     store.link_files(artifact, tmp_path / "view")
     cached = store.cache / blob_name(artifact.files[0].digest)

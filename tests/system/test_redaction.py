@@ -41,7 +41,6 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forms(secret: str) -> Iterator[str]:
-    """As other programs write a secret."""
     yield from (secret, quote(secret, safe=""), quote(secret), quote_plus(secret))
     yield from (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
     yield re.sub("%..", lambda found: found[0].lower(), quote(secret, safe=""))

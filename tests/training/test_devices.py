@@ -42,7 +42,6 @@ def driver(folder: Path, *cores: int, instance: str = "Trn1") -> Path:
 
 @pytest.fixture
 def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AWS's packages, by their versions of Neuron SDK 2.28."""
     site = installed(tmp_path / "aws", libneuronxla="2.2.15515.0", neuronx_cc="2.23.6484.0", torch_neuronx="2.9.0.2.12")
     monkeypatch.syspath_prepend(str(site))
 

@@ -54,7 +54,6 @@ class Slow(PartialState):
 
 @stage(kind="checkpoint", environ=train_environ, ranks=ranks)
 def trained(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
-    """Keeps its state in a store beside its own folder."""
     return _trained(config, model, packed, out, state(out.path.parent.parent))
 
 
@@ -74,7 +73,6 @@ def inputs(folder: Path, model: dict[str, Any] = WIDE) -> dict[str, Any]:
 
 
 def wait_for_steps(started: Stage, count: int) -> None:
-    """Until that many are done, in this process and before."""
     while started.process.poll() is None:
         if any(event.get("progress", {}).get("done", 0) >= count for event in started.events()):
             return
@@ -89,7 +87,6 @@ def wait_until_it_writes(started: Stage) -> None:
 
 
 def litter(folder: Path) -> bool:
-    """Whether a write was cut short, wherever it was."""
     shards = any((folder / "killed/scratch").glob("step-*"))
     aside = any(name.count("/.") for name in state(folder)._backend.names("partial"))
     kept = {f"step-{step:09d}" for step in state(folder).steps()}

@@ -11,7 +11,6 @@ from trnflow.tasks.training.meter import Meters, host_memory
 
 
 def batch() -> Batch:
-    """Four rows of eight positions, six of them real, five supervised."""
     ids = np.zeros((4, 8), np.int32)
     segments, targets = ids + 1, ids.copy()
     segments[:, 6:] = 0

@@ -57,13 +57,11 @@ VOCABULARY = 64
 
 
 def scratch(**config: Any) -> Source:
-    """A model from scratch."""
     identity = {"config": {"pretrained": None, "overrides": config}, "tokenizer": None, "weights": None}
     return Source("model", identity, {"model": None, "tokenizer": None})
 
 
 def pretrained(folder: Path, **overrides: Any) -> Source:
-    """A model in a folder."""
     import json
 
     config = json.loads((folder / "config.json").read_text())
@@ -114,7 +112,6 @@ def packed_lm(folder: Path, rows: int = 32, length: int = 16, seed: int = 0, val
 def packed_classes(
     folder: Path, rows: int = 48, lengths: Sequence[int] = (8, 16), seed: int = 0, validation: int = 10
 ) -> Input:
-    """Three classes, told by the first token, in two lengths."""
     random = np.random.default_rng(seed)
 
     def split(count: int, length: int) -> dict[str, np.ndarray]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +29,14 @@ class Log(NamedTuple):
     stage: str
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     found = add_command(sub, "logs", logs, store, "print the logs of a run's stages")
     add_run(found)
     found.add_argument("--follow", action="store_true", help="go on until the run ends")
 
 
 def logs(options: Namespace) -> int:
-    """Print the logs of a run's stages on this machine, oldest first; with --follow until the run ends. Raises
-    ConfigError for an unknown run or one without logs here."""
+    """Print the logs of a run on this machine, oldest first; with --follow until the run ends. Raises ConfigError."""
     store = store_of(options)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
     run = find_run(store, model_name(options.run), {*running, *_logged(store.home)})
@@ -76,8 +74,7 @@ def _logged(home: Path) -> set[str]:
 
 
 def _has_ended(store: Store, run: str) -> bool:
-    """Return whether a run is on record, or nobody writes its event log; of a run of another machine, whether its leases
-    have no heartbeat."""
+    """Return whether a run is on record, or nobody writes its log; of another machine, whether its leases are silent."""
     file = log_file(store.home, run)
     if store.run(run) is not None:
         return True

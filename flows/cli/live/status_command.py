@@ -3,9 +3,8 @@ nor MLflow is asked."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, live_leases
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     add_command(sub, "status", status, store, "list the stages that run now, on any machine")
 
 

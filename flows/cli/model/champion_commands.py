@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +22,7 @@ HIDDEN = ("schema", "recipe", "stands", "imported", "records", "shaping", "score
 """The fields of an entry that `trnflow history --json` leaves out."""
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, recipe: ArgumentParser, store: ArgumentParser) -> None:
     keep = add_command(sub, "freeze", freeze, recipe, "keep the present test rows, to compare models on them")
     keep.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     better = add_command(
@@ -89,8 +88,7 @@ def promote(options: Namespace) -> int:
 
 
 def rollback(options: Namespace) -> int:
-    """Make the model champion again that the present champion replaced, in the store and in MLflow. Raises ConfigError
-    when there is none."""
+    """Make the model champion again that the present champion replaced. Raises ConfigError without one."""
     from trnflow.flows.champions.mirror import mirror
     from trnflow.flows.champions.promote import rollback as roll_back
 
@@ -104,8 +102,7 @@ def rollback(options: Namespace) -> int:
 
 
 def champions(options: Namespace) -> int:
-    """Print each recipe's champion, or all champions of a named recipe, newest first, and a note where frozen rows are
-    older than `promote.frozen_days`."""
+    """Print each recipe's champion, or all of a named recipe, newest first, and which frozen rows are old."""
     from trnflow.flows.champions.frozen_rows import old_frozen
     from trnflow.tasks.store.ledger import read_ledger, recipes_of
 
@@ -135,8 +132,7 @@ def champions(options: Namespace) -> int:
 
 
 def history(options: Namespace) -> int:
-    """Print each decision about a recipe's models: promoted, kept, unchanged, stopped, failed, rolled back or frozen,
-    the newest first."""
+    """Print each decision about a recipe's models, the newest first."""
     from trnflow.flows.recipes.names import model_name
     from trnflow.tasks.store.ledger import read_ledger
 

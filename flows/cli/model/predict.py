@@ -3,11 +3,10 @@ it."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ TEXTS_SHOWN = 60
 """The most characters of a text that are printed beside its label."""
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     parser = add_command(sub, "predict", predict, store, "predict texts or the rows of a file with a trained model")
     parser.epilog = "Text after -- is never read as an option or a setting: `trnflow predict demo -- train.epochs=3`."
     add_model(parser)
@@ -48,8 +47,7 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def predict(options: Namespace) -> int:
-    """Print a prediction for each text, or each row of --file; write them to --out as JSON lines; or serve a page
-    (--serve)."""
+    """Print a prediction for each text or row; with --out write them as JSON lines; with --serve serve a page."""
     _check(options)
     export, weights = ROLES["export"], ROLES["model"]
     want = (export, weights) if options.export else (weights, export)

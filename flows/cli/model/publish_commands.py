@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command, add_model
@@ -16,7 +15,7 @@ STAGES = {"model": ROLES["model"], "adapter": ROLES["model"], "export": ROLES["e
 """What is published -> the stage that makes it."""
 
 
-def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, store: ArgumentParser) -> None:
     send = add_command(
         sub, "publish", publish, store, "copy a model, an adapter or an export to a folder, s3://... or a hub"
     )
@@ -29,8 +28,7 @@ def add_commands(sub: Any, store: argparse.ArgumentParser) -> None:
 
 
 def publish(options: Namespace) -> int:
-    """Copy a model, its adapter or its export to a folder, an object store or a hub, its card with the evaluation's
-    metrics. Another model at the destination is refused; on a hub --replace replaces it."""
+    """Copy a model, its adapter or its export to a folder, an object store or a hub, with a card of its metrics."""
     from trnflow.flows.champions.publish import evaluation_of
     from trnflow.flows.champions.publish import publish as publish_artifact
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from trnflow.flows.runner.graph import Graph
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     again = add_command(
         sub, "retrain", retrain, recipe, "train again if anything changed; promote the model if it is better"
     )
@@ -36,8 +35,7 @@ def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
 
 
 def retrain(options: Namespace) -> int:
-    """Retrain and print how it ended: exit code 0 for promoted, kept and unchanged, 1 for stopped by a check, else the
-    error's. With --dry-run only print what would be done."""
+    """Retrain and print how it ended: exit code 0 for promoted, kept and unchanged, 1 for stopped, else the error's."""
     from trnflow.flows.retraining.change import find_change
     from trnflow.flows.retraining.retrain import record_failure, unchanged
 

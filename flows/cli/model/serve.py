@@ -68,8 +68,7 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
 
 
 def _prepare_environment(folder: str) -> None:
-    """Remove gradio's variables, which could open the server to others, and those of proxies. folder: for gradio's
-    temporary files."""
+    """Remove proxies and gradio's variables, which could open the server. folder: for gradio's temporary files."""
     for name in [name for name in os.environ if name.startswith("GRADIO_") or name.lower() in PROXIES]:
         del os.environ[name]
     os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -18,7 +17,7 @@ OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
 """Options that set the settings of the same name in the section `sweep`."""
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     found = add_command(
         sub, "sweep", run_sweep, recipe, "run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 300.0
 
 
-def add_commands(sub: Any, recipe: argparse.ArgumentParser) -> None:
+def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     watching = add_command(sub, "watch", watch, recipe, "announce that a recipe's data changed, until Ctrl-C")
     watching.add_argument(
         "--every", type=_seconds, default=EVERY_SECONDS, metavar="S", help="seconds between two looks (300)"
@@ -101,8 +100,7 @@ def _act(options: Namespace, found: Look) -> str:
 
 
 def _retrain(options: Namespace) -> None:
-    """Retrain in a process with a session and output of its own; Ctrl-C and TERM are passed on as TERM, and training
-    saves its state."""
+    """Retrain in a process with a session of its own; Ctrl-C and TERM are passed on as TERM: training saves its state."""
     more = ["--offline"] if options.offline else []
     command = [sys.executable, "-m", "trnflow", "retrain", options.recipe, *more, *options.overrides]
     is_stopped = False
@@ -133,5 +131,5 @@ def _print_error(options: Namespace, error: TrnflowError, printed: str) -> str:
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError("a number from 1 to 86400")
+        raise ArgumentTypeError("a number from 1 to 86400")
     return seconds

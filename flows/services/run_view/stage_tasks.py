@@ -80,7 +80,7 @@ class PrefectLog(Reader):
         if event["event"] == "stage_begun":
             self._end()
             logger = get_run_logger()  # the thread that writes the lines has no run of its own
-            self._log = LineLog(lambda text: logger.info(text.strip()))
+            self._log = LineLog(lambda text, **fields: logger.info(text.strip()))
             self._log.begin(state.stages[event["stage"]])
         elif event["event"] == "note":
             get_run_logger().log(logging.WARNING if event["level"] == "warning" else logging.INFO, event["text"])

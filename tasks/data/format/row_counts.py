@@ -43,7 +43,7 @@ class DropCounts:
     noted: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def note(self, what: str, first: str, rows: int = 1) -> None:
-        """Add rows of a kind; the first one noted stays."""
+        """Add rows as `what`; an earlier `first` stays."""
         count, known = self.noted.get(what, (0, first))
         self.noted[what] = (count + rows, known)
 

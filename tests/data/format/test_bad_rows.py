@@ -36,7 +36,6 @@ def talks(root: Path, *questions: str) -> Input:
 
 
 def when(content: str, does: str) -> str:
-    """A chat template that does something in one row."""
     return f"{{% if messages[0].content == '{content}' %}}{does}{{% endif %}}{CHATML}"
 
 

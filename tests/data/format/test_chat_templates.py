@@ -54,7 +54,6 @@ def tokens_of(bench: Bench, rows: Input, model: dict[str, Any], **format: Any) -
 
 
 def trained(texts: Input) -> list[str]:
-    """Of each example, what is trained on."""
     return ["".join(part["text"] for part in row if part["train"]) for row in table(texts, "train")["parts"]]
 
 

@@ -1,6 +1,4 @@
-"""Hub names, through the real client libraries against a hub on this machine.
-
-They read the hub's address when they are imported, so each case runs in a process of its own."""
+"""Hub names, through the real client libraries against a hub on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +36,6 @@ print(json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def answers(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """What became of each case, all in one process."""
     cases = {
         "plain": {"source": "me/set", "label": "label"},
         "splits": {"source": "me/set", "text": "text", "splits": {"train": "test"}, "limit": 10},

@@ -24,7 +24,6 @@ PLAIN = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "
 
 
 def calling(**arguments: Any) -> dict:
-    """A chat whose answer is a call of a tool."""
     call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     return {"messages": [{"role": "user", "content": "how is it?"}, answer]}
@@ -37,7 +36,6 @@ def write_lines(path: Path, rows: list[Any]) -> str:
 
 
 def opened(rows: Input, column: str, split: str = "train") -> list[Any]:
-    """A nested column's values, parsed."""
     return [None if text is None else json.loads(text) for text in table(rows, split)[column]]
 
 

@@ -64,7 +64,6 @@ parts = st.sampled_from([0.05, 0.1, 0.25, 0.4])
 
 
 def stratified(labels: list[str], fractions: dict[str, float], seed: int, start: int = 0) -> dict[str, np.ndarray]:
-    """Every text its own."""
     ids = np.array([ord(label) for label in labels], dtype=np.int32)
     return stratified_splits(hashes([f"text {start + n}" for n in range(len(labels))]), ids, fractions, seed)
 

@@ -36,7 +36,6 @@ def mixed(two: dict[str, str], small: float | None = None, large: float | None =
 
 
 def sources(rows, split: str = "train") -> dict[str, int]:
-    """What was really written, by the texts."""
     return dict(Counter(text.rsplit(" ", 1)[0] for text in table(rows, split)["text"]))
 
 

@@ -39,7 +39,6 @@ def check(layout: ChunkLayout, sizes: list[int], length: int) -> None:
 
 
 def filled(layout: ChunkLayout) -> list[int]:
-    """Tokens of each chunk."""
     return np.bincount(layout.chunk, layout.pieces.size, minlength=layout.chunks).astype(int).tolist()
 
 

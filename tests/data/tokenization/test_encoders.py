@@ -31,7 +31,6 @@ def loaded(name: str) -> FastTokenizer:
 
 
 def ids_of(tokenizer: FastTokenizer) -> tuple[int, int]:
-    """bos and eos"""
     bos, eos = tokenizer.id_of("bos_token"), tokenizer.id_of("eos_token")
     assert bos is not None and eos is not None
     return bos, eos

@@ -32,7 +32,6 @@ def champions(shell: InProcessShell) -> list[dict[str, Any]]:
 
 
 def artifact_folder(shell: InProcessShell, digest: str, to: Path) -> Path:
-    """The artifact's files, copied by what the manifest says."""
     blobs = shell.folder / ".trnflow/store/blobs/sha256"
     manifest = json.loads((blobs / digest[7:9] / digest[7:]).read_bytes())
     to.mkdir()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.flows.champions.conftest import RECIPE
+from tests.helpers.stores import new_store
 from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import Decision
@@ -45,7 +46,6 @@ def crown(store: Store, number: int, artifact: str) -> None:
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's database with its tables, which take seconds to make."""
     from mlflow import MlflowClient
 
     file = tmp_path_factory.mktemp("empty") / "mlflow.db"
@@ -155,8 +155,7 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     uri = f"sqlite:///{tmp_path / 'missing' / 'mlflow.db'}"  # its folder is not there yet
     recipe = settings.load(str(tmp_path / "tiny.yaml"), ["tracking.enabled=true", f"tracking.uri={uri}"])
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     (tmp_path / "missing").write_text("no folder")
     for number, artifact in enumerate((FIRST, SECOND), 1):
         crown(store, number, artifact)
@@ -181,7 +180,6 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
 
 
 def wait_for_follower(unsent: Unsent) -> None:
-    """Wait until the following process has tried and ended."""
     import time
 
     deadline = time.monotonic() + 120

@@ -11,8 +11,7 @@ import pytest
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.small_models import bert
-from trnflow.flows.champions.model_card import with_results
-from trnflow.flows.champions.publish import publish
+from trnflow.flows.champions.publish import publish, with_results
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.store import Store
@@ -23,13 +22,6 @@ EVALUATION = {
     "metrics": {"accuracy": 0.75, "f1_weighted": 0.7, "f1_ci": [0, 1]},
 }
 CARD = "---\nlibrary_name: transformers\ndatasets:\n- me/set\n---\n# A model\n"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
-    return store
 
 
 def model(store: Store, folder: Path, *, weights: bytes = b"weights" * 10_000) -> Artifact:

@@ -37,13 +37,6 @@ print(json.dumps([model.num_labels, found["label"], model.classifier.weight.toli
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
-    return store
-
-
-@pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[UploadHub]:
     """A hub that this process's client asks, with a token that may write."""
     with serve_uploads("me/tiny") as hub:

@@ -21,6 +21,5 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture
 def own_past(past: Shell, tmp_path: Path) -> Shell:
-    """A copy of that past, to change."""
     shutil.copytree(past.folder, tmp_path / "house", symlinks=True)
     return InProcessShell(tmp_path / "house")

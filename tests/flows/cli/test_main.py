@@ -1,7 +1,4 @@
-"""The command line as a user meets it: its exit code, one JSON document on stdout, one clear line on stderr.
-
-One command of each kind is a process (`Shell`); all others are called in this process.
-"""
+"""The command line as a user meets it: its exit code, one JSON document on stdout, one clear line on stderr."""
 
 from __future__ import annotations
 

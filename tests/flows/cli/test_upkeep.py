@@ -42,7 +42,6 @@ def test_verify_finds_damage_and_repair_lets_the_next_run_make_it_anew(own_past:
 
 
 def record_of(shell: Shell, stage: str) -> Path:
-    """Of the newest run."""
     run = shell.json("runs")["runs"][0]["run"]
     stages = json.loads((shell.folder / f".trnflow/store/runs/{run}.json").read_text())["stages"]
     key = next(found["key"] for found in stages if found["stage"] == stage)

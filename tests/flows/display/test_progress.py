@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
+from tests.helpers.waiting import wait_for
 from trnflow.flows.display.progress import Lines, log_line, terminal_line
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import RunState
@@ -39,8 +39,6 @@ class Clock:
 
 
 class Training:
-    """A stage whose events come when the clock says so."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.run = RunState()
@@ -78,7 +76,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def lines(clock: Clock, said: list[str], training: Training) -> Lines:
-    log = Lines(said.append, clock)
+    log = Lines(lambda text, **fields: said.append(text), clock)
     log.begin(training.at)
     return log
 
@@ -148,7 +146,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @contextmanager
 def started(shell: Shell, stderr: int, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A real training that would take hours, ended by Ctrl-C."""
     command = [sys.executable, "-m", "trnflow", *TRAINING]
     run = subprocess.Popen(
         command, cwd=shell.folder, env=shell.environ | environ, stdin=stderr, stdout=subprocess.DEVNULL, stderr=stderr
@@ -165,7 +162,7 @@ def test_a_file_gets_lines_while_training_runs(shell: Shell, tmp_path: Path) -> 
     log = tmp_path / "nohup.out"
     known = re.compile(r"^  train: \d+/\d+ steps, loss [\d.e-]+.* tokens/s", re.MULTILINE)
     with log.open("w+") as file, started(shell, file.fileno()) as run:
-        wait_until(lambda: run.poll() is not None or len(known.findall(log.read_text())) >= 2, 200)
+        wait_for(lambda: run.poll() is not None or len(known.findall(log.read_text())) >= 2, 200)
         assert run.poll() is None, log.read_text()
     said = [line for line in log.read_text().splitlines() if line.startswith("  train: ")]
     assert any("eval_loss" in line and "ETA" in line for line in said), said
@@ -179,7 +176,7 @@ def test_json_lines_have_step_and_loss_while_training_runs(shell: Shell, tmp_pat
         return [one for one in map(json.loads, log.read_text().splitlines()) if "loss" in one]
 
     with log.open("w+") as file, started(shell, file.fileno(), TRNFLOW_LOG="json") as run:
-        wait_until(lambda: run.poll() is not None or len(told()) >= 2, 200)
+        wait_for(lambda: run.poll() is not None or len(told()) >= 2, 200)
         assert run.poll() is None, log.read_text()
     first, second = told()[:2]
     assert 0 < first["step"] < second["step"] < first["of"]

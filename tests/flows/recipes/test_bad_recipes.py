@@ -167,6 +167,5 @@ def refused(name: str, *overrides: str) -> ConfigError:
 
 
 def check_plain(said: str) -> None:
-    """Neither pydantic's words, nor Python's, nor a defect's."""
     for word in ("Input should", "type=", "input_value", "pydantic", "Traceback", "unexpected", "validation error"):
         assert word not in said

@@ -21,7 +21,7 @@ from trnflow.tasks.system import gpus
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 OPEN = """
-data: {source: rows.csv}
+data: {source: rows.csv, text: text, label: label, split: {validation: 0.2, test: 0.2}}
 format: {task: classification}
 model: {config: {model_type: bert}}
 tokenize: {max_length: 16, train: {kind: wordpiece, vocab_size: 200}}
@@ -124,7 +124,9 @@ def test_a_recipe_for_trainium_says_what_differs_here(machine) -> None:
 def test_a_plan_says_what_was_chosen(tmp_path: Path) -> None:
     shell = InProcessShell(tmp_path)
     (tmp_path / "own.yaml").write_text(OPEN.replace("TRAIN", "global_batch: 32"))
-    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"row {number},a\n" for number in range(40)))
+    (tmp_path / "rows.csv").write_text(
+        "text,label\n" + "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(40))
+    )
     notes = shell.json("plan", "own.yaml")["notes"]
     assert [note for note in notes if note.startswith("this machine: trains on ")]
     assert "export.target is none" in shell.error(

@@ -22,13 +22,6 @@ FAILED = Retrained("tiny", None, False, "broken", error=DataError("broken", "men
 KEPT = Retrained("tiny", None, True, "not better")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
-    return store
-
-
 def test_failures_on_one_data_count_and_leave_what_was_settled(store: Store) -> None:
     assert newest_ended(store, "tiny") is None
     found = []

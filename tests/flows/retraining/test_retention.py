@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.flows.champions.conftest import RECIPE
-from trnflow.flows.champions.judged_models import judged_models
+from tests.helpers.stores import new_store
+from trnflow.flows.champions.contenders import judged_models
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
-from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.roots import Policy
 from trnflow.tasks.store.ledger import append_ledger, read_ledger
@@ -26,8 +26,7 @@ class Shelf:
     def __init__(self, folder: Path, keep: int) -> None:
         (folder / "tiny.yaml").write_text(RECIPE)
         self.recipe = settings.load(str(folder / "tiny.yaml"), [f"promote.keep_models={keep}"])
-        self.store = Store(str(folder / "store"), folder / "home")
-        self.store.prepare()
+        self.store = new_store(folder)
         self.folder = folder
 
     def artifact(self, kind: str, number: int) -> Artifact:
@@ -37,7 +36,6 @@ class Shelf:
         return self.store.ingest(made, kind, {"number": number})
 
     def run(self, number: int) -> Artifact:
-        """Write the run of a model, and return the model."""
         rows, model = self.artifact("rows", number), self.artifact("model", number)
         made = {"load_data": rows, "consolidate": model}
         stages = [{"stage": stage, "key": None, "artifact": one.digest} for stage, one in made.items()]

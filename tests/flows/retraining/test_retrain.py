@@ -47,12 +47,10 @@ def retrain(shell: Shell, *arguments: str) -> Any:
 
 
 def judged(shell: Shell) -> dict[str, Any]:
-    """The entry of the newest judged model."""
     return next(entry for entry in ledger(shell) if entry["n"] == entry["stands"]["judged_by"])
 
 
 def ended(shell: Shell) -> dict[str, Any]:
-    """The newest entry."""
     return ledger(shell)[0]
 
 

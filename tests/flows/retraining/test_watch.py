@@ -59,7 +59,6 @@ class Watched:
         return found.outcome
 
     def end(self, **how: Any) -> None:
-        """Write down that a retrain on the present data ended."""
         write_ended(self.store, Retrained("tiny", None, True, "said", **how), present_data(self.recipe, self.store))
 
     def append(self, text: str) -> None:

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +20,8 @@ from typing import Any
 from tests.flows.runner.toy import WordsConfig, graph
 from tests.flows.waiting import OnceConfig, apart, once
 from tests.helpers.runs import context
+from tests.helpers.stores import new_store
+from tests.helpers.waiting import wait_for
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import run as run_graph
@@ -44,8 +45,6 @@ PATIENCE = 60.0
 
 
 class Log(Reader):
-    """What a run says to its user, a line each."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -174,9 +173,7 @@ class Forks:
 
 @contextlib.contextmanager
 def forks(folder: Path, root: str) -> Iterator[Forks]:
-    """Whatever was started is gone afterwards."""
-    store = Store(root, folder / "home")
-    store.prepare()
+    store = new_store(folder, root)
     key_document(stage_of(once), OnceConfig(journal=""), {}, store.memo)  # what all of them would compute at once
     store.memo.save()
     server = subprocess.Popen(
@@ -196,17 +193,12 @@ def forks(folder: Path, root: str) -> Iterator[Forks]:
 
 
 def nothing_left(starters: Forks) -> bool:
-    """Whether no lease and no folder of work stayed behind."""
     work = starters.folder / "home" / "work"
     return not starters.store().backend.folders("leases") and not list(work.iterdir())
 
 
-def until(holds: Any) -> None:
-    """Wait for what must come."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
+def until(holds: Callable[[], Any]) -> None:
+    wait_for(holds, PATIENCE, 0.01)
 
 
 if __name__ == "__main__":

@@ -40,13 +40,11 @@ PARTS = pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train"
 
 
 def sentences(count: int) -> Rows:
-    """The same for the same number, the first ones of more."""
     dice = random.Random(1)
     return [{"text": " ".join(dice.choices("abcdefgh", k=dice.randrange(5, 60))), "label": n % 3} for n in range(count)]
 
 
 def tokenizer(folder: Path) -> Source:
-    """A token a letter."""
     if not folder.exists():
         folder.mkdir(parents=True)
         names = ["[PAD]", "[UNK]", *"abcdefgh"]
@@ -68,8 +66,6 @@ class Heard(Reader):
 
 
 class Shelf:
-    """A store, and texts made of rows."""
-
     def __init__(self, root: str, folder: Path) -> None:
         self.root = root
         self.folder = folder
@@ -106,7 +102,6 @@ class Shelf:
         return ran.steps["tokenize_text"]
 
     def record_run(self, run: str, step: Step) -> None:
-        """As a run writes one."""
         assert step.artifact is not None
         stage = {"stage": step.name, "key": step.key, "artifact": step.artifact.digest}
         document = {"recipe": "shelf", "run": run, "outcome": "completed", "ended": now(), "stages": [stage]}

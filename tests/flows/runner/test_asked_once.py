@@ -67,7 +67,7 @@ def shell(tmp_path: Path, server: Counted) -> Shell:
     source = f"http://127.0.0.1:{server.server_port}/set.csv"
     split = "split: {validation: 0.1, test: 0.2}"
     (tmp_path / "mine.yaml").write_text(RECIPE.replace("source: rows", f"source: '{source}', {split}"))
-    return Shell(tmp_path)
+    return InProcessShell(tmp_path)
 
 
 def asked(shell: Shell, server: Counted, *arguments: str) -> dict[str, int]:
@@ -169,7 +169,7 @@ def test_a_name_of_the_hub_is_resolved_once_a_command(tmp_path: Path, monkeypatc
     text = RECIPE.replace("source: rows", "source: me/set, split: {validation: 0.1, test: 0.2}")
     (tmp_path / "mine.yaml").write_text(text)
     with hub_server.serve({"train.csv": ROWS}) as address:
-        shell = Shell(tmp_path)
+        shell = InProcessShell(tmp_path)
         plain = shell("run", "mine.yaml", "--until", "load_data", *DIRECT, HF_ENDPOINT=address)
         assert plain.returncode == 0, plain.stderr
         first = seen["revision"]

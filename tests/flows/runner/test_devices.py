@@ -19,13 +19,13 @@ from tests.flows.runner.toy import WordsConfig, graph
 from tests.helpers.command_line import Shell
 from tests.helpers.event_logs import runs_with_metrics
 from tests.helpers.runs import context, plan_graph, run_graph
+from tests.helpers.stores import new_store
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, devices_of
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.promotion.score_rows import ScoreConfig, score_rows
 from trnflow.tasks.stage import stage_of
-from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import newest_holder
 from trnflow.tasks.system import process
 
@@ -89,8 +89,7 @@ def test_containers_of_a_machine_share_what_has_a_name_of_its_own(monkeypatch: p
 def test_a_run_that_waits_for_a_key_leaves_its_devices_to_others(tmp_path: Path) -> None:
     """It takes them once it has the key's turn."""
     (tmp_path / "words.txt").write_text("a bb")
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
+    store = new_store(tmp_path)
     config = WordsConfig(path=str(tmp_path / "words.txt"))
     key = plan_graph(graph(config), store).steps["words"].key
     assert key is not None
@@ -137,13 +136,11 @@ class Trainings:
         return (self.folder / f"{recipe}.log").read_text()
 
     def await_training(self, process: subprocess.Popen[str]) -> None:
-        """Wait until a process trains."""
         while not runs_with_metrics(self.folder / ".trnflow"):
             assert process.poll() is None, self.said("tiny")
             time.sleep(0.05)
 
     def await_waiting(self, recipe: str, process: subprocess.Popen[str]) -> None:
-        """Wait until a process says that it waits for the devices."""
         while "waits for the devices (pool): " not in self.said(recipe):
             assert process.poll() is None, self.said(recipe)
             time.sleep(0.05)
@@ -212,7 +209,6 @@ def test_a_training_waits_for_the_trial_of_a_sweep_that_was_killed(trainings: Tr
 
 
 def training_processes(folder: Path) -> list[int]:
-    """The processes of trainings that were begun in this folder."""
     found = []
     for process_folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -9,19 +9,18 @@ import pytest
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.runs import context, plan_graph, run_graph, step
+from tests.helpers.stores import new_store
 from trnflow.flows.display import report
 from trnflow.flows.runner.forecast import total
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Step
-from trnflow.tasks.store import Store
 
 
 class House:
     """A store in which each run of `count` is said to have taken the seconds it is given."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = Store(str(folder / "store"), folder / "home")
-        self.store.prepare()
+        self.store = new_store(folder)
         self.text = folder / "words.txt"
 
     def run(self, text: str, least: int, seconds: float) -> int:

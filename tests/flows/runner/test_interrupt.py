@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
+from tests.helpers.waiting import wait_for
 from trnflow.flows.services.prefect_server import ensure_server, stop_server
 
 RUN = ("run", "demo", "--until", "tokenize_text", "data.source=rows", "data.name=null", "tracking.enabled=false")
@@ -47,7 +47,7 @@ def started(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def interrupt(run: subprocess.Popen[bytes], shell: Shell, begun: Callable[[], object]) -> str:
     """Press Ctrl-C once `begun` says so; what the run said by the time it was gone."""
-    wait_until(lambda: run.poll() is not None or begun(), 200)
+    wait_for(lambda: run.poll() is not None or begun(), 200)
     time.sleep(1)
     assert run.poll() is None, (shell.folder / "said").read_text()
     os.killpg(run.pid, signal.SIGINT)
@@ -101,7 +101,7 @@ def test_while_workers_tokenise_a_row_of_forty_megabytes(shell: Shell, how: list
 
     with started(shell, *how) as run:
         interrupt(run, shell, tokenised)
-    wait_until(lambda: not workers(run.pid), 20)
+    wait_for(lambda: not workers(run.pid), 20)
 
 
 def workers(group: int) -> list[str]:

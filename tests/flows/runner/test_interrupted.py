@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.flows.prefect_api import Api
-from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.event_logs import process_logs, runs_with_metrics
 from tests.helpers.products import sampled
+from tests.helpers.waiting import wait_for
 from trnflow.flows.services.prefect_address import recorded_server
 
 SHORT = ["data.limit=60", "train.global_batch=32", "train.engine=native", "train.devices=1", "train.epochs=1"]
@@ -26,7 +26,6 @@ ENDLESS = ["data.limit=60", "train.engine=native", "train.devices=1", "train.epo
 
 @pytest.fixture(scope="module")
 def api(own_api: Api) -> Api:
-    """A test of this module kills the server."""
     return own_api
 
 
@@ -55,7 +54,7 @@ def test_an_interrupted_run_is_cancelled_on_every_record(order: signal.Signals, 
     begun = time.time()
     run = start(api, *ENDLESS, *(["--direct"] if direct else []))
     try:
-        wait_until(lambda: run.poll() is not None or trains(api, begun), 400)
+        wait_for(lambda: run.poll() is not None or trains(api, begun), 400)
         run.send_signal(order)
         out, err = run.communicate(timeout=200)
     finally:
@@ -68,7 +67,7 @@ def test_an_interrupted_run_is_cancelled_on_every_record(order: signal.Signals, 
     if not direct:
         flow_run = api.post("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
         assert flow_run["state_type"] == "CANCELLED"
-    wait_until(lambda: mlflow_status(api.home, str(record["run"])) == "KILLED", 60)
+    wait_for(lambda: mlflow_status(api.home, str(record["run"])) == "KILLED", 60)
 
 
 def mlflow_status(home: Path, run: str) -> str | None:
@@ -86,7 +85,7 @@ def test_a_run_whose_server_goes_away_for_good_completes_with_a_note(api: Api) -
     earlier = logs_of_precompile(api)
     run = start(api, *SHORT, "data.shuffle_seed=3")
     try:
-        wait_until(lambda: run.poll() is not None or logs_of_precompile(api) - earlier, 400)
+        wait_for(lambda: run.poll() is not None or logs_of_precompile(api) - earlier, 400)
         os.kill(recorded_server(api.home)["pid"], signal.SIGKILL)
         out, err = run.communicate(timeout=600)
     finally:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.runs import context
+from tests.helpers.stores import new_store
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import DataError, StoreError
@@ -21,9 +22,7 @@ from trnflow.tasks.store.garbage.roots import Policy
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     (tmp_path / "words.txt").write_text("a bb")
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    store.prepare()
-    return store
+    return new_store(tmp_path)
 
 
 def toy(store: Store, name: str, **count: bool | int) -> Result:

@@ -28,7 +28,6 @@ hardware: {name: my card, memory_gib: %s}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared, so that each figure is traced once."""
     return tmp_path_factory.mktemp("home")
 
 

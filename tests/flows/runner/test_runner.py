@@ -20,8 +20,6 @@ from trnflow.tasks.store import Store
 
 
 class House:
-    """A store, a home and a file of words."""
-
     def __init__(self, folder: Path, root: str | None = None) -> None:
         self.folder = folder
         self.root = root or str(folder / "store")

@@ -1,7 +1,4 @@
-"""Automations and notifications for real: a server, a webhook's receiver, a worker, a recipe that is retrained.
-
-Events are posted to the server over HTTP, as a program would do that is not ours.
-"""
+"""Automations and notifications for real: a server, a webhook's receiver, a worker, a recipe that is retrained."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +21,7 @@ import pytest
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.prefect_api import Api, own_server
 from tests.helpers.http_body import read_body
+from tests.helpers.waiting import wait_for
 from trnflow.flows.services.recovery import recovery_automations
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
@@ -113,14 +110,6 @@ class Project:
 
     def events(self, name: str) -> list[Any]:
         return self.api.post("events/filter", filter={"event": {"name": [name]}})["events"]
-
-
-def wait_for(found: Callable[[], Any], seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.5)
-    return value
 
 
 @pytest.fixture(scope="module")
@@ -264,5 +253,4 @@ def ended(api: Api, run: str) -> Any:
 
 
 def artifacts(api: Api, run: str) -> dict[str, Any]:
-    """The artifacts of a flow run, by key."""
     return {one["key"]: one for one in api.post("artifacts/filter", flow_runs={"id": {"any_": [run]}})}

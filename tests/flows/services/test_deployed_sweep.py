@@ -23,7 +23,6 @@ LONG = ["train.max_steps=1500", *STEPS[1:]]
 
 @pytest.fixture(scope="module")
 def deployed(own_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Api:
-    """A server with the deployment, and the recipe in a folder."""
     own_api.environ["RECIPE"] = str(write_tiny(tmp_path_factory.mktemp("tiny")) / "tiny.yaml")
     own_api.prefect("work-pool", "create", "local", "--type", "process", "--overwrite")
     own_api.prefect("deploy", "--name", "sweep")

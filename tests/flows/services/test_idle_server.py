@@ -17,8 +17,8 @@ import pytest
 import uvicorn
 
 from tests.flows.prefect_api import Api
-from tests.flows.services.test_task_runners import wait_until
 from tests.helpers.command_line import Shell
+from tests.helpers.waiting import wait_for
 from trnflow.flows.services import server_process
 from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
 
@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def wait_for_the_end(home: Path) -> None:
-    wait_until(lambda: running_server(home) is None, 120)
+    wait_for(lambda: running_server(home) is None, 120)
     assert "ended by itself: no run, worker, page or active schedule" in (home / "prefect/server.log").read_text()
 
 
@@ -83,7 +83,7 @@ def test_a_run_keeps_the_server(home: Path) -> None:
         command = [sys.executable, "-m", "trnflow", *TRAINING]
         run = subprocess.Popen(command, cwd=home.parent, env=Shell(home.parent).environ, stdout=file, stderr=file)
     try:
-        wait_until(lambda: api.get("health") and (run.poll() is not None or "steps, loss" in said.read_text()), 300)
+        wait_for(lambda: api.get("health") and (run.poll() is not None or "steps, loss" in said.read_text()), 300)
         assert run.poll() is None and server, said.read_text()
         assert pid_after_a_while(home) == server["pid"]
     finally:

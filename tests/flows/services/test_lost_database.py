@@ -39,7 +39,6 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def schema(house: House) -> str:
-    """The revision of the database's schema."""
     with contextlib.closing(sqlite3.connect(house.home / "prefect/prefect.db")) as database:
         (found,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
     return str(found)

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.event_logs import process_logs, runs_with_metrics
+from tests.helpers.waiting import wait_for
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
@@ -60,14 +60,6 @@ def _end(worker: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGTERM)
     worker.wait(60)
-
-
-def wait_for(found: Any, seconds: float) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(1)
-    return value
 
 
 def test_the_documented_commands_are_found() -> None:

@@ -96,7 +96,6 @@ class Operated(House):
         return [self.store.document(name) for name in self.store.names("runs/")]
 
     def completed(self) -> set[str]:
-        """Return the ids of all runs that have ended well."""
         return {record["run"] for record in self.store_records() if record["outcome"] == "completed"}
 
 
@@ -227,7 +226,6 @@ def forms(secret: str) -> set[str]:
 
 
 def dumped(database: Postgres) -> dict[str, str]:
-    """All rows of all databases, as text."""
     return {f"database {name}": database.dump(name) for name in DATABASES}
 
 

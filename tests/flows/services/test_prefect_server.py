@@ -29,7 +29,6 @@ print(ensure_server(Path(sys.argv[1])))
 
 @pytest.fixture(autouse=True)
 def nothing_configured(monkeypatch, tmp_path):
-    """No API in the environment, and no profile of the developer's."""
     for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "empty"))
@@ -37,7 +36,6 @@ def nothing_configured(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A home whose server was started by two processes at once."""
     home = tmp_path_factory.mktemp("home")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environ["PREFECT_HOME"] = str(home / "users")

@@ -26,7 +26,6 @@ SLOW = ["train.max_steps=300", "train.checkpoint_every=20", "train.learning_rate
 
 @pytest.fixture(scope="module")
 def deployed(own_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Api:
-    """A server with the deployments, and the recipe in a folder."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "tiny.yaml").write_text(RECIPE)
     write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
@@ -62,7 +61,6 @@ def wait_for(found: Callable[[], Any], seconds: float = 400) -> None:
 
 
 def children(parent: int) -> list[int]:
-    """The process ids of a process's children, from /proc."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from trnflow.flows.services.run_view.artifacts import retrain_table
 from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.event_types import PlannedStage
@@ -87,6 +86,8 @@ def test_a_run_in_which_nothing_has_to_run_shows_no_plan() -> None:
 
 
 def test_the_result_of_a_retrain_has_figures_checks_and_the_report() -> None:
+    from trnflow.flows.services.run_view.artifacts import retrain_table  # imports Prefect
+
     document = {
         "why": "better", "champion": "sha256:aa", "challenger": "sha256:bb", "frozen": None, "report": "trnflow report R",
         "metrics": {"name": "accuracy", "champion": 0.8, "challenger": 0.91234, "difference": 0.11234,

@@ -92,7 +92,6 @@ class House:
         return [f"data.source={source or self.url()}", f"launch.environment={environment}", f"tracking.uri={uri}"]
 
     def __call__(self, *arguments: str, code: int = 0, **environ: str) -> str:
-        """stdout of a command."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}
         command = [sys.executable, "-m", "trnflow", *arguments]
         done = subprocess.run(

@@ -8,18 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.flows.prefect_api import PROJECT, Api
 from tests.flows.runner.shelf import Shelf, sentences
+from tests.helpers.command_line import Shell
 from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.waiting import wait_for
 from trnflow.flows.recipes.recipe import TaskRunnerConfig
 from trnflow.flows.runner.parts.part_makers import refuse_task_runners
 from trnflow.flows.runner.parts.worker_process import make_part_apart
@@ -91,7 +91,6 @@ def test_any_worker_takes_any_part_and_the_bytes_are_the_same(
 
 
 def of_parts(store: Store) -> set[str]:
-    """The names of the blobs with the files of all parts."""
     stages = [name for name in store.backend.folders("records") if name.endswith(SHARD)]
     return files_of(store, [record["artifact"] for name in stages for record in store.records(name)])
 
@@ -120,11 +119,11 @@ def test_a_flow_that_is_killed_leaves_no_worker(api: Api, tmp_path: Path) -> Non
     environ = api.environ | {"TRNFLOW_HOME": str(tmp_path / "home"), "TEST_MARK": mark}
     flow = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     records = tmp_path / "home/store/records/tokenize_text.shard"
-    wait_until(lambda: records.is_dir() and len(list(records.iterdir())) > 1, 120)
+    wait_for(lambda: records.is_dir() and len(list(records.iterdir())) > 1, 120)
     assert len(marked(mark)) >= 3
     flow.send_signal(signal.SIGKILL)
     flow.wait()
-    wait_until(lambda: not marked(mark), 30)
+    wait_for(lambda: not marked(mark), 30)
 
 
 def marked(mark: str) -> list[str]:
@@ -136,13 +135,6 @@ def marked(mark: str) -> list[str]:
             if state != "Z" and f"TEST_MARK={mark}".encode() in (folder / "environ").read_bytes():
                 found.append(folder.name)
     return found
-
-
-def wait_until(true: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)
 
 
 # --- who may use a local cluster
@@ -241,15 +233,16 @@ def test_a_run_without_prefect_has_threads_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            ["task_runner.kind=threads", "task_runner.address=tcp://127.0.0.1:1"],
-            "`address` is of a Ray or Dask cluster",
-        ),
+        (["task_runner.kind=threads", "task_runner.address=tcp://127.0.0.1:1"], "is of a Ray or Dask cluster"),
         (["task_runner.kind=spark"], "task_runner.kind"),
-        (["task_runner.kind=dask", "task_runner.address=tcp://127.0.0.1:1"], "dask can't be used on tcp://127.0.0.1:1"),
     ],
 )
-def test_bad_settings(settings: list[str], said: str, api: Api, tmp_path: Path) -> None:
-    done = prepare(api, tmp_path, *settings)
+def test_bad_settings(settings: list[str], said: str, trnflow: Shell) -> None:
+    assert said in trnflow.error("prepare", "demo", *settings, code=2)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_named(api: Api, tmp_path: Path) -> None:
+    done = prepare(api, tmp_path, "task_runner.kind=dask", "task_runner.address=tcp://127.0.0.1:1")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert "dask can't be used on tcp://127.0.0.1:1" in done.stderr

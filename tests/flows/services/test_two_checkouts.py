@@ -50,7 +50,6 @@ def deploy(api: Api, folder: Path, *arguments: str, **environ: str) -> subproces
 
 
 def on_server(api: Api) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The deployments and the automations, by name."""
     automations = {one["name"]: one for one in api.post("automations/filter")}
     for automation in automations.values():
         automation.pop("updated")

@@ -33,7 +33,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(recipe: Any, options: Any, run: str, *_: Any) -> Result:
-    """A run whose training takes no time."""
     meta = {"metrics": {"eval_loss": recipe.train.learning_rate}}
     return Result(run, [step("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))])
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
 from tests.helpers.postgres import Postgres, postgres  # noqa: F401 - a fixture
 from trnflow.flows.recipes.sweep_settings import SweepConfig
@@ -193,6 +190,10 @@ def test_a_database_that_can_not_be_used_is_one_clear_error(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_postgresql_that_goes_away_is_named_with_its_drivers_reason(postgres: Postgres) -> None:  # noqa: F811
     """Optuna's storage asks again after some errors, in the same transaction, which then fails for that alone."""
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.orm import Session
+
     postgres.create("optuna")
     address = postgres.url("optuna")
     with pytest.raises(StoreError) as error, database_errors(address), Session(create_engine(address)) as session:

@@ -16,6 +16,7 @@ from tests.flows.runner.toy import WordsConfig, graph
 from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.leases import AWAY
 from tests.helpers.runs import context, plan_graph, run_graph, step
+from tests.helpers.stores import new_store
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_store
 from trnflow.flows.runner.devices import device_key
@@ -27,7 +28,6 @@ from trnflow.flows.sweeps.trial import Watch
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.store import Store
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
 Fault = Callable[[], TrnflowError | None]
@@ -165,8 +165,7 @@ def test_the_first_evaluation_shows_which_metrics_there_are(metric: str) -> None
 def test_a_trial_that_waits_for_another_run_says_so_and_ends_when_the_sweep_stops(folder: Path, of: str) -> None:
     """The other run has the lease of the stage's key, or that of its devices, and does not end."""
     (folder / "words.txt").write_text("a bb")
-    store = Store(str(folder / "store"), folder / "home")
-    store.prepare()
+    store = new_store(folder)
     config = WordsConfig(path=str(folder / "words.txt"))
     key = plan_graph(graph(config), store).steps["words"].key if of == "the stage" else device_key("pool")
     other = store.waiter(key, run="other", attempt="other", ttl=1000.0).acquire()

@@ -36,7 +36,6 @@ def merged_weights(shards: Input, base: Source) -> MergedWeights:
 
 
 def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
-    """What training leaves behind, all that is trained having moved."""
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in built.trained().values():

@@ -27,7 +27,6 @@ MIB = 1 << 20
 
 
 def slices(value: float, device: int = 0, ranks: int = 1, size: int = 1000) -> list[TensorSlice]:
-    """A tensor's rows of one of several ranks."""
     return [TensorSlice("w", device, (device * size,), (ranks * size,), torch.full((size,), value))]
 
 
@@ -38,8 +37,6 @@ def saver(scratch: Path, states: Partial, world: World = ALONE, said: Callable[.
 
 
 class Slow(FolderPartial):
-    """Takes a checkpoint once it is told to."""
-
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.go, self.asked = threading.Event(), list[int]()

@@ -30,7 +30,6 @@ def built_from(source: Source, packed: Input, seed: int = 1) -> Built:
 
 
 def checkpoint_of(built: Built, folder: Path) -> Input:
-    """As train writes it."""
     slices = [
         TensorSlice(PARAMETER + n, 0, (0,) * p.dim(), tuple(p.shape), p.detach()) for n, p in built.parameters().items()
     ]
@@ -39,7 +38,6 @@ def checkpoint_of(built: Built, folder: Path) -> Input:
 
 
 def saved(built: Built, folder: Path) -> Input:
-    """As consolidate writes it."""
     built.model.save_pretrained(folder)
     return Input(folder, "model", {}, "sha256:model")
 

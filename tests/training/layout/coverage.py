@@ -12,7 +12,6 @@ Combination = dict[str, Any]
 def all_of(
     values: Mapping[str, Sequence[Any]], allowed: Callable[[Combination], bool] = lambda one: True
 ) -> list[Combination]:
-    """Every allowed combination of a value of each setting."""
     made = (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
     return [one for one in made if allowed(one)]
 

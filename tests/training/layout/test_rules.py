@@ -16,7 +16,6 @@ MODELS = {"bert": BERT, "roberta": {**BERT, "model_type": "roberta"}, "distilber
 
 
 def split(tmp_path, given: dict[str, str], **config: Any) -> dict[str, Any]:
-    """Parameter -> spec, over two tensor parallel devices."""
     model = build(scratch(**config), packed_classes(tmp_path), seed=0, weights=False).model
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return parameter_specs(shapes, tp_rules(model, shapes, given), Mesh(1, 2), type(model).__name__)

@@ -45,7 +45,6 @@ DEVICES: dict[str, Any] = {"engine": "native", "devices": 4, "global_batch": 8}
 
 
 def row_meta(length: int, vocabulary: int = 64) -> dict[str, Any]:
-    """Metadata of packed rows of a language model."""
     ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
     return {"task": "causal_lm", "lengths": [length], "labels": None, "vocab_size": vocabulary, **ids}
 

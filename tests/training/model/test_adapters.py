@@ -34,7 +34,6 @@ ALL = {"method": "lora", "lora": {"rank": 4, "targets": "all-linear"}}
 
 
 def adapted(tmp_path: Path, model: dict[str, Any], *, weights: bool = False, **fields: Any) -> Built:
-    """A classifier, unless the model is a Llama."""
     packed = packed_lm(tmp_path) if model["model_type"] == "llama" else packed_classes(tmp_path)
     return adapt(TrainConfig(**fields), build(scratch(**model), packed, seed=0, weights=weights))
 

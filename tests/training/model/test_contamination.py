@@ -1,6 +1,4 @@
-"""A document in a chunk has the logits that it has alone: nothing leaks through the masks that training builds.
-
-Documents go through the real packer; the models are random, so that a leak of any size would show."""
+"""A document in a chunk has the logits that it has alone: nothing leaks through the masks that training builds."""
 
 from __future__ import annotations
 
@@ -47,7 +45,6 @@ def eval_mode(built: Built) -> Built:
 
 
 def packed_documents(root: Path, task: str, sizes: list[int], seed: int, **pack: object) -> Input:
-    """Random documents of these sizes, all trained on, through the stage."""
     folder, draw = root / "tokens", np.random.default_rng(seed)
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "train").mkdir()

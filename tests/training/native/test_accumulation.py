@@ -69,7 +69,6 @@ def of_the_engine(packed: Input, rows: int, micro: int) -> dict[str, torch.Tenso
 
 
 def error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
-    """Relative, of all gradients together."""
     assert found.keys() == exact.keys()
     away = sum(float((found[name] - exact[name]).square().sum()) for name in exact)
     return float((away / sum(float(value.square().sum()) for value in exact.values())) ** 0.5)
@@ -139,7 +138,6 @@ def growth_between_passes(config: TrainConfig, model: Source, packed: Input, out
 
 
 def bytes_of_tensors() -> int:
-    """Of all that Python can reach, each memory once."""
     gc.collect()
     tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     tensors += [one.grad for one in tensors if one.is_leaf and one.grad is not None]

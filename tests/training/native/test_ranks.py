@@ -26,8 +26,6 @@ CONFIG: dict[str, Any] = {"engine": "native", "devices": 2, "global_batch": 8, "
 
 @stage(kind="checkpoint", environ=train_environ, ranks=ranks)
 def hangs(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
-    """Training of which rank 1 falls asleep after three steps."""
-
     def emit(event: Meta) -> None:
         if os.environ["RANK"] == "1" and event.get("progress", {}).get("done", 0) >= 3:
             fall_asleep()

@@ -25,7 +25,6 @@ def as_float(pattern: int) -> torch.Tensor:
 
 
 def pattern_of(value: torch.Tensor) -> int:
-    """Of a number in bf16, as fp32 has it."""
     return (int(value.view(torch.int16)) & 0xFFFF) << 16
 
 
@@ -85,7 +84,6 @@ def test_draws_fill_all_sixteen_bits_evenly() -> None:
 
 
 def bits_of(rank: int, spec: Spec, seed: int = 1, before: Spec | None = None) -> list[int]:
-    """What a rank of two by two draws."""
     draws = RandomBits(seed, World(rank, Mesh(2, 2)), CPU)
     if before is not None:
         draws.bits(before, 7)

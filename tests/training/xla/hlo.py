@@ -43,12 +43,10 @@ class Module:
 
     @property
     def collectives(self) -> Counter[tuple[str, str]]:
-        """How many there are of each kind and result type."""
         return Counter((name, kind) for name, kind, _ in self.instructions if name.removesuffix("-start") in KINDS)
 
     @property
     def moved(self) -> int:
-        """Bytes that collectives leave a device with."""
         return sum(count * size(kind) for (_, kind), count in self.collectives.items())
 
 

@@ -122,8 +122,6 @@ def _backend(group: Any) -> str:
 
 
 class All:
-    """The replicas of one training."""
-
     def __init__(self, config: TrainConfig, model: Source, packed: Input, stored: shards.Reader | None) -> None:
         from trnflow.tasks.training.model.adapters import prepared
         from trnflow.tasks.training.model.build import build
@@ -156,7 +154,6 @@ class All:
         return {"hashes": hashes, "collectives": self.engines[0].collectives, "held": moments}
 
     def _together(self, call: Any) -> list[float]:
-        """What every replica says of the whole."""
         handles = []
         for rank, engine in enumerate(self.engines):
             self._turn(rank)
@@ -172,7 +169,6 @@ class All:
 
     @cached_property
     def _kind(self) -> Any:
-        """The engine, which also keeps the collectives of its graphs."""
         import torch_xla
 
         from trnflow.tasks.training.xla.engine import XlaEngine

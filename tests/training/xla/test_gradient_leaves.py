@@ -15,8 +15,6 @@ WIDTH, WORDS, SHARES = 8, 12, 2
 
 
 class Scaled(nn.Module):
-    """A norm as models write their own."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.rand(WIDTH) + 0.5)

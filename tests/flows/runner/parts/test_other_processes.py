@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 
 
 class OtherProcesses:
-    """Makes parts in two processes of this machine."""
-
     def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             yield from pool.map(make_part_apart, (job.to_json() for job in jobs))

@@ -66,7 +66,6 @@ def bare(folder: Path, rows: list[Any], **config: Any) -> str:
 
 
 def fourth(shelf: Shelf) -> Meta:
-    """The record of a shard in the middle of the rows."""
     (made,) = shelf.store().records("tokenize_text")
     (record,) = (shard for shard in shelf.shards() if shard["key"] == made["shards"][3]["key"])
     return record

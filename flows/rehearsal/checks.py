@@ -1,0 +1,65 @@
+"""What a rehearsal asks beside running the stages: remarks on the rows, an end token, space on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from trnflow.flows.finetune import ROLES
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.data.format.row_makers import unread_columns
+from trnflow.tasks.errors import ModelError, StoreError
+from trnflow.tasks.store import Store
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowsMeta
+    from trnflow.tasks.training.memory.estimate import Memory
+
+STATE = 1.5
+"""Bytes of a checkpoint for each byte of AdamW's two moments: the fp32 weights are saved beside them."""
+
+
+def remarks_of(recipe: Recipe, sampled: Artifact) -> Iterator[str]:
+    """Yield remarks on columns that nothing reads, and labels that train lacks."""
+    meta = cast("RowsMeta", sampled.meta)
+    for name in unread_columns(recipe.format, meta):
+        if name not in recipe.data.ignore:
+            yield f"column {name} is not used (data.ignore silences this)"
+    counts = meta.get("label_counts", {})
+    for split in counts:
+        unseen = [name for name, rows in counts[split].items() if rows and not counts["train"][name]]
+        if unseen:
+            yield f"{split} has labels of which train has no row: {', '.join(unseen[:3])}"
+
+
+def remarks_of_texts(recipe: Recipe, texts: Artifact, tokens: Artifact) -> Iterator[str]:
+    """Yield remarks on rows without an answer, and on rows that are too long. Raises ModelError for a tokenizer without
+    an end token, where answers must end."""
+    if lost := {reason: count for reason, count in texts.meta["dropped"].items() if count}:
+        yield f"rows left out of the sample: {', '.join(f'{count} {reason}' for reason, count in lost.items())}"
+    overlong, rows = sum(tokens.meta["overlong"].values()), sum(texts.meta["splits"].values())
+    if overlong:
+        yield f"{overlong} of {rows} texts of the sample are longer than tokenize.max_length"
+    if recipe.format.task in ("instruction", "chat") and tokens.meta["eos_id"] is None:
+        raise ModelError(
+            "the tokenizer has no eos token, so the model's answers would never end",
+            'name one in its tokenizer_config.json, e.g. "eos_token": "</s>", or set model.tokenizer',
+        )
+
+
+def check_disk(recipe: Recipe, store: Store, memory: Memory | None, parameters: int) -> None:
+    """Raise StoreError unless checkpoints, the published model and its export fit on the store's disk; the least that
+    they take, by the traced memory."""
+    training = recipe.training
+    sharded = training.devices if training.fsdp or training.zero1 else training.tensor_parallel_size
+    state = int(STATE * memory.optimizer * sharded) if memory else 0
+    width = 4 if recipe.consolidate.dtype == "float32" else 2
+    # a store elsewhere takes the states; the home's disk holds one at a time
+    kept = training.keep_checkpoints if store.backend.local else 1
+    try:
+        store.check_space(kept * state + 2 * width * parameters, int(recipe.store.min_free_gb * 1e9))
+    except StoreError as error:
+        error.message = error.message.replace("this stage needs", "checkpoints, model and export need")
+        error.args, error.stage = (error.message,), ROLES["training"]
+        raise

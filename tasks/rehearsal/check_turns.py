@@ -1,0 +1,58 @@
+"""Stage `check_turns`: refuse a chat template that leaves out what the user or the assistant said."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.format.conversation import messages_of
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.stage import Workdir, stage
+
+if TYPE_CHECKING:
+    from trnflow.tasks.metadata import RowsMeta, TextsMeta
+
+_THINKING = re.compile(r".*</think>", re.DOTALL)
+
+
+class TurnsConfig(StageConfig):
+    """Settings of `check_turns`."""
+
+    messages: str
+    """The column of the conversation."""
+
+
+@stage(kind="turns")
+def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMeta], out: Workdir) -> Meta:
+    """Compare the texts of train with the turns of their rows, blanks aside. Raises ConfigError for a missing turn."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    conversations = pq.read_table(rows.path / "train.parquet").column(config.messages).to_pylist()
+    examples = pq.read_table(texts.path / "train.parquet").column("parts").to_pylist()
+    numbers = texts.path / "train.source_row.npy"
+    written: dict[int, str] = {}
+    for row, parts in zip(np.load(numbers) if numbers.exists() else range(len(examples)), examples, strict=True):
+        written[int(row)] = written.get(int(row), "") + _letters("".join(part["text"] for part in parts))
+    for row, text in written.items():
+        value = conversations[row]
+        messages = messages_of(json.loads(value) if isinstance(value, str) else value, f"row {row + 1}")
+        for number, message in enumerate(messages, 1):
+            content = message.get("content")
+            # templates leave out the thinking of earlier turns
+            if message["role"] not in ("user", "assistant") or not isinstance(content, str):
+                continue
+            if _letters(_THINKING.sub("", content)) not in text:
+                raise ConfigError(
+                    f"format.chat_template: message {number} ({message['role']}) of row {row + 1} of the sample, "
+                    f"{content.strip()[:40]!r}, is missing in the text that the chat template writes",
+                    "choose a template that writes all turns, or format.chat_template=sections",
+                )
+    return {}
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split())
