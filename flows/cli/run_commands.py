@@ -18,6 +18,7 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.runner.warm_parents import start_warm_parents
+from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
@@ -32,6 +33,9 @@ def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     stages.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     everything = add_command(sub, "run", run, stages, "run a recipe; cached stages are not run again")
     everything.add_argument("--until", metavar="STAGE", help="stop after this stage")
+    everything.add_argument(
+        "--no-rehearse", action="store_true", help="do not rehearse a long run first (run.rehearse_above_minutes)"
+    )
     data = add_command(sub, "prepare", run, stages, "run the data stages alone, on a machine without an accelerator")
     data.set_defaults(until=DATA_STAGES[-1])
 
@@ -45,6 +49,11 @@ def run(options: Namespace) -> int:
     context.plan = make_plan(graph, context)
     context.plan.check_needs(what, here=True)
     idle = not context.plan.due(what)
+    if not idle and what.until not in DATA_STAGES and not options.no_rehearse:
+        fault = _rehearse(context, what)
+        if fault is not None:
+            print_error(fault, options)
+            return 2
     if idle:
         log = EventLog(*mlflow_delivery(recipe, context.store))  # a lost blob is found, and made, only now
         result = run_graph(graph, context.for_run(log), what)
@@ -60,6 +69,19 @@ def run(options: Namespace) -> int:
     if result.prefect_lost:
         exit_at_once(code)
     return code
+
+
+def _rehearse(context: RunContext, what: Options) -> TrnflowError | None:
+    """Rehearse a long run whose like has not passed yet; return the fault, or None."""
+    from trnflow.flows.rehearsal.before_run import rehearse_first
+
+    with Progress() as progress:
+        rehearsal = rehearse_first(context, what, (progress,))
+    if rehearsal is None:
+        return None
+    if rehearsal.fault is None:
+        sys.stderr.write(f"rehearsed in {rehearsal.seconds:.0f} s, without a fault; the run begins\n")
+    return rehearsal.fault
 
 
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:

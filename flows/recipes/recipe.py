@@ -108,6 +108,14 @@ class TaskRunnerConfig(StageConfig):
         return self.workers or len(os.sched_getaffinity(0))
 
 
+class RunConfig(StageConfig):
+    """What `trnflow run` does before the first stage."""
+
+    rehearse_above_minutes: NonNegative = 10.0
+    """A run that is expected to take longer, in minutes, or of which nothing is known, is rehearsed first, if its model
+    has more than 10 million parameters. `run --no-rehearse` skips that."""
+
+
 class TrackingConfig(StageConfig):
     """Whether runs are recorded in MLflow, and where."""
 
@@ -157,6 +165,8 @@ class Recipe(StageConfig):
     """Where artifacts are kept."""
     launch: LaunchConfig = LaunchConfig()
     """How the stages' processes are started and stopped."""
+    run: RunConfig = RunConfig()
+    """What happens before the first stage."""
     task_runner: TaskRunnerConfig = TaskRunnerConfig()
     """The workers of the data stages."""
     tracking: TrackingConfig = TrackingConfig()

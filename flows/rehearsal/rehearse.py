@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.finetune import ROLES, finetune
+from trnflow.flows.finetune import DATA_STAGES, ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.rehearsal.checks import check_disk, remarks_of, remarks_of_texts
 from trnflow.flows.runner.context import RunContext, make_plan, new_run_id
@@ -82,7 +82,7 @@ class Rehearsal(Reader):
         }
 
 
-HEARD = frozenset(ROLES[role] for role in ("rows", "texts", "tokens", "chunks"))
+HEARD = frozenset({*DATA_STAGES, "check_turns"})
 
 
 def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
@@ -101,13 +101,15 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
         with _small_store(context) as store:
             small = _Small(replace(context, store=store), plan, rehearsal, readers)
             sampled = small.sample()
-            parent = small.read(sampled)
-            parameters = small.train(sampled)
-        memory = report_memory(context.recipe, plan, partial(trace_in_process, environ=parent[0], preload=parent[1]))
-        if memory.error is not None:
-            raise memory.error
-        check_disk(context.recipe, context.store, memory.memory, parameters)
-        rehearsal.memory = str(memory)
+            variables, modules = small.read(sampled)
+            trace = partial(trace_in_process, environ=variables, preload=modules)
+            memory = report_memory(context.recipe, plan, trace)
+            if memory.error is not None:
+                raise memory.error
+            rehearsal.memory = str(memory)
+            model = small.model()
+            check_disk(context.recipe, context.store, memory.memory, model.meta["parameters"])
+            small.train(sampled, model)
     except TrnflowError as error:
         rehearsal.fault = error
     rehearsal.seconds = time.monotonic() - begun
@@ -167,14 +169,17 @@ class _Small:
             self.rehearsal.remark(remark)
         return parent_of(plan.steps[ROLES["training"]], context)
 
-    def train(self, sampled: Artifact) -> int:
-        """Train, publish, export, evaluate and ask a small model. Return the parameters of the real one."""
+    def model(self) -> Artifact:
+        """Return the small model."""
         recipe = _reduced(self.context.recipe)
         task: Any = "classification" if recipe.format.task == "classification" else "causal_lm"
         node = Node(stand_in, StandInConfig(task=task), {"model": source_of(model_source, recipe.model)})
-        small = _artifact(settle(Graph((node,)), self.begin(recipe)).steps["stand_in"].artifact)
-        with _folder(self.context.store, small) as folder:
-            recipe = _with_model(recipe, self.plan, small, folder)
+        return _artifact(settle(Graph((node,)), self.begin(recipe)).steps["stand_in"].artifact)
+
+    def train(self, sampled: Artifact, model: Artifact) -> None:
+        """Train, publish, export, evaluate and ask the small model."""
+        with _folder(self.context.store, model) as folder:
+            recipe = _with_model(_reduced(self.context.recipe), self.plan, model, folder)
             graph = finetune(recipe, rows=sampled)
             killer = Killer(self.context.store)
             first = run(graph, self.begin(recipe, killer), Options(until=ROLES["training"], record=False))
@@ -184,7 +189,6 @@ class _Small:
             weights = _artifact(settle(graph, self.begin(recipe)).steps[ROLES["model"]].artifact)
             asked = Node(answer, AnswerConfig(), {"weights": weights, "rows": sampled})
             settle(Graph((asked,)), self.begin(recipe))
-        return int(small.meta["parameters"])
 
 
 class Killer(Reader):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.conversation import messages_of
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class TurnsConfig(StageConfig):
 
 @stage(kind="turns")
 def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMeta], out: Workdir) -> Meta:
-    """Compare the texts of train with the turns of their rows, blanks aside. Raises ConfigError for a missing turn."""
+    """Compare the texts of train with the turns of their rows, blanks aside; warn of blank answers. Raises ConfigError for
+    a missing turn, DataError if all answers are blank."""
     import numpy as np
     import pyarrow.parquet as pq
 
@@ -36,22 +37,38 @@ def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMe
     numbers = texts.path / "train.source_row.npy"
     written: dict[int, str] = {}
     for row, parts in zip(np.load(numbers) if numbers.exists() else range(len(examples)), examples, strict=True):
-        written[int(row)] = written.get(int(row), "") + _letters("".join(part["text"] for part in parts))
+        written[int(row)] = _letters("".join(part["text"] for part in parts))  # the last example holds the whole row
+    blank = 0
     for row, text in written.items():
         value = conversations[row]
         messages = messages_of(json.loads(value) if isinstance(value, str) else value, f"row {row + 1}")
+        while messages[-1]["role"] != "assistant":
+            messages.pop()
+        blank += not any(_said(message) for message in messages if message["role"] == "assistant")
         for number, message in enumerate(messages, 1):
             content = message.get("content")
-            # templates leave out the thinking of earlier turns
             if message["role"] not in ("user", "assistant") or not isinstance(content, str):
                 continue
+            # templates leave out the thinking of earlier turns
             if _letters(_THINKING.sub("", content)) not in text:
                 raise ConfigError(
                     f"format.chat_template: message {number} ({message['role']}) of row {row + 1} of the sample, "
                     f"{content.strip()[:40]!r}, is missing in the text that the chat template writes",
                     "choose a template that writes all turns, or format.chat_template=sections",
                 )
+    if blank == len(written):
+        raise DataError(
+            f"{config.messages}: the assistant's answers are blank in all rows of the sample", "give answers"
+        )
+    if blank:
+        out.warn(f"the assistant's answers are blank in {blank} of {len(written)} rows of the sample")
     return {}
+
+
+def _said(message: Meta) -> bool:
+    """Return whether a message has more than blanks: text, parts or calls of tools."""
+    content = message.get("content")
+    return bool((content.strip() if isinstance(content, str) else content) or message.get("tool_calls"))
 
 
 def _letters(text: str) -> str:

@@ -145,7 +145,7 @@ def _check_labels(meta: RowsMeta) -> None:
     alone = [name for name, count in counts.items() if count == 1]
     if alone:
         raise DataError(
-            f"data.label: {' and '.join(alone[:3])} {'has' if len(alone) == 1 else 'have'} one row in train each",
+            f"data.label: {' and '.join(alone[:3])} {'has one row' if len(alone) == 1 else 'have one row each'} in train",
             "give the class more rows, or leave its rows out",
         )
 

@@ -13,6 +13,9 @@ from trnflow.tasks.sources.model_source import GENERATION, TOKENIZER_FILES, mode
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.system.model_process import model_environ
 
+INDEXES = ("_idxs", "_indices", "_layers")
+"""Ends of the names of fields that list the numbers of layers of a kind."""
+
 
 class StandInConfig(StageConfig):
     """Settings of `stand_in`."""
@@ -62,16 +65,10 @@ def smallest(config: Any, builds: Any) -> tuple[Any, Meta]:
     `builds(copy)` returns False."""
     text = config.get_text_config()
     layers = text.num_hidden_layers
-    by_layer = {
-        name: value for name, value in text.to_dict().items() if isinstance(value, list) and len(value) == layers
-    }
+    lists = {name: value for name, value in text.to_dict().items() if isinstance(value, list) and value}
+    indexes = {name: value for name, value in lists.items() if name.endswith(INDEXES) and _are_indexes(value, layers)}
+    by_layer = {name: value for name, value in lists.items() if name not in indexes and len(value) == layers}
     dense = getattr(text, "first_k_dense_replace", 0) or 0
-    indexes = {
-        name: value
-        for name, value in text.to_dict().items()
-        if name not in by_layer and isinstance(value, list) and value and all(type(n) is int for n in value)
-        and name.endswith(("_idxs", "_indices", "_layers"))
-    }  # fmt: skip
     kinds: dict[Any, int] = {}
     for layer in range(layers):
         of_lists = [str(value[layer]) for value in by_layer.values()]
@@ -90,6 +87,11 @@ def smallest(config: Any, builds: Any) -> tuple[Any, Meta]:
         if len(kept) >= layers or builds(small):
             return small, settings
         kept = [*range(min(layers, 2 * len(kept)))]
+
+
+def _are_indexes(values: list[Any], layers: int) -> bool:
+    """Return whether values are numbers of layers, ascending, such as [3, 7, 11]; those of each layer, [1, 0, 1], are not."""
+    return all(type(n) is int and 0 <= n < layers for n in values) and values == sorted({*values})
 
 
 def _builds(kind: Any, config: Any) -> bool:

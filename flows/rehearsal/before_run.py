@@ -1,0 +1,84 @@
+"""Rehearse before a long run: once for the settings, code and model that the run has, and not for other data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.forecast import ANYWAY
+from trnflow.flows.runner.plan import Options, Plan
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.events import Reader
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.keys.code_closure import closure
+
+if TYPE_CHECKING:
+    from trnflow.flows.rehearsal.rehearse import Rehearsal
+
+SMALL = 10_000_000
+"""Models of at most so many parameters are tried by running them."""
+PASSED = "rehearsed"
+"""The kind of a pass in the home's memo."""
+DIFFERS = {"name", "description", "promote", "checks", "hardware", "store", "run", "tracking", "task_runner", "sweep"}
+"""Sections of a recipe that a pass does not depend on."""
+
+
+def rehearse_first(context: RunContext, options: Options, readers: Iterable[Reader]) -> Rehearsal | None:
+    """Rehearse the context's planned run if it is long and no such rehearsal has passed; else return None. A pass is
+    remembered, and its remarks become notes of the plan."""
+    plan, memo = context.plan, context.store.memo
+    assert plan is not None
+    if not is_long(plan, options, context.recipe.run.rehearse_above_minutes):
+        return None
+    passed = digest_of(_depends_on(context, plan))
+    if memo.one(PASSED, passed, "") is not None:
+        return None
+    from trnflow.flows.rehearsal.rehearse import rehearse
+
+    rehearsal = rehearse(context, *readers)
+    if rehearsal.fault is None:
+        memo.put(PASSED, passed, "", True)
+        memo.save()
+        for remark in rehearsal.remarks:
+            plan.note(remark)
+    return rehearsal
+
+
+def is_long(plan: Plan, options: Options, minutes: float) -> bool:
+    """Return whether a run would train a model that is not small, and take longer than `minutes` or nobody knows how
+    long."""
+    training = plan.roles["training"]
+    if training.action in ANYWAY or training not in plan.until(options):
+        return False
+    if parameters_of(plan.sources["model"].identity["config"]) <= SMALL:
+        return False
+    seconds = [step.seconds for step in plan.due(options)]
+    return None in seconds or sum(filter(None, seconds)) > 60 * minutes
+
+
+def parameters_of(config: Meta) -> int:
+    """Return about how many parameters a model has, by its `identity["config"]`; of experts one is counted."""
+    fields = {**(config["pretrained"] or {}), **config["overrides"]}
+    fields = fields.get("text_config") or fields
+
+    def size(*names: str, default: int) -> int:
+        return next((int(fields[name]) for name in names if isinstance(fields.get(name), int)), default)
+
+    # transformers' defaults, where a config leaves a field out
+    width = size("hidden_size", "dim", "d_model", "n_embd", default=768)
+    layers = size("num_hidden_layers", "n_layers", "n_layer", "num_layers", default=12)
+    inner = size("intermediate_size", "hidden_dim", "d_ff", "n_inner", default=4 * width)
+    return layers * width * (4 * width + 2 * inner) + size("vocab_size", default=0) * width
+
+
+def _depends_on(context: RunContext, plan: Plan) -> Meta:
+    """Return what a rehearsal's outcome depends on, the rows aside: those of tomorrow are checked by the stages."""
+    codes = {
+        step.name: closure(step.node.stage.function.__module__, context.store.memo) for step in plan.steps.values()
+    }
+    return {
+        "recipe": {name: value for name, value in context.recipe.to_json().items() if name not in DIFFERS},
+        "model": plan.sources["model"].identity,
+        "code": {name: [code, versions] for name, (code, versions) in codes.items()},
+    }

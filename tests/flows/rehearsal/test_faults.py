@@ -1,0 +1,68 @@
+"""Sixty faults: a rehearsal names each, with a fix, before a stage that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.flows.rehearsal.faults import FAULTS, Fault, write_sound
+from trnflow.flows.finetune import finetune
+from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
+from trnflow.flows.runner.context import open_context
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import run
+from trnflow.tasks.errors import TrnflowError
+
+QUICK = (
+    "no test split", "no validation for keep_best", "a rule on no column", "scores of 0 to 100", "an id as the class",
+    "two classes of one row", "an empty text", "identifiers as the text", "a text column misspelled", "UTF-16",
+    "a file without rows", "no chat template", "buckets above the positions", "a store that is a file",
+)  # fmt: skip
+"""Those that a plan or the first rows show."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def plant(folder: Path, fault: Fault) -> Rehearsal:
+    """The rehearsal of a sound recipe with a fault planted."""
+    write_sound(folder, fault.kind)
+    fault.plant(folder)
+    try:
+        return rehearse(open_context("mine.yaml", fault.overrides))
+    except TrnflowError as error:  # the recipe, or its store, can't be opened
+        return Rehearsal(fault=error)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAULTS]
+)
+def test_a_planted_fault_is_named(folder: Path, name: str) -> None:
+    fault = FAULTS[name]
+    rehearsal = plant(folder, fault)
+    if fault.remark:
+        assert rehearsal.fault is None and any(fault.words in remark for remark in rehearsal.remarks), rehearsal
+    else:
+        assert rehearsal.fault is not None and rehearsal.fault.fix
+        assert fault.words in str(rehearsal.fault)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_breaks_a_real_run(folder: Path, name: str) -> None:
+    """Or the run ends well, with a model that is worth nothing: of those it is known."""
+    fault = FAULTS[name]
+    write_sound(folder, fault.kind)
+    fault.plant(folder)
+    try:
+        opened = open_context("mine.yaml", fault.overrides)
+        error = run(finetune(opened.recipe), opened, Options()).error
+    except TrnflowError as refused:
+        error = refused
+    assert error is not None or fault.remark or fault.silent

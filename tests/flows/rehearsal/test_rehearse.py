@@ -1,0 +1,83 @@
+"""A sound recipe is called sound, and nothing of its rehearsal is left, however it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.flows.rehearsal.faults import write_sound
+from tests.helpers.command_line import Shell
+from tests.helpers.small_disk import small_disk
+from trnflow.flows.recipes.recipe import load
+from trnflow.flows.rehearsal.checks import check_disk
+from trnflow.flows.runner.context import open_store
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.training.memory.estimate import Memory
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    shell = Shell(tmp_path)
+    shell.environ["TRNFLOW_HOME"] = str(tmp_path / "home")
+    return shell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classify", "instruct", "chat"])
+def test_a_sound_recipe(shell: Shell, tmp_path: Path, kind: str) -> None:
+    write_sound(tmp_path, kind)
+    document = shell.json("rehearse", "mine.yaml", *(["train.engine=xla"] if kind == "classify" else []))
+    assert document["fault"] is None and document["killed"]
+    if kind != "chat":  # the vocabulary of a model from scratch with a tokenizer of its own is not known before
+        assert "micro batch" in document["memory"]
+    assert not list((tmp_path / "home/store").glob("records/*/*"))
+    assert shell.json("runs")["runs"] == []
+    assert not list((tmp_path / "home/work").iterdir())
+
+
+@pytest.mark.slow
+def test_killed(shell: Shell, tmp_path: Path) -> None:
+    """What a killed rehearsal leaves goes with the next command that runs stages."""
+    write_sound(tmp_path, "classify")
+    command = [sys.executable, "-m", "trnflow", "rehearse", "mine.yaml"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=shell.environ, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "tokenize_text" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    work = tmp_path / "home/work"
+    assert [path for path in work.iterdir() if "rehearsal-" in path.name]
+    deadline = time.monotonic() + 60  # the guards of its stages end first
+    while list(work.iterdir()) and time.monotonic() < deadline:
+        shell("run", "mine.yaml", "--until", "load_data", "--direct", "--force", "load_data", "tracking.enabled=false")
+    assert not list(work.iterdir())
+
+
+def test_a_fault_is_printed_with_place_and_fix(shell: Shell, tmp_path: Path) -> None:
+    write_sound(tmp_path, "classify")
+    message = shell.error("rehearse", "mine.yaml", "data.label=labl", code=2)
+    assert "data.label" in message and "did you mean label?" in message
+    document = json.loads(shell("rehearse", "mine.yaml", "data.label=labl", "--json").stdout.splitlines()[0])
+    assert document["fault"]["type"] == "ConfigError" and not document["killed"]
+
+
+def test_a_disk_too_small_for_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two checkpoints of 12 bytes a parameter, the model and its export of 4: 64 MB of 2 million parameters."""
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
+    memory = Memory(8_000_000, 8_000_000, 16_000_000, 0, 0, "the update")
+    for size, fits in ((60_000_000, False), (70_000_000, True)):
+        with small_disk(tmp_path / f"disk{size}", size) as disk:
+            recipe = load("demo", [f"store.root={disk}", "store.min_free_gb=0", "on=cpu"])
+            if fits:
+                check_disk(recipe, open_store(recipe), memory, 2_000_000)
+                continue
+            with pytest.raises(StoreError, match="checkpoints, model and export need about 0.1 GB") as refused:
+                check_disk(recipe, open_store(recipe), memory, 2_000_000)
+            assert refused.value.stage == "train" and "store.root" in refused.value.fix
