@@ -34,7 +34,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
 def test_the_recipe_of_the_readme_loads(tmp_path: Path) -> None:
     text = (PROJECT / "README.md").read_text()
     (tmp_path / "tickets.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
-    recipe = settings.load(str(tmp_path / "tickets.yaml"), ["train.epochs=1", "data.limit=1000"])
+    recipe = settings.load(str(tmp_path / "tickets.yaml"), ["on=cpu", "train.epochs=1", "data.limit=1000"])
     assert (recipe.name, recipe.train.device, recipe.train.epochs) == ("tickets", "cpu", 1)
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from trnflow.flows.authoring.choose import Draft, listed
 from trnflow.flows.authoring.look import Column, Looked
-from trnflow.flows.recipes.files import RecipeTree, recipe_names
+from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.artifact import Meta
@@ -29,7 +29,6 @@ LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 SCRATCH = {"classify": "base/scratch/encoder", "instruct": "base/scratch/decoder", "chat": "base/scratch/decoder"}
 """{shipped recipe: the model from scratch that stands in for its base}."""
-MACHINE = "on this machine: its GPUs, else its processor; --on NAME takes other hardware"
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -147,7 +146,14 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
-    return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines]
+    return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines, *_machine(draft)]
+
+
+def _machine(draft: Draft) -> list[str]:
+    """Return a line about what would train the recipe, unless the user named other hardware."""
+    read = read_tree(draft.base, Recipe)
+    merge(read.tree, draft.settings, Recipe)
+    return [*filter(None, [read.for_this_machine().machine])]
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
@@ -159,7 +165,7 @@ def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
     ]
     if not hub:
         lines.append(f"# No hub could be asked for {draft.base}'s model: this one is tiny and begins from nothing.")
-    lines.append(f"extends: {_flow(extends)}   # {MACHINE}")
+    lines.append(f"extends: {_flow(extends)}   # --on NAME takes other hardware")
     for section, settings in draft.settings.items():
         if isinstance(settings, dict):
             lines += _section(section, settings, draft)

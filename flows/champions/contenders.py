@@ -9,7 +9,7 @@ from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.names import is_recipe, model_name
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import plan_of
-from trnflow.flows.runner.run import artifact_in
+from trnflow.flows.runner.stored import artifact_in
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store

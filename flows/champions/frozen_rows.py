@@ -10,7 +10,6 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, plan_of
 from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.flows.runner.plan import Plan
-from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, StoreError
@@ -89,6 +88,8 @@ def freeze(context: RunContext, log: EventLog) -> Frozen:
 
     Raises DataError if the data has no test split, StoreError if gc removed the rows just before the entry was added.
     """
+    from trnflow.flows.runner.run import settle  # `plan` imports this module, and runs nothing
+
     recipe, store = context.recipe, context.store
     clean(store)
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})

@@ -13,7 +13,7 @@ from trnflow.flows.display.report import change_cells, number, seconds
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.forecast import dollars
-from trnflow.flows.runner.run import artifact_in
+from trnflow.flows.runner.stored import artifact_in
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table

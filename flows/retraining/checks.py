@@ -10,7 +10,8 @@ from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.runner.context import make_plan
-from trnflow.flows.runner.run import artifact_in, settle
+from trnflow.flows.runner.run import settle
+from trnflow.flows.runner.stored import artifact_in
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError

@@ -212,8 +212,3 @@ def run_record(context: RunContext, result: Result) -> Meta:
     """Return the run record. What its document names is kept by garbage collection, so `start` is in it."""
     start = {"start": {"artifact": result.start.digest}} if result.start else {}
     return context.log.result(result.error, result.notes) | start
-
-
-def artifact_in(run: Meta, stage: str) -> str | None:
-    """Return the digest of a stage's artifact in a run record, made or found; None if there is none."""
-    return next((each.get("artifact") for each in run.get("stages", []) if each["stage"] == stage), None)

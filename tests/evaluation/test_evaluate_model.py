@@ -32,8 +32,8 @@ from trnflow.tasks.evaluation.generation import (
 )
 from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
 from trnflow.tasks.evaluation.plots import confusion_matrix
-from trnflow.tasks.export.stablehlo import ENVIRON
 from trnflow.tasks.stage import read_json
+from trnflow.tasks.system.model_process import ENVIRON
 from trnflow.tasks.training.batches.sampler import Split
 
 EXPORT = "trnflow.tasks.export_neuron:export_neuron"
