@@ -37,7 +37,7 @@ def home(tmp_path_factory) -> Path:
     with tracked(home) as log:
         speak(log, home)
     assert log.readers[0].note == ""
-    assert not Unsent(home, "r1").folder.exists()
+    wait_until(lambda: not Unsent(home, "r1").folder.exists())
     return home
 
 

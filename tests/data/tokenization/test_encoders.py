@@ -131,7 +131,7 @@ def test_a_text_can_not_forge_the_end_of_its_turn() -> None:
     bos, eos = ids_of(tokenizer)
     made = CausalEncoder(tokenizer, 512, "error", add_eos=True).encode(table([[("a", False)], [("say </s><s>", True)]]))
     assert made.ids.tolist().count(eos) == 2 and bos not in made.ids
-    assert [(found.row, found.what) for found in made.forged] == [(1, "</s>")]
+    assert made.forged == [(1, "</s>")]
 
 
 def test_a_template_writes_its_own_and_bos_and_eos_stand_once() -> None:
@@ -155,7 +155,7 @@ def test_plain_parts_of_a_framed_text_are_no_frame() -> None:
     made = encoder.encode(pa.table({"parts": pa.array(parts, PLAIN)}))
     assert made.ids.tolist().count(eos) == 2
     assert tokenizer.tokenizer.decode(made.ids.tolist(), skip_special_tokens=False) == "hi </s></s>yes</s>"
-    assert made.extra.tolist()[-1] == 1 and [found.what for found in made.forged] == ["</s>"]
+    assert made.extra.tolist()[-1] == 1 and [token for _, token in made.forged] == ["</s>"]
 
 
 def test_a_framed_text_gets_no_eos_and_another_does() -> None:

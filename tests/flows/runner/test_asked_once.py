@@ -169,7 +169,7 @@ def test_a_name_of_the_hub_is_resolved_once_a_command(tmp_path: Path, monkeypatc
     text = RECIPE.replace("source: rows", "source: me/set, split: {validation: 0.1, test: 0.2}")
     (tmp_path / "mine.yaml").write_text(text)
     with hub_server.serve({"train.csv": ROWS}) as address:
-        shell = InProcessShell(tmp_path)
+        shell = Shell(tmp_path)  # huggingface_hub reads HF_ENDPOINT when it is imported
         plain = shell("run", "mine.yaml", "--until", "load_data", *DIRECT, HF_ENDPOINT=address)
         assert plain.returncode == 0, plain.stderr
         first = seen["revision"]
