@@ -40,9 +40,17 @@ def plant(folder: Path, fault: Fault) -> Rehearsal:
         return Rehearsal(fault=error)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAULTS]
-)
+def tier(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Quick faults run always, the first of every other number in the slow tests, the rest nightly."""
+    if name in QUICK:
+        return ()
+    number = FAULTS[name].number
+    alike = [other for other in FAULTS if FAULTS[other].number == number]
+    first = alike[0] == name and not any(other in QUICK for other in alike)
+    return (pytest.mark.slow,) if first else (pytest.mark.slow, pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=tier(name)) for name in FAULTS])
 def test_a_planted_fault_is_named(folder: Path, name: str) -> None:
     fault = FAULTS[name]
     rehearsal = plant(folder, fault)
