@@ -76,7 +76,8 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
     row with a class label would be split."""
     if known.of("texts").get("task") == "classification":
         _check_overlong(config, causal=False)
-    if config.train and known.sources["model"].location["model"] is not None:
+    model = known.sources.get("model")
+    if config.train and model is not None and model.location["model"] is not None:
         raise ConfigError(
             "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "
             "same ids would mean other words",

@@ -18,6 +18,7 @@ from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.keys.hash_cache import Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
@@ -231,8 +232,15 @@ class Plan:
                 known.meta[described.role] = step.artifact.meta if step.artifact else foreseen
         for step in self.until(options):
             if step.name in due:
-                for remark in step.node.stage.needs(step.config, known):
-                    self.note(remark)
+                try:
+                    for remark in step.node.stage.needs(step.config, known):
+                        self.note(remark)
+                except TrnflowError as error:
+                    # before anything ran the settings are wrong, later what a stage has made for this one
+                    error.stage = error.stage or (
+                        step.name if any(each.settled for each in self.steps.values()) else ""
+                    )
+                    raise
         for remark in self.graph.remarks(known):
             self.note(remark)
 

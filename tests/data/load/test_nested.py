@@ -63,7 +63,7 @@ def test_calls_reach_the_tokens_through_the_command_line(trnflow: Shell):
     rows = [PLAIN] * 5000 + [calling(city="Rome"), calling(id=5)]
     write_lines(trnflow.folder / "chats/train.jsonl", rows)
     recipe = (
-        "extends: demo-llm\nname: chats\ndata: {source: chats, name: null}\ntracking: {enabled: false}\n"
+        "extends: demo-llm\nname: chats\ndata: {source: chats, name: null, split: {}}\ntracking: {enabled: false}\n"
         f"format: {{task: chat, chat_template: {json.dumps(TEMPLATE)}}}\n"
     )
     (trnflow.folder / "chats.yaml").write_text(recipe)

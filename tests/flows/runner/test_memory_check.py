@@ -96,7 +96,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers(folder: Path) -> None:
     (folder / "mine.yaml").write_text(RECIPE % ("bert", 2))
     trnflow = InProcessShell(folder)
     assert UNTRACED in trnflow("plan", "mine.yaml").stdout
-    said = trnflow.error("run", "mine.yaml", "--direct", "tracking.enabled=false", code=1)
+    said = trnflow.error("run", "mine.yaml", "--direct", "--no-rehearse", "tracking.enabled=false", code=1)
     assert "on each device, which has 2.0 (parameters 0.2, optimizer 0.3, activations" in said
     said = trnflow.error("plan", "mine.yaml", code=1)
     assert "on each device, which has 2.0 (parameters 0.2, optimizer 0.3, activations" in said
