@@ -77,7 +77,7 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
     if known.of("texts").get("task") == "classification":
         _check_overlong(config, causal=False)
     model = known.sources.get("model")
-    if config.train and model is not None and model.location["model"] is not None:
+    if config.train and model is not None and model.location.get("model") is not None:
         raise ConfigError(
             "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "
             "same ids would mean other words",
