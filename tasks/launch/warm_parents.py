@@ -44,9 +44,6 @@ HEAVY = {
     "torch": ("torch",),
     "transformers": ("transformers.modeling_utils",),
     "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
-    "scikit-learn": ("sklearn.metrics",),
-    "scipy": ("scipy.stats",),
-    "matplotlib": ("matplotlib.figure", "matplotlib.backends.backend_agg"),
 }
 """{distribution: modules to import for a stage that uses it}"""
 
