@@ -23,7 +23,7 @@ from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
-from trnflow.tasks.stage import Known, by_role, stage_of
+from trnflow.tasks.stage import by_role, stage_of
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
 
@@ -86,7 +86,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     )
     nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
     present = tuple(node for node in nodes if node is not None)
-    return Graph(present, partial(_check_run, recipe), partial(_unread, recipe))
+    return Graph(present, partial(_check_run, recipe), lambda known: remarks_of_columns(recipe, known.of("rows")))
 
 
 def _starting_weights(text: str | None) -> Lookup | None:
@@ -97,9 +97,8 @@ def _starting_weights(text: str | None) -> Lookup | None:
     return Lookup(lambda store, resolver: earlier_model(store, text, setting, resolver.folder(setting)), starting_model)
 
 
-def _unread(recipe: Recipe, known: Known) -> Iterator[str]:
-    """Name the columns of the rows that nothing reads, as far as the rows are known."""
-    rows = known.of("rows")
+def remarks_of_columns(recipe: Recipe, rows: Meta) -> Iterator[str]:
+    """Name the columns that nothing reads. rows: metadata of load_data, as far as it is known."""
     for name in unread_columns(recipe.format, cast("RowsMeta", rows)) if "columns" in rows else ():
         if name not in recipe.data.ignore:
             yield f"column {name} is not used (data.ignore silences this)"

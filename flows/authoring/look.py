@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.data.load.column_types import plain_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
-from trnflow.tasks.data.load.labels import is_blank
+from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_blank, is_number
 from trnflow.tasks.data.load.loading import open_source
 from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.streams import file_errors, open_stream
@@ -43,8 +43,6 @@ MOST_ARRAY = 1 << 30
 """Bytes of a JSON array, which load_data's reader holds in memory."""
 SHORT = 100
 """Mean characters of a column that can hold classes."""
-NUMBERED_CLASSES = 20
-"""A column of more integers than these is asked about."""
 MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _DATE = re.compile(
     rf"\W*(\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{{2,4}}|(\w{{3,9}},? )?(\d\d?\W+)?({MONTHS})[a-z]*\.? \d)",
@@ -279,21 +277,13 @@ def _check_header(rows: RowReader, kind: str) -> None:
             raise ConfigError(
                 f"{rows.name} is separated by {name}, not by {'tabs' if kind == 'tsv' else 'commas'}", fix
             )
-    if any(_is_number(name) or len(name.split()) > 6 or len(name) > SHORT for name in names):
+    if any(is_number(name) or len(name.split()) > 6 or len(name) > SHORT for name in names):
         example = ("\t" if kind == "tsv" else ",").join(["text", "label", "id"][: len(names)])
         raise ConfigError(
             f"{rows.name}: the first line looks like a row, not like names of columns: "
             f"{', '.join(name[:30] for name in names[:4])}",
             f"put a line with names before it, such as {example}",
         )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_alike(files: list[RowReader]) -> None:

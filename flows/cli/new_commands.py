@@ -22,6 +22,7 @@ from trnflow.flows.authoring.write import (
     report,
     write_recipe,
 )
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.data.load.config import SourceConfig
@@ -30,15 +31,12 @@ from trnflow.tasks.sources.resolver import Resolver
 
 
 def add_commands(sub: Any, common: ArgumentParser) -> None:
-    parser = sub.add_parser(
-        "new", parents=[common], help="look at a file of yours and write a recipe for it",
-        epilog="Settings answer its questions and go into the recipe: `trnflow new tickets.csv data.label=team train.epochs=1`.",
-    )  # fmt: skip
+    parser = add_command(sub, "new", new, common, "look at a file of yours and write a recipe for it")
+    parser.epilog = "Settings answer its questions and go into the recipe: `trnflow new tickets.csv data.label=team train.epochs=1`."
     parser.add_argument("data", help="a file, a folder with a file for each split, a URL, or a name on the hub")
     parser.add_argument(
         "--deploy", metavar="CRON", help='also write prefect.yaml, which retrains by a schedule such as "0 3 * * *"'
     )
-    parser.set_defaults(command=new)
 
 
 def new(options: Namespace) -> int:

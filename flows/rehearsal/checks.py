@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from trnflow.flows.finetune import ROLES
+from trnflow.flows.finetune import ROLES, remarks_of_columns
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.tasks.artifact import Artifact
-from trnflow.tasks.data.format.row_makers import unread_columns
 from trnflow.tasks.errors import ModelError, StoreError
 from trnflow.tasks.store import Store
 
@@ -23,9 +22,7 @@ STATE = 1.5
 def remarks_of(recipe: Recipe, sampled: Artifact) -> Iterator[str]:
     """Yield remarks on columns that nothing reads, and labels that train lacks."""
     meta = cast("RowsMeta", sampled.meta)
-    for name in unread_columns(recipe.format, meta):
-        if name not in recipe.data.ignore:
-            yield f"column {name} is not used (data.ignore silences this)"
+    yield from remarks_of_columns(recipe, sampled.meta)
     counts = meta.get("label_counts", {})
     for split in counts:
         unseen = [name for name, rows in counts[split].items() if rows and not counts["train"][name]]

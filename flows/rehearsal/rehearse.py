@@ -228,10 +228,10 @@ def _reduced(recipe: Recipe) -> Recipe:
             "train.global_batch": BATCH, "train.last_batch": "pad", "train.max_steps": STEPS, "train.epochs": 1,
             "train.checkpoint_every": 1, "train.log_every": 1, "train.warmup_ratio": 0.0, "train.eval_every": None,
             "train.warm_start_from": None, "train.compiler_flags": [], "train.allow_overcommit": True,
-            "train.remat": bool(recipe.train.remat), "train.stochastic_rounding": recipe.train.stochastic_rounding,
+            "train.remat": bool(recipe.train.remat),
             "pack.buckets": 1, "evaluate.export_rows": 1,
             "export.target": "none" if recipe.export.target == "none" else "stablehlo",
-            "evaluate.generation.max_new_tokens": TOKENS, "evaluate.generation.prompts": 1, "store.root": None,
+            "evaluate.generation.max_new_tokens": TOKENS, "evaluate.generation.prompts": 1,
         }
     )  # fmt: skip
 

@@ -100,9 +100,10 @@ class RunContext:
 
 
 def new_run_id() -> str:
-    """Return a new run id, such as `20261120T142233Z-3f9a1c`: the UTC time to the second and random digits. Sorted as
-    text, ids are in the order of time, except within a second."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    """Return a new run id, such as `20261120T142233Z-3f9a1c`: the UTC time, its microsecond in hexadecimal, and a random
+    digit. Sorted as text, ids are in the order of time."""
+    now = datetime.now(UTC)
+    return f"{now:%Y%m%dT%H%M%SZ}-{now.microsecond:05x}{secrets.randbelow(16):x}"
 
 
 def open_store(recipe: Recipe) -> Store:

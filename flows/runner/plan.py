@@ -160,6 +160,7 @@ class Plan:
         self.store = store
         self.notes: list[str] = []
         self.lost = lost
+        self._foreseen: dict[str, Meta] = {}
         self.found: dict[Lookup, Any] = {lookup: lookup.find(store, resolver) for lookup in graph.lookups()}
         for source in self.sources.values():
             if source.note:
@@ -228,8 +229,7 @@ class Plan:
         for step in self.until(options):
             described = step.node.stage
             if described.role:
-                foreseen = {} if step.artifact or not due else described.foresee(step.config, known)
-                known.meta[described.role] = step.artifact.meta if step.artifact else foreseen
+                known.meta[described.role] = step.artifact.meta if step.artifact else self._foresee(step, known)
         for step in self.until(options):
             if step.name in due:
                 try:
@@ -243,6 +243,14 @@ class Plan:
                     raise
         for remark in self.graph.remarks(known):
             self.note(remark)
+
+    def _foresee(self, step: Step, known: Known) -> Meta:
+        """Return what is known of a step's metadata before it runs. Of sources alone, whose files are read for it, once."""
+        if any(isinstance(item, Node) for item in step.node.inputs.values()):
+            return step.node.stage.foresee(step.config, known)
+        if step.name not in self._foreseen:
+            self._foreseen[step.name] = step.node.stage.foresee(step.config, known)
+        return self._foreseen[step.name]
 
     def forget(self, digest: str) -> None:
         """Look up all steps anew, after a blob turned out missing or corrupt."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import PositiveCount, StageConfig
+from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_number
 from trnflow.tasks.data.tables import write_rows
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.stage import Workdir, stage
@@ -22,8 +23,6 @@ LOOKED_AT = 200_000
 """Rows of each split that are looked at."""
 KINDS = 64
 """The most kinds of rows of which one is taken."""
-MANY = 20
-"""More integers than this in a row, such as 0 to 100, are a score rather than classes."""
 
 
 class SampleConfig(StageConfig):
@@ -130,14 +129,14 @@ def _check_labels(meta: RowsMeta) -> None:
         return
     counts = meta.get("label_counts", {}).get("train", {})
     total = sum(counts.values())
-    if len(labels) > MANY and all(label.isdigit() for label in labels):
+    if len(labels) > NUMBERED_CLASSES and all(label.isdigit() for label in labels):
         numbers = sorted(map(int, labels))
         if numbers[-1] - numbers[0] < 2 * len(numbers):
             raise DataError(
                 f"data.label: the labels are {len(labels)} numbers from {numbers[0]} to {numbers[-1]}, as of a score",
                 f"make classes of them (data.label='COLUMN >= {numbers[len(numbers) // 2]}'), or name all in data.labels",
             )
-    if len(labels) > MANY and len(labels) > total / 2:
+    if len(labels) > NUMBERED_CLASSES and len(labels) > total / 2:
         raise DataError(
             f"data.label: {len(labels)} labels for {total} rows of train, so that most occur once",
             "choose the column of the classes with data.label",
@@ -154,7 +153,7 @@ def _check_texts(meta: RowsMeta, tables: list[pa.Table]) -> None:
     """Raise DataError for a text column of numbers or of identifiers."""
     for name in meta["text"]:
         texts = [str(text) for table in tables for text in table.column(name).to_pylist() if text]
-        if len(texts) > 1 and all(_is_number(text) for text in texts):
+        if len(texts) > 1 and all(is_number(text) for text in texts):
             raise DataError(
                 f"data.text: the column {name} holds numbers", "choose the column of the text with data.text"
             )
@@ -163,14 +162,6 @@ def _check_texts(meta: RowsMeta, tables: list[pa.Table]) -> None:
                 f"data.text: the column {name} holds identifiers, such as {texts[0]}",
                 "choose the column of the text with data.text",
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_identifier(text: str) -> bool:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from trnflow.tasks.errors import ConfigError, DataError
 
 MOST_LABELS = 10_000
+NUMBERED_CLASSES = 20
+"""More integers than these, such as 0 to 100, are rather a score."""
 _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 _COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
@@ -118,7 +120,7 @@ def _numbers(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
         return values.cast(pa.float64())
     except pa.ArrowInvalid:
         for number, value in enumerate(values.to_pylist(), before + 1):
-            if value is not None and not _is_number(value):
+            if value is not None and not is_number(value):
                 raise DataError(
                     f"{where} row {number}: {rule.column} is {value!r}, which is no number",
                     "repair the row, or the rule",
@@ -126,7 +128,8 @@ def _numbers(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
         raise
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value, or its text, is a number."""
     try:
         float(value)
     except (TypeError, ValueError):
@@ -193,7 +196,7 @@ def label_set(
 
 def _refuse_fractions(seen: SeenLabels) -> None:
     """Raise DataError if all labels are numbers, as texts of a csv file are, and one is a fraction."""
-    if all(_is_number(label) for label in seen.first):
+    if all(is_number(label) for label in seen.first):
         for label, where in seen.first.items():
             if not float(label).is_integer():
                 raise DataError(f"{where}: the label {label} is a fraction", NO_CLASSES)
