@@ -32,7 +32,10 @@ from trnflow.tasks.sources.resolver import Resolver
 
 def add_commands(sub: Any, common: ArgumentParser) -> None:
     parser = add_command(sub, "new", new, common, "look at a file of yours and write a recipe for it")
-    parser.epilog = "Settings answer its questions and go into the recipe: `trnflow new tickets.csv data.label=team train.epochs=1`."
+    parser.epilog = (
+        "Settings answer its questions and go into the recipe: `trnflow new tickets.csv data.label=team "
+        "train.epochs=1`."
+    )
     parser.add_argument("data", help="a file, a folder with a file for each split, a URL, or a name on the hub")
     parser.add_argument(
         "--deploy", metavar="CRON", help='also write prefect.yaml, which retrains by a schedule such as "0 3 * * *"'

@@ -49,7 +49,8 @@ class MlflowRuns:
         self._state = state
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Send events in their order, metrics in batches. Stages that are not in the run's plan are left out."""
+        """Send events in their order, metrics in batches. Stages that are not in the run's plan are left out, and
+        what begins after a planned one of its name has ended."""
         curves: dict[str, list[Any]] = {}
         for event in events:
             self._state["last"] = max(event["time"], self._state.get("last", 0.0))
@@ -70,17 +71,23 @@ class MlflowRuns:
             self._run_begun(event)
         elif event["event"] == "planned":
             self._state["planned"] = [stage["stage"] for stage in stages_of(event)]
+            self._state["shown"] = [*self._state["planned"]]
+        elif event["event"] == "repair":
+            self._state["shown"] = [*self._state.get("planned", ())]
         elif event["event"] == "stage_begun" and self._is_shown(event["stage"]):
             self._stage_begun(event)
-        elif event["event"] == "stage_ended" and event["artifact"] is not None and self._is_shown(event["stage"]):
-            self._stage_ended(event)
+        elif event["event"] == "stage_ended" and self._is_shown(event["stage"]):
+            if event["artifact"] is not None:
+                self._stage_ended(event)
+            # scoring has stages of the same names, which come later
+            self._state["shown"].remove(event["stage"])
         elif event["event"] == "champion" and "parent" in self._state:
             self._champion(event)
         elif event["event"] == "run_ended":
             self._end_all(STATUS.get(event["outcome"], "FAILED"), event["time"])
 
     def _is_shown(self, stage: str) -> bool:
-        return "parent" in self._state and stage in self._state.get("planned", ())  # a full disk may have cost both
+        return "parent" in self._state and stage in self._state.get("shown", ())  # a full disk may have cost both
 
     def _run_begun(self, event: RunBegun) -> None:
         tracking, settings = event.get("tracking") or {}, without_secrets(event["settings"])

@@ -56,7 +56,7 @@ def end(log: EventLog, stage: str, key: str, artifact: str, **fields: Json) -> N
 
 
 def speak(log: EventLog, home: Path, points: int = 1200, *, metrics: bool = True, keys: str = "dbc") -> None:
-    """What a run of three stages says, and of one that is not in its plan; load_data was a hit. keys: of the others, 64
+    """What a run of three stages says, and of two that are not in its plan; load_data was a hit. keys: of the others, 64
     times each letter."""
     tokenize, train, evaluate = (letter * 64 for letter in keys)
     plot = Unsent(home, log.state.run).folder / "evaluate_model" / "confusion_matrix.png"
@@ -76,6 +76,8 @@ def speak(log: EventLog, home: Path, points: int = 1200, *, metrics: bool = True
     end(log, "evaluate_model", evaluate, "c", seconds=1.0, metrics=scores, plots=[plot.name])
     begin(log, "score_rows", "e" * 64)
     end(log, "score_rows", "e" * 64, "e", metrics={"f1_weighted": 0.9})
+    begin(log, "tokenize_text", "f" * 64)  # of the rows that are scored
+    end(log, "tokenize_text", "f" * 64, "f", metrics={"tokens": 2}, lengths={"test": {"8": 1}})
 
 
 def database_of(home: Path) -> str:
@@ -118,6 +120,8 @@ def check_complete(mlflow, run: str, points: int = 1200) -> None:
     assert evaluate.data.metrics["per_class/joy/f1"] == 0.9
     assert parent.data.metrics["evaluate_model/f1_weighted"] == 0.92
     assert parent.data.metrics["train/seconds"] == 12.5
+    assert parent.data.tags["trnflow.artifact.tokenize_text"] == f"sha256:{'d' * 64}"
+    assert runs["tokenize_text"].data.metrics["tokens"] == 9
 
 
 def trained(
