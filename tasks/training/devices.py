@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from trnflow.tasks.errors import MissingDependency, ModelError
+from trnflow.tasks.system.gpus import usable_gpus
 from trnflow.tasks.training.config import TrainConfig
 
 NEURON_PACKAGES = ("libneuronxla", "neuronx-cc", "torch-neuronx")
@@ -80,6 +81,13 @@ def device_name(config: TrainConfig) -> str:
     import torch
 
     return str(torch.cuda.get_device_name())
+
+
+def check_gpu() -> None:
+    """Raise ModelError if training can use no GPU here, without asking torch, whose import takes seconds."""
+    usable = usable_gpus()
+    if not usable.gpus:
+        raise ModelError(f"train.device is cuda, and {usable.why}", "set train.device=cpu, or --on cpu")
 
 
 def check_neuron(config: TrainConfig) -> None:

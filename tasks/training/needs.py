@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.training.batches.sampler import Schedule
 from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
-from trnflow.tasks.training.devices import check_neuron
+from trnflow.tasks.training.devices import check_gpu, check_neuron
 from trnflow.tasks.training.objective import class_weights
 from trnflow.tasks.training.selection import check_selection
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 
 def needs(config: TrainConfig, known: Known) -> Iterator[str]:
-    """Raise ModelError, ConfigError, DataError or MissingDependency if training is bound to fail."""
+    """Yield remarks. Raises ModelError, ConfigError, DataError or MissingDependency if training is bound to fail."""
     model, chunks = known.sources["model"], cast("PackedMeta", known.of("chunks"))
     check_model(config, model)
     if known.here and config.device == "neuron":
         check_neuron(config)
+    if known.here and config.device == "cuda":
+        check_gpu()
     # the names of the labels are known with the rows, the task before
     if chunks.get("task") == "causal_lm" or chunks.get("labels"):
         class_weights(config, chunks, None)

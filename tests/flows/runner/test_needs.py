@@ -80,6 +80,14 @@ def test_what_only_the_machine_that_runs_must_have_is_asked_by_a_run(folder: Pat
     assert "needs AWS's compiler" in str(refusal(*neuron, here=True))
 
 
+def test_a_gpu_that_training_can_not_use_is_missed_before_a_stage_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gpu = ["train.device=cuda", "train.engine=native", "train.devices=1"]
+    assert "train.device is cuda, and " in str(refusal(*gpu, here=True))
+
+
 def test_stages_that_the_run_does_not_come_to_are_not_asked(folder: Path) -> None:
     recipe = settings.load("mine.yaml", ["train.method=lora", "data.split={}"])
     opened = context_of(recipe, open_store(recipe), create=True)
