@@ -51,10 +51,15 @@ def is_long(plan: Plan, options: Options, minutes: float) -> bool:
     training = plan.roles["training"]
     if training.action in ANYWAY or training not in plan.until(options):
         return False
-    if parameters_of(plan.sources["model"].identity["config"]) <= SMALL:
+    if is_small(plan.sources["model"].identity["config"]):
         return False
     seconds = [step.seconds for step in plan.due(options)]
     return None in seconds or sum(filter(None, seconds)) > 60 * minutes
+
+
+def is_small(config: Meta) -> bool:
+    """Return whether trying a model costs no more than a rehearsal, by its `identity["config"]`."""
+    return parameters_of(config) <= SMALL
 
 
 def parameters_of(config: Meta) -> int:

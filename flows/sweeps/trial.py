@@ -128,9 +128,8 @@ def seconds_of(store: Store, step: Step) -> float:
     return float(store.attempt(step.key, str(record.get("attempt", ""))).get("seconds") or 0.0)
 
 
-def direct_runs() -> Run:
+def direct_runs(answers: Answers) -> Run:
     """Return the `Run` that runs pipelines in this process; all share the answers about their sources."""
-    answers = Answers()
 
     def run_directly(recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], sweep: str) -> Result:
         store = open_store(recipe)

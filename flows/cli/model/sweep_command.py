@@ -17,6 +17,8 @@ from trnflow.flows.runner.context import context_of, make_plan, open_store
 from trnflow.flows.runner.plan import Options
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.sources.model_source import model_source
+from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.system.redaction import scrub
 
 OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
@@ -45,11 +47,12 @@ def run_sweep(options: Namespace) -> int:
 
     given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
     plan = read_plan(options.recipe, [*options.overrides, *given])
-    if not options.no_rehearse and (fault := _rehearse(plan.recipe, options.offline)) is not None:
+    answers = Answers()
+    if not options.no_rehearse and (fault := _rehearse(plan.recipe, options.offline, answers)) is not None:
         print_error(fault, options)
         return 2
     with Progress() as progress:
-        content, result = sweep(plan, direct_runs(), _say, readers=(progress,), offline=options.offline)
+        content, result = sweep(plan, direct_runs(answers), _say, readers=(progress,), offline=options.offline)
     error = result.error if result else None
     if options.json:
         emit_json(content)
@@ -58,9 +61,13 @@ def run_sweep(options: Namespace) -> int:
     return print_error(error, options) if error else 0
 
 
-def _rehearse(recipe: Recipe, offline: bool) -> TrnflowError | None:
+def _rehearse(recipe: Recipe, offline: bool, answers: Answers) -> TrnflowError | None:
     """Rehearse the recipe that is varied, if its runs are long; return the fault, or None."""
-    context = context_of(recipe, open_store(recipe), offline=offline)
+    from trnflow.flows.rehearsal.before_run import is_small
+
+    context = context_of(recipe, open_store(recipe), offline=offline, answers=answers)
+    if is_small(context.resolver.ask_once(model_source, recipe.model).identity["config"]):
+        return None
     context.plan = make_plan(finetune(recipe), context)
     return rehearse_before(context, Options())
 
