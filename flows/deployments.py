@@ -51,6 +51,7 @@ from trnflow.flows.sweeps.trial import direct_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from trnflow.tasks.events import EventLog, Reader
+from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.system.redaction import hide_secrets, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
 
@@ -281,7 +282,7 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     shown = SweepPage(page)
     try:
         content, result = sweeping.sweep(
-            plan, direct_runs(), shown.say, readers=(PrefectLog(),), offline=offline, wait=True, show=shown.show
+            plan, direct_runs(Answers()), shown.say, readers=(PrefectLog(),), offline=offline, wait=True, show=shown.show
         )
     except Interrupted as error:
         return _ended(error)
