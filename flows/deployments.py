@@ -279,16 +279,10 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     plan = read_plan(named, [*overrides, *vary, *given])
     page = Page()
     RunName(page, plan.recipe.name).say(f"sweep {plan.name}")
-    shown = SweepPage(page)
+    shown, runs = SweepPage(page), direct_runs(Answers())
     try:
         content, result = sweeping.sweep(
-            plan,
-            direct_runs(Answers()),
-            shown.say,
-            readers=(PrefectLog(),),
-            offline=offline,
-            wait=True,
-            show=shown.show,
+            plan, runs, shown.say, readers=(PrefectLog(),), offline=offline, wait=True, show=shown.show
         )
     except Interrupted as error:
         return _ended(error)

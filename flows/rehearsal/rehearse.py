@@ -218,7 +218,7 @@ class Killer(Reader):
 
 
 def _reduced(recipe: Recipe) -> Recipe:
-    """Return the recipe of one device, two steps and short answers."""
+    """Return the recipe, cut down to one device, two steps and short answers."""
     device = recipe.train.device if recipe.train.device != "neuron" else "cpu"
     return recipe.changed(
         {

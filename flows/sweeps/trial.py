@@ -129,7 +129,7 @@ def seconds_of(store: Store, step: Step) -> float:
 
 
 def direct_runs(answers: Answers) -> Run:
-    """Return the `Run` that runs pipelines in this process; all share the answers about their sources."""
+    """Return the `Run` that runs pipelines in this process. answers: about their sources, which all of them share."""
 
     def run_directly(recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], sweep: str) -> Result:
         store = open_store(recipe)
