@@ -18,7 +18,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare, score_of
+from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare_scores, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
@@ -164,7 +164,7 @@ class _Judging:
                 store.link_files(scored.artifact, work / side) / "scores.parquet"
                 for side, scored in (("champion", theirs), ("challenger", ours))
             )
-            return compare(theirs_at, ours_at, task, recipe.promote)
+            return compare_scores(theirs_at, ours_at, task, recipe.promote)
 
     def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:
         """Return the decision as an entry of the ledger."""

@@ -19,7 +19,7 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.hash_cache import in_threads, sha256_file, sha256_files
 from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
-from trnflow.tasks.store.garbage.roots import references
+from trnflow.tasks.store.garbage.mark import references
 from trnflow.tasks.store.garbage.trash import THREADS, bring_back
 from trnflow.tasks.store.layout import blob_name, checked_record, read_manifest, read_object
 from trnflow.tasks.store.ledger import protected
