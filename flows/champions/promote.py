@@ -192,12 +192,19 @@ class _Judging:
         return entry
 
 
-def rollback(recipe: Recipe, store: Store) -> Entry:
+def rollback(context: RunContext, log: EventLog) -> Entry:
     """Make the model that the champion replaced the champion again; return the ledger's entry. No model is scored.
 
     Raises ConfigError without an earlier champion, BlobLost if the store has lost its bytes, StoreError if another process
     changed the champion meanwhile.
     """
+    with begin_log(context.for_run(log, kind="rollback"), Options(offline=context.resolver.offline)):
+        entry = _roll_back(context.recipe, context.store)
+        log.write("decided", entry=dict(entry))
+    return entry
+
+
+def _roll_back(recipe: Recipe, store: Store) -> Entry:
     ledger = read_ledger(store, recipe.name)
     champions = ledger.champions()
     if not champions:
