@@ -282,7 +282,13 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     shown = SweepPage(page)
     try:
         content, result = sweeping.sweep(
-            plan, direct_runs(Answers()), shown.say, readers=(PrefectLog(),), offline=offline, wait=True, show=shown.show
+            plan,
+            direct_runs(Answers()),
+            shown.say,
+            readers=(PrefectLog(),),
+            offline=offline,
+            wait=True,
+            show=shown.show,
         )
     except Interrupted as error:
         return _ended(error)
