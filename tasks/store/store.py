@@ -188,8 +188,9 @@ class Store(BlobStore):
 
 
 def _size(count: int) -> str:
-    """Return a number of bytes as MB below 0.1 GB, else as GB."""
-    return f"{count / 1e6:.1f} MB" if count < 1e8 else f"{count / 1e9:.1f} GB"
+    """Return a number of bytes in the unit that shows its size: KB, MB or GB."""
+    unit, size = next((each for each in (("GB", 1e9), ("MB", 1e6)) if count >= each[1] / 10), ("KB", 1e3))
+    return f"{count / size:.1f} {unit}"
 
 
 def _pretty(document: Json) -> bytes:
