@@ -8,7 +8,15 @@ import pytest
 
 from tests.helpers import small_models
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.export.agreement import HELD, calls_by_default, eager_call, eager_calls, positions_of_a_row
+from trnflow.tasks.export import agreement
+from trnflow.tasks.export.agreement import (
+    HELD,
+    ExampleCall,
+    calls_by_default,
+    eager_call,
+    eager_calls,
+    positions_of_a_row,
+)
 from trnflow.tasks.export_neuron import example
 
 MINILM, BERT, LLAMA = 22_700_000, 109_000_000, 7_000_000_000
@@ -77,3 +85,17 @@ def test_each_row_of_a_split_is_compared_once_at_most(tmp_path: Path) -> None:
     assert [call.rows for call in calls] == [2, 2, 2, 1]
     assert [len(call.logits) for call in calls] == [2, 2, 2, 1]
     assert not eager_calls(model, Split(packed, "test"), exported, 0, lambda done, calls: None)
+
+
+def test_the_difference_of_an_export_is_that_of_its_worst_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exported program is played here by a function: `test_evaluate_model.py` has a real one, which takes seconds."""
+    import torch
+
+    ids, compared = torch.ones(2, 16, dtype=torch.long), torch.tensor([True, True])
+    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    monkeypatch.setattr(agreement, "load_stablehlo", lambda path: lambda input_ids, attention_mask: logits)
+    calls = [ExampleCall(ids, ids, compared, logits + shift) for shift in (0.25, 1.0, 0.5)]
+    exported = Input(Path(), "exported", {"batch": 2, "lengths": [16]}, "sha256:0")
+    counts, metrics = agreement.compare(exported, calls, lambda done, calls: None)
+    assert metrics == {"export_max_difference": 1.0, "export_agreement": 1.0}
+    assert counts == {"calls": 3, "batch": 2, "rows": 6, "compared": 6}

@@ -144,7 +144,7 @@ FAULTS = [
           "if groups[-1] and filled + size * width > limit:", "if groups[-1] and filled + size > limit:",
           "training/test_consolidate.py"),
     Fault("export: the last difference counts, not the worst", "tasks/export/agreement.py",
-          "= max(worst, apart)", "= (apart)", "evaluation/test_evaluate_model.py"),
+          "= max(worst, apart)", "= (apart)", "export/test_agreement.py"),
     Fault("evaluation: intervals are of 90 %", "tasks/evaluation/intervals.py",
           "confidence_level=CONFIDENCE", "confidence_level=CONFIDENCE - 0.05", "evaluation/test_intervals.py"),
     Fault("promotion: a larger loss is better", "tasks/promotion/bootstrap.py",
