@@ -21,11 +21,13 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from prefect.events import emit_event
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 from pydantic import Field
 
 from trnflow.flows.finetune import DATA_STAGES
 from trnflow.flows.finetune import finetune as finetune_graph
+from trnflow.flows.recipes.names import FILES
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining import watch as watching
 from trnflow.flows.retraining.change import RetrainReason
@@ -79,7 +81,13 @@ class Session:
 SESSION: ContextVar[Session] = ContextVar("session")
 
 
-@flow(name="finetune", flow_run_name="{recipe}", persist_result=False)
+def _run_name() -> str:
+    """Return the first name of a flow run: its recipe's, also where that is given by a file's path."""
+    recipe = str(flow_run.parameters["recipe"])
+    return Path(recipe).stem if recipe.endswith(FILES) else recipe
+
+
+@flow(name="finetune", flow_run_name=_run_name, persist_result=False)
 def finetune(
     recipe: str = "demo",
     overrides: list[str] | None = None,
@@ -106,7 +114,7 @@ def finetune(
     return _raisable(_run, recipe, overrides or [], Options(until, frozenset(force or ()), offline))
 
 
-@flow(name="prepare", flow_run_name="{recipe}", persist_result=False)
+@flow(name="prepare", flow_run_name=_run_name, persist_result=False)
 def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False) -> State[Any] | None:
     """Run the data stages of a recipe, `load_data` to `pack_chunks` (Prefect flow), for example on a machine without an
     accelerator.
@@ -118,7 +126,7 @@ def prepare(recipe: str = "demo", overrides: list[str] | None = None, offline: b
     return _raisable(_run, recipe, overrides or [], Options(DATA_STAGES[-1], offline=offline))
 
 
-@flow(name="retrain", flow_run_name="{recipe}", persist_result=False)
+@flow(name="retrain", flow_run_name=_run_name, persist_result=False)
 def retrain(
     recipe: str = "demo", overrides: list[str] | None = None, offline: bool = False, wait: bool = False
 ) -> State[Any] | None:
@@ -140,7 +148,7 @@ def retrain(
     return _raisable(_retrain, recipe, overrides or [], offline, wait)
 
 
-@flow(name="watch", flow_run_name="{recipe}", persist_result=False)
+@flow(name="watch", flow_run_name=_run_name, persist_result=False)
 def watch(
     recipe: str = "demo",
     overrides: list[str] | None = None,
@@ -164,7 +172,7 @@ def watch(
     return _raisable(_watch, recipe, overrides or [], every, offline)
 
 
-@flow(name="sweep", flow_run_name="{recipe}", persist_result=False)
+@flow(name="sweep", flow_run_name=_run_name, persist_result=False)
 def sweep(
     recipe: str = "demo",
     vary: list[str] | None = None,

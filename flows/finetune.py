@@ -37,7 +37,6 @@ STAGES = tuple(stage_of(function).name for function in FUNCTIONS)
 ROLES = by_role(FUNCTIONS)
 """Role -> name of the stage."""
 DATA_STAGES = STAGES[: STAGES.index(ROLES["chunks"]) + 1]
-PLOTTED = frozenset(described.name for described in map(stage_of, FUNCTIONS) if described.plots)
 KINDS = {described.name: described.kind for described in map(stage_of, FUNCTIONS)}
 """Stage name -> kind of the artifact that the stage makes."""
 

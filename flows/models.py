@@ -129,7 +129,7 @@ def _made_with(store: Store, recipe: str, model: str, stage: str) -> str:
     made = [record for record in store.records(stage) if model in record["document"]["inputs"].values()]
     if made:
         return str(max(made, key=lambda record: str(record["created"]))["artifact"])
-    digest = artifact_of_run(run_of_model(store, model) or {}, (stage,))
+    digest = artifact_of_run(run_of_model(store, model) or {}, stage)
     if digest is None:
         raise ConfigError(
             f"the champion of {recipe} ({model[:19]}) has no artifact of {stage}",

@@ -164,7 +164,7 @@ def _export_stablehlo(
     del graphs, model
     gc.collect()  # before the export brings the weights again: modules are in cycles
     tolerance = config.tolerance or TOLERANCE[dtype]
-    worst = max(_compared(exported, calls[length], length, tolerance, out) for length in lengths)
+    worst = max(_largest_difference(exported, calls[length], length, tolerance, out) for length in lengths)
     return sum(call.rows for calls_of in calls.values() for call in calls_of), rounded_up(worst)
 
 
@@ -185,7 +185,9 @@ def _eager_calls(
     return calls_by_length
 
 
-def _compared(exported: StableHlo, calls: list[ExampleCall], length: int, tolerance: float, out: Workdir) -> float:
+def _largest_difference(
+    exported: StableHlo, calls: list[ExampleCall], length: int, tolerance: float, out: Workdir
+) -> float:
     """Return the largest difference of logits. Raises ModelError when it is above the tolerance."""
     from trnflow.tasks.export.agreement import compared_logits
 

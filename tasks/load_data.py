@@ -67,7 +67,9 @@ def foresee(config: DataConfig, known: Known) -> Meta:
         if not _is_at_hand(part := location["mix"][name] if name else location):
             return {}
         from trnflow.tasks.data.load.loading import chosen_columns, open_source, written_columns
+        from trnflow.tasks.data.load.streams import max_cell_mb
 
+        max_cell_mb.set(config.max_cell_mb)
         with errors_name_source(name):
             opened = open_source(part)
             columns.append(chosen_columns(config, settings, opened))

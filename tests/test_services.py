@@ -30,7 +30,7 @@ OF_IMAGE = {"POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB"}
 OURS = {"TRNFLOW_STORE", "TRNFLOW_HOME", "DO_NOT_TRACK"}
 KEYS_OF_A_SERVICE = {
     "image", "build", "restart", "command", "environment", "configs", "volumes", "ports", "depends_on", "healthcheck",
-    "stop_grace_period", "init",
+    "shm_size", "stop_grace_period", "init",
 }  # fmt: skip
 """The keys of the Compose Specification that the file uses."""
 

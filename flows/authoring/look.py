@@ -234,7 +234,7 @@ def _no_data(file: DataFile) -> ConfigError:
 
 def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
     path = Path(file.path)
-    with file_errors(file.name), open_stream(path) as stream:
+    with file_errors(file.name), open_stream(path, file.name) as stream:
         head = stream.peek(4096)[:4096]
         if kind in ("csv", "tsv", "jsonl", "txt"):
             if head.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -9,14 +9,13 @@ from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.names import is_recipe, model_name
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import plan_of
-from trnflow.flows.runner.stored import artifact_in
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import newest_runs
 from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import Entry, JudgedModel
-from trnflow.tasks.store.model_names import find_stored, no_such_model
+from trnflow.tasks.store.model_names import artifact_of_run, find_stored, no_such_model
 
 SHAPING = ("format", "tokenize")
 """Sections of a recipe that say how rows become a model's tokens."""
@@ -138,7 +137,7 @@ def evaluations_of(store: Store, model: str) -> list[Meta]:
 
 def model_in(run: Meta) -> str | None:
     """Return the digest of the model of a run record, or None."""
-    return artifact_in(run, ROLES["model"])
+    return artifact_of_run(run, ROLES["model"])
 
 
 def run_of_model(store: Store, digest: str) -> Meta | None:

@@ -9,7 +9,8 @@ from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, plan_of
 from trnflow.flows.runner.graph import Graph, Node, source_of
-from trnflow.flows.runner.plan import Plan
+from trnflow.flows.runner.plan import Options, Plan
+from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, StoreError
@@ -95,15 +96,17 @@ def freeze(context: RunContext, log: EventLog) -> Frozen:
     rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
     freezing = context.for_run(log, kind="freeze")
-    step = settle(graph, freezing).steps["freeze_rows"]
-    assert step.artifact is not None
-    entry_of_rows = NewEntry(
-        outcome="frozen", by="freeze", why="the test rows were frozen", frozen=step.artifact.digest,
-        records=[{"stage": "freeze_rows", "key": step.key}],
-    )  # fmt: skip
-    entry = None
-    while entry is None:
-        entry = append_secured(store, recipe.name, entry_of_rows, read_ledger(store, recipe.name).number, step.artifact)
+    with begin_log(freezing, Options(offline=context.resolver.offline)):
+        step = settle(graph, freezing).steps["freeze_rows"]
+        assert step.artifact is not None
+        new = NewEntry(
+            outcome="frozen", by="freeze", why="the test rows were frozen", frozen=step.artifact.digest,
+            records=[{"stage": "freeze_rows", "key": step.key}],
+        )  # fmt: skip
+        entry = None
+        while entry is None:
+            entry = append_secured(store, recipe.name, new, read_ledger(store, recipe.name).number, step.artifact)
+        log.write("decided", entry=dict(entry))
     assert entry["number"] is not None
     return Frozen(entry["number"], step.artifact)
 

@@ -18,7 +18,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare, score_of
+from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare_scores, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
@@ -164,7 +164,7 @@ class _Judging:
                 store.link_files(scored.artifact, work / side) / "scores.parquet"
                 for side, scored in (("champion", theirs), ("challenger", ours))
             )
-            return compare(theirs_at, ours_at, task, recipe.promote)
+            return compare_scores(theirs_at, ours_at, task, recipe.promote)
 
     def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:
         """Return the decision as an entry of the ledger."""
@@ -192,12 +192,19 @@ class _Judging:
         return entry
 
 
-def rollback(recipe: Recipe, store: Store) -> Entry:
+def rollback(context: RunContext, log: EventLog) -> Entry:
     """Make the model that the champion replaced the champion again; return the ledger's entry. No model is scored.
 
     Raises ConfigError without an earlier champion, BlobLost if the store has lost its bytes, StoreError if another process
     changed the champion meanwhile.
     """
+    with begin_log(context.for_run(log, kind="rollback"), Options(offline=context.resolver.offline)):
+        entry = _roll_back(context.recipe, context.store)
+        log.write("decided", entry=dict(entry))
+    return entry
+
+
+def _roll_back(recipe: Recipe, store: Store) -> Entry:
     ledger = read_ledger(store, recipe.name)
     champions = ledger.champions()
     if not champions:

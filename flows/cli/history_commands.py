@@ -16,7 +16,7 @@ from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.keys.explain import leaves
-from trnflow.tasks.keys.lineage import Family, compare
+from trnflow.tasks.keys.lineage import Family, compare_runs
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD, newest_runs
 from trnflow.tasks.store.model_names import find_artifact, find_run
@@ -133,7 +133,7 @@ def diff(options: Namespace) -> int:
     store = store_of(options)
     sides = [find_run(store, model_name(text)) for text in (options.before, options.after)]
     before, after = (hide_secrets(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
-    found = compare(before, after, (_documents(store, before), _documents(store, after)))
+    found = compare_runs(before, after, (_documents(store, before), _documents(store, after)))
     heads = [run_summary(run, document) for run, document in zip(sides, (before, after), strict=True)]
     lines = [
         f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
@@ -175,7 +175,7 @@ def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> Previou
         before = store.run(earlier) or {}
         if before.get("recipe") == document.get("recipe"):
             sides = hide_secrets(before), hide_secrets(document)
-            return Previous(earlier, compare(*sides, (_documents(store, sides[0]), _documents(store, sides[1]))))
+            return Previous(earlier, compare_runs(*sides, (_documents(store, sides[0]), _documents(store, sides[1]))))
     return None
 
 

@@ -60,22 +60,18 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with log_as_asked():
-            return _main(arguments)
+            overrides, rest, texts = _separated(arguments)
+            with _no_garbage_collection():
+                options = _parsed(rest, texts)
+            options.overrides = [*([f"on={options.on}"] if getattr(options, "on", None) else []), *overrides]
+            scrub_logs()
+            signal.signal(signal.SIGTERM, _interrupt)
+            code = _call(options)
+            if abandoned():
+                exit_at_once(code)
+            return code
     except ConfigError as error:  # TRNFLOW_LOG is wrong; `_call` has dealt with all other errors
         return fail(error, argparse.Namespace(json="--json" in arguments, debug=False))
-
-
-def _main(arguments: list[str]) -> int:
-    overrides, rest, texts = _separated(arguments)
-    with _no_garbage_collection():
-        options = _parsed(rest, texts)
-    options.overrides = [*([f"on={options.on}"] if getattr(options, "on", None) else []), *overrides]
-    scrub_logs()
-    signal.signal(signal.SIGTERM, _interrupt)
-    code = _call(options)
-    if abandoned():
-        exit_at_once(code)
-    return code
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.garbage.pins import add_pin, pin_names, remove_pin
-from trnflow.tasks.store.garbage.roots import Policy
 from trnflow.tasks.store.layout import SHARD
 from trnflow.tasks.store.model_names import find_artifact, find_stored
 from trnflow.tasks.system.clock import now

@@ -84,7 +84,7 @@ def bytes_(value: int | None) -> str:
 
 
 def change_cells(found: Meta) -> tuple[str, str, str]:
-    """Return (name, value before, value after) of one of the changes that `trnflow.tasks.keys.lineage.compare` found."""
+    """Return (name, value before, value after) of one of the changes that `compare_runs` found."""
     name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
     return name, _brief(found["before"]), _brief(found["after"])
 

@@ -13,7 +13,6 @@ from trnflow.flows.display.report import change_cells, number, seconds
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.forecast import dollars
-from trnflow.flows.runner.stored import artifact_in
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
@@ -23,6 +22,7 @@ from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import document_name
+from trnflow.tasks.store.model_names import artifact_of_run
 from trnflow.tasks.system.redaction import hide_secrets, scrub_all
 
 CURVES = (
@@ -47,7 +47,7 @@ class Previous(NamedTuple):
 
     Attributes:
         run: Its id.
-        changes: How the two differ, as `trnflow.tasks.keys.lineage.compare` returns it.
+        changes: How the two differ, as `compare_runs` returns it.
     """
 
     run: str
@@ -85,7 +85,7 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
 
 def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:
     """Return (notes, report.json, the page's part about the evaluation); None for what is not there."""
-    digest = artifact_in(document, ROLES["evaluation"])
+    digest = artifact_of_run(document, ROLES["evaluation"])
     if digest is None:
         return [], None, None
     with tempfile.TemporaryDirectory() as folder:
@@ -211,7 +211,7 @@ def _counts(counts: Meta) -> str:
 
 def _meta(store: Store, document: Meta, stage: str) -> Meta:
     """Return the metadata of a stage's artifact; {} if the run has none or the store lost it."""
-    digest = artifact_in(document, stage)
+    digest = artifact_of_run(document, stage)
     try:
         return store.artifact(digest).meta if digest else {}
     except BlobLost:

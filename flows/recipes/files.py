@@ -102,7 +102,7 @@ class RecipeTree:
         """Return the recipe with this machine's hardware if it fixes none; what the recipe says stays."""
         if hardware.fixes_hardware(self.tree):
             return self
-        settings, why = hardware.choose(hardware.AUTO, self.tree)
+        settings, why = hardware.choose_for_this_machine(hardware.AUTO, self.tree)
         merge(settings, self.tree, self.root)
         return replace(self, tree=settings, machine=why, chosen=hardware.open_settings(self.tree))
 
@@ -250,7 +250,7 @@ def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: t
     settings: dict[str, Any] = {}
     places: Origins = {}
     if name in (hardware.AUTO, "gpu"):
-        settings, why = hardware.choose(name, tree)
+        settings, why = hardware.choose_for_this_machine(name, tree)
         notes.append(why)
         name = "cpu" if settings["train"]["device"] == "cpu" else name
     if not settings or name == "cpu":

@@ -73,7 +73,7 @@ def fixes_hardware(tree: dict[str, Any]) -> bool:
     return any(value is not None for value in settings)
 
 
-def choose(wanted: str, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def choose_for_this_machine(wanted: str, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return (settings, why, in a line) for this machine: its GPUs, else its processor.
 
     wanted: of THIS_MACHINE; tree: the recipe's. Raises ConfigError for `gpu` where none is usable.

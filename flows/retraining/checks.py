@@ -11,13 +11,13 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.runner.context import make_plan
 from trnflow.flows.runner.run import settle
-from trnflow.flows.runner.stored import artifact_in
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import AGAINST_CHAMPION, CheckConfig
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.model_names import artifact_of_run
 
 if TYPE_CHECKING:
     from trnflow.tasks.promotion.data_checks import Measured
@@ -109,7 +109,7 @@ def check_cheaply(change: RetrainReason) -> tuple[tuple[Checked, ...], str]:
 
 def data_of(store: Store, model: str) -> Artifact | None:
     """Return the rows that a model was trained on, of the newest run that made or used it; None if they are lost."""
-    digest = artifact_in(run_of_model(store, model) or {}, ROLES["rows"])
+    digest = artifact_of_run(run_of_model(store, model) or {}, ROLES["rows"])
     if digest is None:
         return None
     try:

@@ -120,8 +120,3 @@ def publish(
         published = store.publish(record, replace=True)
     digest: str = published["artifact"]
     return digest
-
-
-def artifact_in(run: Meta, stage: str) -> str | None:
-    """Return the digest of a stage's artifact in a run record, made or found; None if there is none."""
-    return next((each.get("artifact") for each in run.get("stages", []) if each["stage"] == stage), None)

@@ -87,7 +87,7 @@ def _find(store: Store, name: ModelName, setting: str) -> EarlierModel | None:
 def _of_run(store: Store, run: str, setting: str) -> EarlierModel:
     """Return the model of a run, with the key document of its training."""
     document = store.run(run) or {}
-    digest = artifact_of_run(document, MODEL_STAGES)
+    digest = artifact_of_run(document, *MODEL_STAGES)
     if digest is None:
         raise ConfigError(f"the run {run} made no model", "`trnflow runs` lists others")
     key = next((stage["key"] for stage in document["stages"] if stage["stage"] == TRAINING), None)

@@ -7,6 +7,7 @@ miss a run that stops together with the server, and events that the server lost;
 from __future__ import annotations
 
 import os
+import signal
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,8 @@ def _unbegun(pending: float) -> str:
 
 def prefect_worker() -> None:
     """Run Prefect's command line with `leave_counted_runs`."""
+    # a script's `trnflow worker &` begins with SIGINT ignored, by which Prefect's worker passes SIGTERM on to itself
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from prefect.cli import app
 
     leave_counted_runs()

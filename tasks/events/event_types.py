@@ -22,7 +22,7 @@ class _Line(TypedDict):
 
 
 class _RunBegun(_Line):
-    """kind: run, retrain, trial, sweep, freeze, check, promote, mirror or preview. parent: the id of a trial's sweep.
+    """kind: run, retrain, trial, sweep, freeze, check, promote, rollback, mirror or preview. parent: the id of a trial's sweep.
     settings: the recipe with all settings, without secrets. price_per_hour: USD, 0 if unknown. why: the reason for a
     retrain."""
 
@@ -161,7 +161,7 @@ class StageFailed(_Line):
 
 
 class Decided(_Line):
-    """entry: of the ledger, about how a retrain or a promotion ended."""
+    """entry: of the ledger, about how a retrain, a promotion, a rollback or a freezing ended."""
 
     event: Literal["decided"]
     entry: Meta

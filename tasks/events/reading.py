@@ -50,7 +50,7 @@ def read_log(file: Path) -> RunState:
         events, offset = follow(file, offset)
         fold(events, state)
     if state.outcome == "running" and not is_alive:
-        state.outcome, state.current = "killed", ""
+        state.outcome = "killed"
     return state
 
 

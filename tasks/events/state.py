@@ -32,7 +32,6 @@ class StageState:
         begun: Seconds since 1970; None before the stage begins.
         done, total, unit: The last counted progress; 0, 0, "" before the first.
         values: {name: the last value} of metrics, and of values beside the progress.
-        waits: The other run that this stage waits for, or "".
     """
 
     stage: str
@@ -52,7 +51,6 @@ class StageState:
     figures: Meta = field(default_factory=dict)
     facts: Meta = field(default_factory=dict)
     why: str = ""
-    waits: str = ""
     error: Meta | None = None
     _first: tuple[float, int] = (0.0, 0)
     _last: tuple[float, int] = (0.0, 0)
@@ -102,7 +100,6 @@ class RunState:
         begun, ended: Seconds since 1970, or None.
         stages: By name.
         planned: The names of the plan's stages, in order; None before there is a plan.
-        current: The name of the stage that runs, or "".
         lost: Lines that could not be written.
         skipped: Lines that are no events.
     """
@@ -123,7 +120,6 @@ class RunState:
     checkout: Meta | None = None
     stages: dict[str, StageState] = field(default_factory=dict)
     planned: list[str] | None = None
-    current: str = ""
     notes: list[str] = field(default_factory=list)
     error: Meta | None = None
     decisions: list[Meta] = field(default_factory=list)
@@ -143,7 +139,7 @@ class RunState:
                 planned = StageState(one["stage"], one["action"], one.get("seconds"), due, one.get("key"))
                 self.stages[one["stage"]] = planned
         elif event["event"] == "stage_begun":
-            before, self.current = self._of(event["stage"]), event["stage"]
+            before = self._of(event["stage"])
             begun = StageState(event["stage"], "running", before.expected, before.due, event["key"], event["attempt"])
             begun.begun, self.stages[event["stage"]] = event["time"], begun
         elif event["event"] == "progress":
@@ -152,13 +148,11 @@ class RunState:
             self._of(event["stage"]).values |= event["values"]
         elif event["event"] == "figures":
             self._of(event["stage"]).figures |= event["values"]
-        elif event["event"] == "waits":
-            self._of(event["stage"]).waits = event["holder"]
         elif event["event"] == "stage_ended":
             self._end_stage(event)
         elif event["event"] == "stage_failed":
             failed = self._of(event["stage"])
-            failed.action, failed.error, self.current = "failed", event["error"], ""
+            failed.action, failed.error = "failed", event["error"]
         elif event["event"] == "decided":
             self.decisions.append(event["entry"])
         elif event["event"] == "run_ended":
@@ -226,12 +220,11 @@ class RunState:
         ended = self._of(event["stage"])
         ended.action, ended.key, ended.artifact = event["action"], event["key"], event["artifact"]
         ended.seconds, ended.metrics, ended.why = event["seconds"], event["metrics"], event["why"]
-        ended.figures, ended.facts, ended.waits = event["figures"], event["facts"], ""
-        self.current = ""
+        ended.figures, ended.facts = event["figures"], event["facts"]
 
     def _end(self, event: RunEnded) -> None:
         self.outcome, self.error, self.ended = event["outcome"], event["error"], event["time"]
-        self.seconds, self.lost, self.notes, self.current = event["seconds"], event["lost"], event["notes"], ""
+        self.seconds, self.lost, self.notes = event["seconds"], event["lost"], event["notes"]
 
     def _of(self, stage: str) -> StageState:
         return self.stages.setdefault(stage, StageState(stage))

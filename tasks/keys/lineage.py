@@ -79,7 +79,7 @@ def start_of(document: Meta) -> tuple[Meta, str | None]:
     return {**document, "inputs": inputs}, start
 
 
-def compare(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[str, Meta]]) -> Meta:
+def compare_runs(before: Meta, after: Meta, documents: tuple[dict[str, Meta], dict[str, Meta]]) -> Meta:
     """Return how two runs differ.
 
     before, after: run records; documents: {stage: key document} of each run, as far as records exist.

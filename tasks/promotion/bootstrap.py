@@ -67,7 +67,7 @@ def score_of(config: PromoteConfig, task: str) -> Score:
 LEAST_ROWS = 30
 
 
-def compare(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
+def compare_scores(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
     """Compare two models by their scores on the same frozen rows. champion, challenger: their `scores.parquet`.
 
     Raises:

@@ -21,7 +21,11 @@ FORMATS = {
     ".arrow": "arrow", ".feather": "arrow", ".txt": "txt",
 }  # fmt: skip
 """File extensions -> format, a value of `data.format`. `tasks/data/load/readers.py` has a reader of each."""
-COMPRESSED = (".gz", ".bz2", ".zst")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+# unpacked size as a multiple of the packed one: real texts come to 3 to 30
+MOST_GROWTH = 200
+# unpacked bytes up to which MOST_GROWTH does not count
+ALWAYS_UNPACKED = 1 << 26
 _WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(sorted(ALIASES, key=len, reverse=True))})(?=$|[-_. \d])", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")
 
@@ -79,6 +83,11 @@ def format_of(name: str) -> str | None:
     if f".{suffix}" in COMPRESSED:
         stem, _, suffix = stem.rpartition(".")
     return FORMATS.get(f".{suffix}") if stem and not stem.endswith("/") else None
+
+
+def grows_too_much(packed: int, unpacked: int) -> bool:
+    """Return whether a compressed file grows as only a decompression bomb does; both in bytes."""
+    return unpacked > ALWAYS_UNPACKED and unpacked > MOST_GROWTH * packed
 
 
 def visible_files(found: Iterable[tuple[str, str]]) -> list[DataFile]:

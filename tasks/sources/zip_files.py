@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.keys.hash_cache import stamp
-from trnflow.tasks.sources.data_files import DataFile, format_of, visible_files
+from trnflow.tasks.sources.data_files import DataFile, format_of, grows_too_much, visible_files
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.system.redaction import scrub
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     import zipfile
 
 MOST_FILES = 10_000
-# unpacked size as a multiple of the packed one: real texts come to 3 to 30
-MOST_GROWTH = 200
-# unpacked bytes up to which MOST_GROWTH does not count
-ALWAYS_UNPACKED = 1 << 26
 
 ZipOf = dict[str, Path]
 """{path of an unpacked file: its zip}"""
@@ -91,7 +87,7 @@ def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> li
             )
     data = [info for info in infos if format_of(info.filename) and not _is_link_or_macos(info)]
     total = sum(info.file_size for info in data)
-    if len(data) > MOST_FILES or (total > ALWAYS_UNPACKED and total > MOST_GROWTH * path.stat().st_size):
+    if len(data) > MOST_FILES or grows_too_much(path.stat().st_size, total):
         raise DataError(
             f"data.source: {name} would grow from {path.stat().st_size:,} bytes to {total:,} in {len(data):,} files",
             "if it is what it should be, unpack it yourself and give the folder",

@@ -108,17 +108,17 @@ class BlobStore:
                 try:
                     stamps.append(stamp(f"{self.backend.local}/{file_name(file)}"))
                 except FileNotFoundError:
-                    return self._compared(artifact, stamps)
+                    return self._stats_of(artifact, stamps)
         # the stamps as one value: reading 100,000 of them from the hash cache takes longer than making them
         together = sha256_bytes("\n".join(stamps).encode())
         if self.memo.one("artifact", artifact.digest, together):
             return BlobStats(None, [])
-        seen = self._compared(artifact, stamps)
+        seen = self._stats_of(artifact, stamps)
         if seen == BlobStats(None, []):
             self.memo.put("artifact", artifact.digest, together, True)
         return seen
 
-    def _compared(self, artifact: Artifact, stamps: list[Stamp]) -> BlobStats:
+    def _stats_of(self, artifact: Artifact, stamps: list[Stamp]) -> BlobStats:
         """Compare stamps with the manifest and the hash cache; the first file without stamp is missing."""
         changed: list[File] = []
         for file, now in zip(artifact.files, stamps, strict=False):

@@ -105,7 +105,7 @@ def find_stored(
         )
     if runs:
         run = unique(name.text, runs, "run", "")
-        return Meaning(run, artifact_of_run(store.run(run) or {}, stages))
+        return Meaning(run, artifact_of_run(store.run(run) or {}, *stages))
     return Meaning(artifact=unique(name.digest, digests, "artifact", "")) if digests else None
 
 
@@ -130,7 +130,7 @@ def find_artifact(store: Store, name: ModelName) -> str:
         return meaning.artifact
     if meaning is not None and meaning.run is not None:
         run = store.run(meaning.run) or {}
-        digest = artifact_of_run(run, MODEL_STAGES) or next(iter(reversed(_artifacts(run))), None)
+        digest = artifact_of_run(run, *MODEL_STAGES) or next(iter(reversed(_artifacts(run))), None)
         if digest is None:
             raise ConfigError(f"the run {meaning.run} made no artifact", "`trnflow runs` lists others")
         return digest
@@ -144,13 +144,13 @@ def newest_model(store: Store, recipe: str, stages: Sequence[str] = MODEL_STAGES
     for run in _run_ids(store):
         document = store.run(run) or {}
         if document.get("recipe") == recipe and document.get("outcome") == "completed":
-            digest = artifact_of_run(document, stages)
+            digest = artifact_of_run(document, *stages)
             if digest is not None:
                 return Meaning(run, digest)
     return None
 
 
-def artifact_of_run(run: Meta, stages: Sequence[str]) -> str | None:
+def artifact_of_run(run: Meta, *stages: str) -> str | None:
     """Return the digest of the artifact of the first of `stages` that has one in a run record, or None."""
     made = {stage["stage"]: stage.get("artifact") for stage in run.get("stages", [])}
     return next((made[stage] for stage in stages if made.get(stage)), None)
@@ -207,7 +207,7 @@ def _nth_last(
         return Meaning(ids[back])
     for run in ids:
         document = store.run(run) or {}
-        digest = artifact_of_run(document, stages)
+        digest = artifact_of_run(document, *stages)
         if recipe in (None, document.get("recipe")) and (digest is not None or not stages):
             if not back:
                 return Meaning(run, digest)

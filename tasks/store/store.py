@@ -181,10 +181,16 @@ class Store(BlobStore):
         if free < needed + reserve:
             which, other = ("store", "store.root") if self.backend.local else ("home", "TRNFLOW_HOME")
             raise StoreError(
-                f"only {free / 1e9:.1f} GB are free on the disk of the {which} ({place}), and this stage needs about "
-                f"{needed / 1e9:.1f} GB with {reserve / 1e9:.1f} GB to spare",
+                f"only {_size(free)} are free on the disk of the {which} ({place}), and this stage needs about "
+                f"{_size(needed)} with {_size(reserve)} to spare",
                 f"free some space, choose another {other}, or lower store.min_free_gb",
             )
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes in the unit that shows its size: KB, MB or GB."""
+    unit, size = next((each for each in (("GB", 1e9), ("MB", 1e6)) if count >= each[1] / 10), ("KB", 1e3))
+    return f"{count / size:.1f} {unit}"
 
 
 def _pretty(document: Json) -> bytes:

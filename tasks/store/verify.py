@@ -6,6 +6,7 @@ Partial states, leases, trash and quarantine are left out; a remote store's blob
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
@@ -19,12 +20,16 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.hash_cache import in_threads, sha256_file, sha256_files
 from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
-from trnflow.tasks.store.garbage.roots import references
+from trnflow.tasks.store.garbage.mark import references
 from trnflow.tasks.store.garbage.trash import THREADS, bring_back
 from trnflow.tasks.store.layout import blob_name, checked_record, read_manifest, read_object
 from trnflow.tasks.store.ledger import protected
 
 DOCUMENTS = ("records", "attempts", "runs", "roots")
+# where a folder lies in the place of a file
+FILES = {"blobs": "blobs/sha256/??/*/", "records": "records/*/*.json/"}
+# a file's own faults; any other error is the backend's
+UNREADABLE = {errno.ELOOP, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.ENAMETOOLONG}
 
 
 @dataclass
@@ -102,7 +107,7 @@ class _Verifier:
 
     def verify(self) -> Verified:
         documents = {name: document for kind in DOCUMENTS for name, document in self._documents(kind)}
-        self._hash(_named(self._backend.entries("blobs")))
+        self._hash(_named(self._entries("blobs")))
         for name, document in documents.items():
             if name.startswith("records/"):
                 self._record(name, document)
@@ -119,15 +124,26 @@ class _Verifier:
 
     def _documents(self, kind: str) -> Iterator[tuple[str, Meta]]:
         """Yield (name, document) of all valid documents of a kind; add a problem for each other."""
-        names = [entry.name for entry in _named(self._backend.entries(kind))]
+        names = [entry.name for entry in _named(self._entries(kind))]
         self._found.checked[kind] = len(names)
         with ThreadPoolExecutor(THREADS) as pool:
             for name, data in zip(names, pool.map(self._read, names), strict=True):
-                why = _fault(name, data) if data is not None else ""
-                if why:
+                if isinstance(data, OSError):
+                    self._corrupt(name, f"it can't be read: {data.strerror}")
+                elif data is not None and (why := _fault(name, data)):
                     self._corrupt(name, why)
                 elif data is not None:
                     yield name, json.loads(data)
+
+    def _entries(self, prefix: str) -> list[Entry]:
+        """List a folder's files; a folder in place of a blob or record becomes a problem, and is left out."""
+        entries = self._backend.entries(prefix)
+        if self._backend.local is None or prefix not in FILES:
+            return entries
+        folders = [path.relative_to(self._backend.local).as_posix() for path in self._backend.local.glob(FILES[prefix])]
+        for name in folders:
+            self._corrupt(name, "a folder lies in its place")
+        return [entry for entry in entries if not entry.name.startswith(tuple(f"{name}/" for name in folders))]
 
     def _hash(self, entries: list[Entry]) -> None:
         """Hash all blobs. Sound ones are added to `_blobs`, others become problems."""
@@ -139,11 +155,13 @@ class _Verifier:
             self._found.bytes += entry.size
             if digest == _digest_in(entry.name):
                 self._blobs[entry.name] = entry.size
+            elif isinstance(digest, OSError):
+                self._corrupt(entry.name, f"it can't be read: {digest.strerror}")
             elif digest is not None:
                 self._corrupt(entry.name, f"its bytes are {digest[:19]}")
 
-    def _digest(self, name: str, folder: Path) -> str | None:
-        """Return a blob's digest; None when it was removed since the listing."""
+    def _digest(self, name: str, folder: Path) -> str | OSError | None:
+        """Return a blob's digest, or why it can't be read; None when it was removed since the listing."""
         try:
             if self._backend.local is not None:
                 return sha256_file(self._backend.local / name)
@@ -155,6 +173,8 @@ class _Verifier:
         except FileNotFoundError:
             return None
         except OSError as error:
+            if error.errno in UNREADABLE:
+                return error
             raise StoreError(f"reading {name} failed: {error}", "check the disk the store lies on") from error
 
     def _record(self, name: str, document: Meta) -> None:
@@ -195,7 +215,7 @@ class _Verifier:
         if artifact not in self._manifests:
             sound = self._blob(artifact) is not None
             data = self._read(blob_name(artifact)) if sound else None
-            self._manifests[artifact] = read_manifest(data, artifact) if data else None
+            self._manifests[artifact] = read_manifest(data, artifact) if isinstance(data, bytes) and data else None
         return self._manifests[artifact]
 
     def _blob(self, digest: str) -> int | None:
@@ -225,11 +245,16 @@ class _Verifier:
             self._backend.move(name, f"quarantine/{name}.{time.time_ns()}")
         return True
 
-    def _read(self, name: str) -> bytes | None:
+    def _read(self, name: str) -> bytes | OSError | None:
         try:
             return self._backend.read(name)
         except FileNotFoundError:
             return None
+        except StoreError as error:
+            cause = error.__cause__
+            if self._backend.local is not None and isinstance(cause, OSError) and cause.errno in UNREADABLE:
+                return cause
+            raise
 
 
 def _fault(name: str, data: bytes) -> str:

@@ -6,6 +6,7 @@ of two series the one whose champion is newer is shown.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -29,8 +30,10 @@ OUTPUT = {"classification": "label", "causal_lm": "generated"}
 
 
 def registered_name(recipe: str) -> str:
-    """Return the name of a recipe's registered model: `-` in place of what MLflow refuses."""
-    return re.sub(r"[/:']", "-", recipe)
+    """Return the name of a recipe's registered model: `-` in place of what MLflow refuses, then a digest of the name."""
+    accepted = re.sub(r"[/:']", "-", recipe)
+    # without the digest `a/b` and `a-b` would share a model, and each other's champion
+    return accepted if accepted == recipe else f"{accepted}-{hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
 
 
 def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta) -> None:

@@ -99,7 +99,7 @@ def _prepare(
     load_start(model, built.model)
     built = prepared(config, built, packed.meta, train)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
-    newest = world.on_first(lambda: newest_state(out))
+    newest = world.on_first(lambda: state_to_resume(out))
     stored = shards.Reader(newest[1]) if newest else None
     if stored:
         stored.check_model(PARAMETER, {name: tuple(p.shape) for name, p in built.trained().items()})
@@ -121,7 +121,7 @@ def make_schedule(config: TrainConfig, packed: PackedMeta, train: Split) -> Sche
     return Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch, sizes=sizes)
 
 
-def newest_state(out: Workdir) -> tuple[int, Path] | None:
+def state_to_resume(out: Workdir) -> tuple[int, Path] | None:
     """Return (step, folder) of the checkpoint to resume from, or None."""
     if out.partial is None:
         return None

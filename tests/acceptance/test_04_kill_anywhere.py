@@ -18,7 +18,7 @@ from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.store.backend import is_unfinished
 from trnflow.tasks.store.garbage.collect import collect
-from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.verify import verify
 

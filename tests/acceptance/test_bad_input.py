@@ -206,7 +206,7 @@ def test_a_full_disk_fails_the_stage_and_keeps_what_is_finished(
 
 def test_a_disk_without_room_for_a_stage_is_refused_before_it_starts(trnflow: Shell, small_disk: Path) -> None:
     store = str(small_disk / "store")
-    assert "GB are free" in trnflow.error(*ONE_STAGE, "store.min_free_gb=0.1", code=1, TRNFLOW_STORE=store)
+    assert "MB are free" in trnflow.error(*ONE_STAGE, "store.min_free_gb=0.1", code=1, TRNFLOW_STORE=store)
     assert not list((small_disk / "store").glob("records/**/*.json"))
     assert trnflow(*ONE_STAGE, "store.min_free_gb=0", TRNFLOW_STORE=store).returncode == 0
     assert trnflow(*ONE_STAGE, "store.min_free_gb=0.1", TRNFLOW_STORE=store).returncode == 0  # a hit needs no room

@@ -19,7 +19,7 @@ from trnflow.tasks.errors import BlobLost, ReadOnlyStore, StoreError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import store
 from trnflow.tasks.store.garbage.collect import collect
-from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.verify import verify
 
 PROJECT = Path(__file__).resolve().parents[2]

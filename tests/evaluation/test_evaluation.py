@@ -14,7 +14,7 @@ from trnflow.tasks.stage import Workdir
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.shards import Reader
-from trnflow.tasks.training.fit import newest_state
+from trnflow.tasks.training.fit import state_to_resume
 
 COMMON: dict[str, Any] = {"global_batch": 8, "learning_rate": 3e-2, "log_every": 1, "schedule": "constant"}
 NATIVE: dict[str, Any] = {**COMMON, "engine": "native", "epochs": 6, "eval_every_epoch": False}
@@ -75,9 +75,9 @@ def test_without_the_best_state_training_goes_on_from_before_it_or_begins_anew(t
         shards.write(tmp_path / "state", [], {"best": {"step": best}})
         states.commit(step, tmp_path / "state")
     out = Workdir(tmp_path, tmp_path, warned.append, states)
-    assert newest_state(out) == (6, states.root / "6") and not warned
+    assert state_to_resume(out) == (6, states.root / "6") and not warned
     (states.root / "3" / "COMMIT").unlink()
-    assert newest_state(out) == (2, states.root / "2")
+    assert state_to_resume(out) == (2, states.root / "2")
     assert states.steps() == [2], "what is of no use takes no room, nor that of what comes"
     assert (
         "the state of step 3, whose evaluation was the best, is gone: training goes on from step 2" in warned[0]["warn"]
@@ -86,5 +86,5 @@ def test_without_the_best_state_training_goes_on_from_before_it_or_begins_anew(t
     shards.write(tmp_path / "state", [], {"best": {"step": 3}})
     states.commit(6, tmp_path / "state")
     shutil.rmtree(states.root / "2")
-    assert newest_state(out) is None
+    assert state_to_resume(out) is None
     assert "the state of step 3, whose evaluation was the best, is gone: training begins anew" in warned[1]["warn"]

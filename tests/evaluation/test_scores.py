@@ -103,7 +103,7 @@ def test_models_are_compared_by_a_metric_that_is_only_a_function(tmp_path: Path,
 
     config = PromoteConfig(resamples=200)
     by_rows, by_matrices = (
-        bootstrap.compare(*paths, "classification", config.model_copy(update={"metric": name}))
+        bootstrap.compare_scores(*paths, "classification", config.model_copy(update={"metric": name}))
         for name in ("hit_rate", "accuracy")
     )
     assert by_rows.metric == "hit_rate" and by_rows[1:] == pytest.approx(by_matrices[1:], abs=1e-12)

@@ -172,7 +172,7 @@ def test_the_share_of_a_run_weighs_stages_by_their_expected_seconds() -> None:
     fold([at(9.0, "stage_ended", action="ran", **{**done}) | {"stage": "load_data"}], state)
     assert state.share == pytest.approx(10 / 135)
     fold([at(10.0, "stage_begun"), at(20.0, "progress", done=1, total=4, unit="steps", values={})], state)
-    assert state.current == "train" and state.share == pytest.approx((10 + 20) / 135)
+    assert state.stages["train"].action == "running" and state.share == pytest.approx((10 + 20) / 135)
     assert fold([plan()]).share == 1.0, "nothing is due"
 
 

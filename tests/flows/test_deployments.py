@@ -128,12 +128,12 @@ def test_a_failing_stage_fails_its_task_and_the_flow_with_the_reason(api: Api, t
     (tmp_path / "mine.yaml").write_text(
         "extends: demo\nname: broken\ndata: {source: rows.csv, name: null, text: text, label: label, labels: [x, z]}\n"
     )
-    command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--json", "tracking.enabled=false"]
+    command = [sys.executable, "-m", "trnflow", "run", str(tmp_path / "mine.yaml"), "--json", "tracking.enabled=false"]
     done = subprocess.run(command, cwd=tmp_path, env=api.environ, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     error = json.loads(done.stdout)["error"]
     assert (error["stage"], error["type"]) == ("load_data", "DataError")
-    run = api.post("flow_runs/filter", flow_runs={"name": {"any_": ["mine.yaml"]}})[0]
+    run = api.post("flow_runs/filter", flow_runs={"name": {"any_": ["mine"]}})[0]
     assert run["state_type"] == "FAILED"
     assert "rows.csv" in run["state"]["message"]

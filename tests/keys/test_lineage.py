@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trnflow.tasks.keys.lineage import Family, compare
+from trnflow.tasks.keys.lineage import Family, compare_runs
 
 DIGESTS = {name: f"sha256:{name[0] * 64}" for name in ("adata", "btokens", "cmodel", "dmodel", "eval", "file")}
 
@@ -108,7 +108,7 @@ def test_the_difference_of_two_runs_value_by_value() -> None:
         {"stage": "train", "key": "k4", "artifact": "B", "metrics": {"loss": 0.25, "by_class": {"x": 1.0}}},
     ]
     after = run(resolved={"train": {"learning_rate": 3.0}}, stages=stages, host={"name": "g", "python": "3.11"})
-    assert compare(run(), after, (old, new)) == {
+    assert compare_runs(run(), after, (old, new)) == {
         "settings": [{"name": "train.learning_rate", "before": 1.0, "after": 3.0}],
         "data": [{"name": "source.digest", "before": "x", "after": "y", "stages": ["load_data"]}],
         "code": [{"name": "tasks.text", "before": "1", "after": "2", "stages": ["load_data", "train"]}],
@@ -123,6 +123,6 @@ def test_the_difference_of_two_runs_value_by_value() -> None:
 
 
 def test_equal_runs_do_not_differ_and_records_that_are_gone_are_named() -> None:
-    found = compare(run(), run(), ({}, {}))
+    found = compare_runs(run(), run(), ({}, {}))
     assert found.pop("unknown") == ["load_data", "train"]
     assert not any(found.values())

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.promotion.bootstrap import Comparison, compare, score_of
+from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, score_of
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 LABELS = ["anger", "joy", "sad"]
@@ -49,7 +49,7 @@ def test_values_are_those_of_scikit_learn(tmp_path: Path, truth: NDArray[Any]) -
     both = [answers(draw, truth, 0.6), answers(draw, truth, 0.9)]
     paths = [classes(tmp_path / str(n), one, truth) for n, one in enumerate(both)]
     for metric in ("accuracy", "f1_macro", "f1_weighted"):
-        found = compare(*paths, "classification", PromoteConfig(metric=metric, resamples=100))
+        found = compare_scores(*paths, "classification", PromoteConfig(metric=metric, resamples=100))
         wanted = [
             accuracy_score(truth, one) if metric == "accuracy" else f1_score(truth, one, average=metric[3:])
             for one in both
@@ -64,7 +64,7 @@ def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> N
     draw = np.random.default_rng(1)
     first, second = answers(draw, truth, 0.7), answers(draw, truth, 0.8)
     paths = classes(tmp_path / "a", first, truth), classes(tmp_path / "b", second, truth)
-    found = compare(*paths, "classification", PromoteConfig(metric="accuracy", resamples=5000))
+    found = compare_scores(*paths, "classification", PromoteConfig(metric="accuracy", resamples=5000))
     right = (first == truth).astype(float), (second == truth).astype(float)
     theirs = bootstrap(
         right, lambda a, b, axis: (b - a).mean(axis=axis), paired=True, method="percentile", n_resamples=5000, rng=3
@@ -76,7 +76,7 @@ def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> N
 def test_few_rows_are_not_enough(tmp_path: Path, truth: NDArray[Any], rows: int, is_better: bool) -> None:
     wrong = np.full(rows, "none")
     paths = classes(tmp_path / "a", wrong, truth[:rows]), classes(tmp_path / "b", truth[:rows], truth[:rows])
-    found = compare(*paths, "classification", PromoteConfig(metric="accuracy", resamples=100))
+    found = compare_scores(*paths, "classification", PromoteConfig(metric="accuracy", resamples=100))
     assert (found.low, found.is_better) == (1.0, is_better)
 
 
@@ -93,7 +93,7 @@ def test_of_200_challengers_that_differ_by_noise_at_most_five_percent_win(tmp_pa
                     classes(path, answers(draw, truth, 0.7), truth)
                 else:
                     likelihoods(path, size * draw.normal(1.0, 0.2, 300), size)
-            wins[task] += compare(*paths, task, settings).is_better
+            wins[task] += compare_scores(*paths, task, settings).is_better
     assert all(1 <= count <= 10 for count in wins.values()), wins
 
 
@@ -111,7 +111,7 @@ def test_chance_wins_no_more_often_where_a_row_makes_several_examples(tmp_path: 
             )
             for name in ("champion", "challenger")
         ]
-        wins += compare(*paths, "causal_lm", settings).is_better
+        wins += compare_scores(*paths, "causal_lm", settings).is_better
     assert 1 <= wins <= 10, wins
 
 
@@ -123,7 +123,7 @@ def test_examples_of_one_row_are_drawn_together_as_scipy_does(tmp_path: Path) ->
     size = draw.integers(20, 200, 240)
     both = [size * draw.normal(rate, 0.2, 80)[rows] for rate in (1.0, 0.97)]
     paths = [likelihoods(tmp_path / str(number), nll, size, rows) for number, nll in enumerate(both)]
-    found = compare(*paths, "causal_lm", PromoteConfig(resamples=5000))
+    found = compare_scores(*paths, "causal_lm", PromoteConfig(resamples=5000))
     sums = [np.bincount(rows, weights=values) for values in (*both, size)]
 
     def difference(first: Any, second: Any, below: Any, axis: int) -> Any:
@@ -144,7 +144,7 @@ def test_models_may_make_different_numbers_of_examples_of_a_row(tmp_path: Path) 
     apart = likelihoods(tmp_path / "apart", turns[1], size, rows)
     sums, bytes_ = (np.bincount(rows, weights=values) for values in (turns[1], size))
     together = likelihoods(tmp_path / "together", sums, bytes_.astype(np.int64))
-    found, wanted = (compare(first, other, "causal_lm", PromoteConfig()) for other in (together, apart))
+    found, wanted = (compare_scores(first, other, "causal_lm", PromoteConfig()) for other in (together, apart))
     assert found.rows == 90 and wanted.is_better
     assert found[1:6] == pytest.approx(wanted[1:6], rel=1e-9)
 
@@ -157,35 +157,35 @@ def test_a_clear_difference_wins_and_margin_and_confidence_raise_the_bar(tmp_pat
     )
 
     def found(**more: Any) -> Comparison:
-        return compare(*paths, "classification", PromoteConfig(**more))
+        return compare_scores(*paths, "classification", PromoteConfig(**more))
 
     assert found().is_better
     assert found() == found()
     assert found(seed=1) != found()
     assert not found(margin=0.2).is_better
     assert found(confidence=0.999).low < found().low
-    assert not compare(*paths[::-1], "classification", PromoteConfig()).is_better
+    assert not compare_scores(*paths[::-1], "classification", PromoteConfig()).is_better
 
 
 def test_the_same_model_and_fewer_bits_per_byte(tmp_path: Path) -> None:
     size = np.random.default_rng(0).integers(20, 200, 100)
     worse, better = (likelihoods(tmp_path / str(rate), size * rate, size) for rate in (1.2, 1.1))
-    found = compare(worse, better, "causal_lm", PromoteConfig())
+    found = compare_scores(worse, better, "causal_lm", PromoteConfig())
     assert found.is_better and found.metric == "bits_per_byte"
     assert found.champion == pytest.approx(1.2 / math.log(2))
     assert found.difference == pytest.approx(0.1 / math.log(2))
-    assert not compare(better, worse, "causal_lm", PromoteConfig()).is_better
-    assert not compare(better, better, "causal_lm", PromoteConfig()).is_better
-    assert compare(worse, better, "causal_lm", PromoteConfig(metric="loss")).is_better
+    assert not compare_scores(better, worse, "causal_lm", PromoteConfig()).is_better
+    assert not compare_scores(better, better, "causal_lm", PromoteConfig()).is_better
+    assert compare_scores(worse, better, "causal_lm", PromoteConfig(metric="loss")).is_better
 
 
 def test_what_can_t_be_compared_is_refused(tmp_path: Path, truth: NDArray[Any]) -> None:
     paths = classes(tmp_path / "a", truth, truth), classes(tmp_path / "b", truth[:-1], truth[:-1])
     with pytest.raises(DataError, match="600 frozen rows, the challenger of 599: they can't be paired"):
-        compare(*paths, "classification", PromoteConfig())
+        compare_scores(*paths, "classification", PromoteConfig())
     size, rows = np.full(40, 100), np.arange(40) // 2
     others = (likelihoods(tmp_path / str(n), size * 1.0, size, which) for n, which in enumerate((rows, rows + 1)))
     with pytest.raises(DataError, match="20 frozen rows, the challenger of 20 other ones"):
-        compare(*others, "causal_lm", PromoteConfig())
+        compare_scores(*others, "causal_lm", PromoteConfig())
     with pytest.raises(ConfigError, match="bits_per_byte is no metric of this task"):
         score_of(PromoteConfig(metric="bits_per_byte"), "classification")

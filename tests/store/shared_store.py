@@ -20,7 +20,7 @@ from tests.helpers.stores import new_store
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
-from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.garbage.trash import absent
 from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.location import open_backend

@@ -23,8 +23,8 @@ from trnflow.tasks.keys.canonical_json import canonical, digest_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.backend import Entry
 from trnflow.tasks.store.garbage.collect import Collected, collect
+from trnflow.tasks.store.garbage.mark import Policy, View, mark
 from trnflow.tasks.store.garbage.pins import add_pin, remove_pin
-from trnflow.tasks.store.garbage.roots import Policy, View, mark
 from trnflow.tasks.store.garbage.trash import into_trash
 from trnflow.tasks.store.layout import blob_name, record_name
 from trnflow.tasks.store.verify import verify

@@ -31,7 +31,15 @@ def found(result: Verified) -> Found:
 def damage(store: Store, name: str, how: str) -> None:
     data = store.backend.read(name)
     store.backend.remove(name)
-    if how != "delete":
+    if store.backend.local is not None and how in ("loop", "unreadable", "folder", "empty folder"):
+        path = store.backend.local / name
+        if how in ("loop", "unreadable"):  # reading this process's memory at 0 is EIO
+            path.symlink_to(path.name if how == "loop" else "/proc/self/mem")
+        else:
+            path.mkdir()
+            if how == "folder":
+                (path / "x").write_bytes(data)
+    elif how != "delete":
         damaged = {"flip": bytes([data[0] ^ 1]) + data[1:], "truncate": data[:-1], "empty": b""}[how]
         store.backend.replace(name, damaged)
 
@@ -157,3 +165,10 @@ def test_a_corrupt_file_in_the_cache_of_a_remote_store_is_dropped(tmp_path: Path
     assert verify(store.backend, repair=True, cache=store.cache).ok
     assert not cached.exists()
     assert verify(store.backend, cache=store.cache).problems == []
+
+
+@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("how", ["loop", "unreadable", "folder", "empty folder"])
+@pytest.mark.usefixtures("inline_jobs")
+def test_what_cannot_be_read_is_listed_and_moved_away(tmp_path: Path, what: str, how: str) -> None:
+    check_healing(str(tmp_path / "store"), tmp_path, what, how)

@@ -11,7 +11,7 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.context import open_context, open_recipe
+from trnflow.flows.runner.context import open_context
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
@@ -92,8 +92,9 @@ def rollback(options: Namespace) -> int:
     from trnflow.flows.champions.mirror import mirror
     from trnflow.flows.champions.promote import rollback as roll_back
 
-    recipe, store = open_recipe(options.recipe, options.overrides)
-    found = roll_back(recipe, store)
+    context = open_context(options.recipe, options.overrides)
+    recipe, store = context.recipe, context.store
+    found = roll_back(context, EventLog())
     note = mirror(recipe, store)
     lines = [f"{str(found['champion'])[:19]} is champion {found['number']} of {recipe.name}: {found['why']}"]
     lines += [f"note: {note}"] if note else []

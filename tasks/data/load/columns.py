@@ -15,7 +15,18 @@ from trnflow.tasks.data.load.column_types import common_type, is_nested, plain_t
 from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import Rule, SeenLabels, declared_classes, is_blank, label_texts, parse_rule
 from trnflow.tasks.data.load.readers import RowReader
+from trnflow.tasks.data.load.streams import max_cell, too_long
 from trnflow.tasks.errors import ConfigError, DataError
+
+# the escape of NUL, and not of a backslash before u0000
+_NUL_IN_JSON = r"[^\\](?:\\\\)*\\u0000"
+
+
+class LongestRow(NamedTuple):
+    """The row with the most bytes of text; place: its split, file and row."""
+
+    size: int
+    place: str
 
 
 class Columns(NamedTuple):
@@ -139,12 +150,13 @@ def clean_batches(
     seen: SeenLabels,
     nulls: Nulls,
     dropped: Counter[str],
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (rows read, the rows with text and label) of a file's batches. Raises DataError with file and row.
+) -> Iterator[tuple[int, pa.RecordBatch, LongestRow]]:
+    """Yield (rows read, the usable rows, the longest row) of each of a file's batches. Raises DataError with file and
+    row.
 
     Args:
         schema: The split's, from `united`.
-        seen, dropped: Get labels, and dropped rows under "null" and "empty".
+        seen, dropped: Get labels, and dropped rows under "null", "empty" and "nul".
     """
     where = f"split {split}, {rows.name}"
     _check_present("data.columns", columns.named, rows.schema.names, rows.name)
@@ -168,19 +180,40 @@ def clean_batches(
             values = _typed(values, plain_type(values.type), "the label", where, before)
             arrays["label"] = label_texts(values, columns.rule, columns.labels, where, before)
         cleaned = pa.record_batch(list(arrays.values()), schema=schema)
+        longest = _longest_row(cleaned, where, before)
         complete = _complete_rows(cleaned, columns, where, before, nulls, dropped)
         if columns.label:
             siblings = batch.column(columns.sibling).filter(complete) if columns.sibling in there else None
             numbers = np.flatnonzero(complete) + before + 1
             seen.add(cleaned.column("label").filter(complete), siblings, where, numbers)
         before += batch.num_rows
-        yield batch.num_rows, cleaned.filter(complete) if cleaned.num_columns else cleaned
+        yield batch.num_rows, cleaned.filter(complete) if cleaned.num_columns else cleaned, longest
+
+
+def _longest_row(batch: pa.RecordBatch, where: str, before: int) -> LongestRow:
+    """Return the row with the most bytes of text. Raises DataError for a cell above `data.max_cell_mb`."""
+    total = np.zeros(batch.num_rows, dtype=np.int64)
+    for name, values in _texts(batch):
+        sizes = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        if len(sizes) and sizes.max() > max_cell():
+            raise too_long(f"{where} row {before + int(sizes.argmax()) + 1}: {name}")
+        total += sizes
+    row = int(total.argmax()) if len(total) else 0
+    return LongestRow(int(total[row]) if len(total) else 0, f"{where} row {before + row + 1}")
+
+
+def _texts(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+    """Yield (name, strings) of each column of text or JSON text."""
+    for name, values in zip(batch.schema.names, batch.columns, strict=True):
+        storage = values.storage if isinstance(values.type, pa.JsonType) else values
+        if pa.types.is_string(storage.type):
+            yield name, storage
 
 
 def _complete_rows(
     batch: pa.RecordBatch, columns: Columns, where: str, before: int, nulls: Nulls, dropped: Counter[str]
 ) -> pa.Array:
-    """Return bool [rows]: text and label are there. Raises DataError for the first that lacks one."""
+    """Return bool [rows]: text and label are there, and no NUL. Raises DataError for the first row of others."""
     complete, first = np.ones(batch.num_rows, dtype=bool), {}
     for what, reason, missing in _missing(batch, columns):
         lost = np.flatnonzero(missing & complete)
@@ -190,13 +223,13 @@ def _complete_rows(
     if first and nulls == "error":
         row = min(first)
         raise DataError(
-            f"{where} row {before + row + 1}: {first[row]}", "fill it in, or drop such rows with data.nulls=drop"
+            f"{where} row {before + row + 1}: {first[row]}", "repair the row, or drop such rows with data.nulls=drop"
         )
     return pa.array(complete)
 
 
 def _missing(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, str, Any]]:
-    """Yield for label and text: a phrase for errors, the reason for the count, and bool [rows] where it is missing."""
+    """Yield for each fault: a phrase for errors, the reason for the count, and bool [rows] that have it."""
     for name in columns.text:
         yield f"the text column {name} is missing (null)", "null", _bools(batch.column(name).is_null())
     if columns.label:
@@ -204,6 +237,10 @@ def _missing(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, str
     if columns.text:
         blank = np.logical_and.reduce([_bools(is_blank(batch.column(name))) for name in columns.text])
         yield f"the text is empty (column {', '.join(columns.text)})", "empty", blank
+    for name, values in _texts(batch):
+        is_json = isinstance(batch.schema.field(name).type, pa.JsonType)
+        nul = pc.match_substring_regex(values, _NUL_IN_JSON) if is_json else pc.match_substring(values, "\0")
+        yield f"{name} holds a NUL byte", "nul", _bools(nul)
 
 
 def _bools(values: pa.Array) -> Any:

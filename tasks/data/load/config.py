@@ -105,8 +105,11 @@ class DataConfig(SourceConfig):
     dedupe: bool = False
     """Whether to drop rows of train whose text repeats an earlier row of train or stands in another split."""
     nulls: Nulls = "error"
-    """What happens to rows whose text or label is missing or blank: `error` stops and names the first, `drop` drops and
-    counts them."""
+    """What happens to rows whose text or label is missing or blank, or that hold a NUL byte: `error` stops and names the
+    first, `drop` drops and counts them."""
+
+    max_cell_mb: Annotated[Positive, NOT_KEYED] = 20
+    """The most megabytes of a line or of a cell. A longer one stops the run with its place."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> DataConfig:

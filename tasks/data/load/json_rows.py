@@ -81,7 +81,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _objects(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    with file_errors(name), open_stream(path) as raw:
+    with file_errors(name), open_stream(path, name) as raw:
         is_array = raw.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     if is_array:
         with open_text(path, name) as text:

@@ -27,6 +27,7 @@ from trnflow.tasks.data.load.split_rows import (
     without_texts,
     write_split,
 )
+from trnflow.tasks.data.load.streams import MB, max_cell_mb
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import stamp
 from trnflow.tasks.sources.split_files import SPLITS
@@ -35,12 +36,15 @@ from trnflow.tasks.stage import Workdir
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import FrozenMeta, RowsMeta
 
+LONG_ROW = 100_000
+"""Bytes from which on the longest row is named."""
 MOST_SHOWN = 20
 """Labels whose counts are printed."""
 
 
 def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None, out: Workdir) -> RowsMeta:
     """Do the work of `load_data`, and return its metadata."""
+    max_cell_mb.set(config.max_cell_mb)
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
@@ -57,6 +61,9 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     if frozen is not None:
         shares, lost["frozen"] = without_texts(shares, _frozen_hashes(frozen, next(iter(read.values())).columns))
     shares, dropped = _choose_rows(config, shares, lost)
+    longest = max(split.longest for _, splits in read.values() for split in splits.values())
+    if longest.size >= LONG_ROW:
+        out.info(f"longest row: {longest.place}, {longest.size / MB:.3g} MB")
     _report_rows(config, shares, dropped, out)
     nested = nested_columns(split.schema for _, splits in read.values() for split in splits.values())
     written = {

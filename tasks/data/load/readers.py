@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trnflow.tasks.data.load.json_rows import open_json
-from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines, open_text
+from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines, max_cell, open_text, too_long, whole_lines
 from trnflow.tasks.errors import CodeError, DataError
 
 BATCH = 4096
@@ -129,10 +128,10 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> RowReader:
 
 def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
     """Yield the header's cells, then each row's. Raises DataError with the line."""
-    csv.field_size_limit(sys.maxsize)  # for the whole process; without it a cell holds 128 KB at most
+    csv.field_size_limit(max_cell())  # for the whole process
     width, line = 0, 1
     with open_text(path, name) as text:
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        reader = csv.reader(whole_lines(text, name), delimiter=delimiter, strict=True)
         try:
             for cells in reader:
                 blank = len(cells) < 2 and not "".join(cells).strip()
@@ -148,6 +147,8 @@ def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
                     yield cells
                 line = reader.line_num + 1
         except csv.Error as error:
+            if "field limit" in str(error):
+                raise too_long(f"a cell of {name} line {line}") from error
             raise DataError(
                 f"{name} line {line} is not csv: {error}",
                 "quote the whole cell and double the quotes inside it, or give json lines or parquet",

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
-from trnflow.tasks.data.load.columns import Columns, clean_batches, united
+from trnflow.tasks.data.load.columns import Columns, LongestRow, clean_batches, united
 from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
 from trnflow.tasks.data.load.readers import RowReader
@@ -27,7 +27,7 @@ class ReadSplit(NamedTuple):
         path: The Arrow file, with `label` as text where there is one.
         hashes: uint64 [rows], of each row's text.
         seen: The labels in the split.
-        dropped: {"null", "empty": rows left out while reading}.
+        dropped: {"null", "empty", "nul": rows left out while reading}.
     """
 
     path: Path
@@ -35,6 +35,7 @@ class ReadSplit(NamedTuple):
     hashes: Hashes
     seen: SeenLabels
     dropped: Counter[str]
+    longest: LongestRow
 
 
 def hashed_columns(columns: Columns) -> tuple[str, ...]:
@@ -48,14 +49,14 @@ def read_split(
     """Read, check and write a split's files to `path`. Raises DataError for an unusable row or an empty split."""
     seen, hashes, dropped = SeenLabels(), np.empty(0, dtype=np.uint64), Counter[str]()
     hashed = hashed_columns(columns)
-    schema, count_read, kept = united(files, columns), 0, 0
+    schema, count_read, kept, longest = united(files, columns), 0, 0, LongestRow(0, "")
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for rows in files:
-            for count, batch in clean_batches(rows, columns, schema, split, seen, nulls, dropped):
+            for count, batch, row in clean_batches(rows, columns, schema, split, seen, nulls, dropped):
                 # rows are read twice: duplicates and samples are chosen after all were read
                 writer.write_batch(batch)
                 hashes = _appended(hashes, kept, row_hashes(batch.column(name) for name in hashed))
-                count_read, kept = count_read + count, kept + batch.num_rows
+                count_read, kept, longest = count_read + count, kept + batch.num_rows, max(longest, row)
                 out.progress(count_read, count_read, f"{split} rows")
     if kept == 0:
         lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
@@ -63,7 +64,7 @@ def read_split(
             f"the split {split} is empty: {files[0].name} holds no rows{f' but those dropped ({lost})' if lost else ''}",
             "give a file with rows",
         )
-    return ReadSplit(path, schema, hashes[:kept], seen, dropped)
+    return ReadSplit(path, schema, hashes[:kept], seen, dropped, longest)
 
 
 def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:

@@ -17,7 +17,7 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
-from trnflow.tasks.store.garbage.roots import KINDS, Policy, View, mark
+from trnflow.tasks.store.garbage.mark import KINDS, Policy, View, mark
 from trnflow.tasks.store.garbage.trash import THREADS, TRASH, bring_back, into_trash, read_trash
 
 LOOKS = 5

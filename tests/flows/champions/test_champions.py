@@ -40,6 +40,19 @@ def artifact_folder(shell: InProcessShell, digest: str, to: Path) -> Path:
     return to
 
 
+def test_freezing_and_rolling_back_write_the_entry_in_their_log(tiny: InProcessShell) -> None:
+    """In a recipe of its own, so that the tests that follow begin without frozen rows."""
+    for command in (["freeze"], ["promote"], ["promote", STRONG], ["rollback"]):
+        tiny.json(command[0], "tiny.yaml", *command[1:], "name=logged")
+    logs = [path.read_text().splitlines() for path in (tiny.folder / ".trnflow").rglob("events.jsonl")]
+    events = [json.loads(line) for lines in logs for line in lines if json.loads(lines[0])["recipe"] == "logged"]
+    written = sorted((event["entry"] for event in events if event["event"] == "decided"), key=lambda entry: entry["n"])
+    store = Store(str(tiny.folder / ".trnflow/store"), tiny.folder / ".trnflow")
+    assert written == read_ledger(store, "logged").entries()[::-1]
+    assert [entry["by"] for entry in written] == ["freeze", "promote", "promote", "rollback"]
+    assert sum(event["event"] == "run_ended" for event in events) == 4
+
+
 def test_the_first_promotion_freezes_rows_and_says_so(tiny: InProcessShell, tmp_path: Path) -> None:
     assert champions(tiny) == []
     done = tiny("promote", "tiny.yaml")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FIRST, SECOND, THIRD = (f"sha256:{digit * 64}" for digit in "abc")
+REGISTERED = "my-tiny-0d9c773b"
+"""The name of the model of recipe my/tiny."""
 COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
 
 
@@ -84,6 +86,17 @@ def shown(client: MlflowClient, name: str) -> dict[str, str]:
     return found
 
 
+def test_recipes_whose_names_differ_in_a_refused_character_share_no_registered_model(
+    client: MlflowClient, made: tuple[str, str]
+) -> None:
+    recipes = {"a-b": FIRST, "a/b": SECOND, "a:b": THIRD}
+    for recipe, artifact in recipes.items():
+        mirror_champion(client, *made, event(1, artifact) | {"recipe": recipe})
+    models = [model.name for model in client.search_registered_models()]
+    assert len(models) == 3 and "a-b" in models
+    assert {shown(client, name)["champion"] for name in models} == set(recipes.values())
+
+
 def test_aliases_follow_the_store_and_never_an_older_event(
     client: MlflowClient, made: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,8 +112,8 @@ def test_aliases_follow_the_store_and_never_an_older_event(
     ]
     for one, aliases in zip(events, expected, strict=True):
         mirror_champion(client, experiment, run, one)
-        assert shown(client, "my-tiny") == aliases
-    assert len(client.search_model_versions("name = 'my-tiny'")) == 3
+        assert shown(client, REGISTERED) == aliases
+    assert len(client.search_model_versions(f"name = '{REGISTERED}'")) == 3
     model = client.search_logged_models([experiment])[0]
     files = {path.name for path in tmp_path.rglob(f"*{model.model_id}*/artifacts/*")}
     assert files == {"MLmodel", "input_example.json"}  # no weights
@@ -113,11 +126,11 @@ def test_aliases_follow_the_store_and_never_an_older_event(
 def test_a_new_store_begins_at_one_again(client: MlflowClient, made: tuple[str, str]) -> None:
     for one in (event(4, FIRST), event(1, SECOND, series="b", day=2), event(5, THIRD)):
         mirror_champion(client, *made, one)
-        assert shown(client, "my-tiny") == {
+        assert shown(client, REGISTERED) == {
             "champion": FIRST if one["series"] == "a" and one["number"] == 4 else SECOND
         }
     mirror_champion(client, *made, event(2, FIRST, series="b", day=2))
-    assert shown(client, "my-tiny") == {"champion": FIRST}
+    assert shown(client, REGISTERED) == {"champion": FIRST}
 
 
 @pytest.mark.slow
@@ -136,7 +149,7 @@ def test_the_model_of_a_killed_follower_is_finished_by_the_next(
     killed = subprocess.run([sys.executable, "-c", script, client.tracking_uri, given], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     mirror_champion(client, *made, event(1, FIRST))
-    assert shown(client, "my-tiny") == {"champion": FIRST}
+    assert shown(client, REGISTERED) == {"champion": FIRST}
     (model,) = client.search_logged_models([made[0]])
     assert model.status == "READY"
     assert {path.name for path in tmp_path.rglob(f"*{model.model_id}*/artifacts/*")} == {
@@ -144,7 +157,7 @@ def test_the_model_of_a_killed_follower_is_finished_by_the_next(
         "input_example.json",
     }
     assert "signature" in next(tmp_path.rglob("MLmodel")).read_text()
-    assert len(client.search_model_versions("name = 'my-tiny'")) == 1
+    assert len(client.search_model_versions(f"name = '{REGISTERED}'")) == 1
 
 
 def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,11 @@ def sent(store: Store, artifact: Artifact, to: str, what: str = "model") -> tupl
     return publish(store, artifact, what, to, EVALUATION, said.append), said
 
 
+def interrupt(text: str) -> None:
+    if text == "copying model.safetensors":
+        raise KeyboardInterrupt
+
+
 @pytest.mark.slow  # imports torch and transformers
 def test_a_folder_is_a_model_that_transformers_loads(store: Store, tmp_path: Path) -> None:
     from transformers.models.auto import AutoModelForSequenceClassification
@@ -80,10 +85,6 @@ def test_a_published_card_has_the_results_and_the_artifact_never_changes(store: 
 
 def test_an_interrupted_copy_does_not_load_and_goes_on(store: Store, tmp_path: Path) -> None:
     artifact, to = model(store, tmp_path / "made"), tmp_path / "out/tiny"
-
-    def interrupt(text: str) -> None:
-        if text == "copying model.safetensors":
-            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         publish(store, artifact, "model", str(to), EVALUATION, interrupt)
@@ -191,10 +192,6 @@ def test_an_object_store_gets_the_config_last_and_is_resumed(store: Store, tmp_p
 
     def there() -> set[str]:
         return {one["Key"] for one in client.list_objects_v2(Bucket=bucket, Prefix="tiny/").get("Contents", [])}
-
-    def interrupt(text: str) -> None:
-        if text == "copying model.safetensors":
-            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         publish(store, artifact, "model", to, EVALUATION, interrupt)

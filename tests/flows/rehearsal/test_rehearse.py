@@ -78,6 +78,6 @@ def test_a_disk_too_small_for_the_checkpoints(tmp_path: Path, monkeypatch: pytes
             if fits:
                 check_disk(recipe, open_store(recipe), memory, 2_000_000)
                 continue
-            with pytest.raises(StoreError, match="checkpoints, model and export need about 0.1 GB") as refused:
+            with pytest.raises(StoreError, match="checkpoints, model and export need about 64.0 MB") as refused:
                 check_disk(recipe, open_store(recipe), memory, 2_000_000)
             assert refused.value.stage == "train" and "store.root" in refused.value.fix

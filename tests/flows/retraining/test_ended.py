@@ -14,7 +14,7 @@ from trnflow.flows.retraining.outcome import Retrained
 from trnflow.tasks.errors import DataError, Interrupted, StoreError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
-from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.verify import verify
 

@@ -12,7 +12,7 @@ from trnflow.flows.champions.contenders import judged_models
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.store.garbage.collect import collect
-from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.ledger import append_ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import NewEntry
 from trnflow.tasks.store.verify import verify

@@ -16,7 +16,7 @@ from trnflow.tasks.errors import DataError, StoreError
 from trnflow.tasks.events import log_file, read_log
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
-from trnflow.tasks.store.garbage.roots import Policy
+from trnflow.tasks.store.garbage.mark import Policy
 
 
 @pytest.fixture

@@ -254,6 +254,25 @@ def test_a_run_that_comes_back_before_its_last_process_is_cleared_away_does_not_
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow
+def test_a_worker_of_a_script_ends_at_the_first_sigterm(deployed: Api, tmp_path: Path) -> None:
+    """A shell without job control starts `trnflow worker &` with SIGINT ignored."""
+    command = ["sh", "-c", 'trap "" INT; exec "$0" -m trnflow worker', sys.executable]
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=PROJECT, env=deployed.environ, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        wait_for(lambda: "started!" in log.read_text())
+        process.terminate()
+        process.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def kill_and_resume(api: Api, run: str, ready: Callable[[], object]) -> None:
     """Kill worker and flow process of a run once it is ready, let its heartbeats' end be noticed, and wait until it completed.
 

@@ -16,6 +16,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
     return InProcessShell(write_tiny(tmp_path_factory.mktemp("tiny")))
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the recipe `tiny.yaml`."""
+    monkeypatch.chdir(write_tiny(tmp_path))
+    return tmp_path
+
+
 def write_tiny(folder: Path) -> Path:
     """Write the recipe `tiny.yaml` and its rows into a folder; return the folder."""
     (folder / "tiny.yaml").write_text(RECIPE)

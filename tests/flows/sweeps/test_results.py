@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.runs import step
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_store
@@ -23,13 +22,6 @@ from trnflow.tasks.errors import ConfigError, StoreError
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
 BEST = Tried(0, {"train.learning_rate": 1e-3}, 0.5, "completed", None, None, 0.0)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the recipe `tiny.yaml`."""
-    monkeypatch.chdir(write_tiny(tmp_path))
-    return tmp_path
 
 
 def trained(recipe: Any, options: Any, run: str, *_: Any) -> Result:

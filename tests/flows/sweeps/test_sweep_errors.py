@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.flows.runner.toy import WordsConfig, graph
-from tests.flows.sweeps.conftest import write_tiny
 from tests.helpers.leases import AWAY
 from tests.helpers.runs import context, plan_graph, run_graph, step
 from tests.helpers.stores import new_store
@@ -31,13 +30,6 @@ from trnflow.tasks.events import EventLog
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
 Fault = Callable[[], TrnflowError | None]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the recipe `tiny.yaml`."""
-    monkeypatch.chdir(write_tiny(tmp_path))
-    return tmp_path
 
 
 def run(*overrides: str, recipe: str = "tiny.yaml", trials: int = 3, fault: Fault = lambda: None) -> Any:

@@ -25,8 +25,8 @@ from trnflow.tasks.errors import DataError
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.garbage.pins import add_pin
-from trnflow.tasks.store.garbage.roots import Policy
 from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.verify import verify
 

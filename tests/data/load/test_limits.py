@@ -1,0 +1,84 @@
+"""Input that would fill the memory, or hold what no text holds."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+
+import pyarrow as pa
+import pytest
+
+from tests.data.load.rows import failure, write
+from tests.helpers.data_stages import table
+from trnflow.tasks.errors import DataError
+
+BOMB = b"text\n" + b"0\n" * 50_000_000
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstd)]
+)
+def test_a_file_that_grows_more_than_a_zip_may(bench, tmp_path, suffix, pack):
+    path = tmp_path / f"a.csv.{suffix}"
+    path.write_bytes(pack(BOMB))
+    error = failure(bench, DataError, source=str(path), text="text")
+    assert f"a.csv.{suffix} grows from " in error
+
+
+LONG = "long " * 300_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("csv", "a.csv line 3"),
+        ("tsv", "a.tsv line 3"),
+        ("jsonl", "a.jsonl line 2"),
+        ("json", "a.json row 2: text"),
+        ("parquet", "a.parquet row 2: text"),
+        ("arrow", "a.arrow row 2: text"),
+    ],
+)
+def test_a_long_cell_is_named_in_every_format(bench, tmp_path, kind, place):
+    path = write(tmp_path / f"a.{kind}", {"text": ["short", LONG]})
+    error = failure(bench, DataError, source=str(path), text="text", max_cell_mb=1)
+    assert f"{place} is longer than 1 MB" in error
+    assert table(bench.rows(source=str(path), text="text"), "train")["text"] == ["short", LONG]
+
+
+def test_a_long_cell_of_many_lines_and_a_long_line_of_text(bench, tmp_path):
+    (tmp_path / "a.csv").write_text('text\nfine\n"' + "line\n" * 300_000 + '"\n')
+    error = failure(bench, DataError, source=str(tmp_path / "a.csv"), text="text", max_cell_mb=1)
+    assert "a cell of a.csv line 3 is longer than 1 MB" in error
+    (tmp_path / "a.txt").write_text(f"fine\n{LONG}\n")
+    error = failure(bench, DataError, source=str(tmp_path / "a.txt"), max_cell_mb=1)
+    assert "a.txt line 2 is longer than 1 MB" in error
+
+
+def test_the_longest_row_is_named(bench, tmp_path):
+    path = write(tmp_path / "a.csv", {"text": ["a", "b" * 120_000, "c"]})
+    bench.rows(source=str(path), text="text")
+    assert {"info": "longest row: split train, a.csv row 2, 0.12 MB"} in bench.said
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_nul_byte_makes_a_row_bad(bench, tmp_path, kind):
+    path = write(tmp_path / f"a.{kind}", {"text": ["good", "a \0 b", r"\u0000", "also"], "n": ["1", "2", "3", "\0"]})
+    error = failure(bench, DataError, source=str(path), text="text", columns={"n": "n"})
+    assert f"a.{kind} row 2: text holds a NUL byte" in error
+    rows = bench.rows(source=str(path), text="text", columns={"n": "n"}, nulls="drop")
+    assert table(rows, "train")["text"] == ["good", r"\u0000"]
+    assert rows.meta["dropped"] == {"nul": 2}
+
+
+def test_a_nul_in_a_chat_is_not_the_text_of_its_escape(bench, tmp_path):
+    chats = [[{"role": "user", "content": text}] for text in ("\0", r"\u0000", r"\\u0000", "\\\0")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    rows = bench.rows(source=str(tmp_path / "a.jsonl"), columns={"messages": "messages"}, nulls="drop")
+    assert [json.loads(text) for text in table(rows, "train")["messages"]] == chats[1:3]
