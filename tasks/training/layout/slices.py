@@ -53,6 +53,13 @@ def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
     return ShardLayout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, plan, styles)
 
 
+def fp32_shards(config: TrainConfig, layout: ShardLayout) -> frozenset[str]:
+    """Return the parameters that FSDP keeps in fp32, as masters, and gathers in the dtype that computes."""
+    if not (config.fsdp and config.keeps_masters):
+        return frozenset()
+    return frozenset(name for name, spec in layout.states.items() if "data" in spec)
+
+
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
     """Return this rank's part of a whole tensor, as a view."""
     for dimension, axis in enumerate(spec):

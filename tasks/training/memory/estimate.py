@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.layout.slices import ShardLayout, piece_shape
+from trnflow.tasks.training.layout.slices import ShardLayout, fp32_shards, piece_shape
 from trnflow.tasks.training.optim.optimizer import state_shapes
 from trnflow.tasks.training.partition_specs import Spec
 
@@ -86,7 +86,9 @@ def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Me
     masters = FP32 * _numbers(layout, layout.states, trained)
     split = any(layout.states[name] != layout.specs[name] for name in trained)
     has_masters = config.keeps_masters or (split and not config.stochastic_rounding)
-    parameters = weights + (masters if has_masters else 0)
+    # FSDP's fp32 shards are parameters and masters at once
+    twice = copy * _numbers(layout, layout.specs, fp32_shards(config, layout))
+    parameters = weights - twice + (masters if has_masters else 0)
     optimizer = _optimizer_state(config, layout, masters)
     accumulated = _gradients_during_pass(config, layout, traced, copy)
     updating = _gradients_at_update(config, layout, trained, copy)
@@ -142,7 +144,7 @@ def _gradients_during_pass(config: TrainConfig, layout: ShardLayout, traced: Pas
     several = config.accumulation > 1
     if not config.fsdp:
         return FP32 * _numbers(layout, layout.tp, layout.states) if several else 0
-    parts = (FP32 if several else copy) * _numbers(layout, layout.specs, layout.states)
+    parts = (FP32 if several or config.keeps_masters else copy) * _numbers(layout, layout.specs, layout.states)
     outside, layer = _fsdp_units(layout, layout.states)
     message = copy + FP32  # bytes of an element: in the dtype of the backward pass, and in fp32 to be sent
     in_layer = copy * outside + message * layer  # the head's gradient exists until the end of the pass
@@ -161,7 +163,8 @@ def _optimizer_state(config: TrainConfig, layout: ShardLayout, masters: int) -> 
 def _gradients_at_update(config: TrainConfig, layout: ShardLayout, trained: list[str], copy: int) -> int:
     """Return the bytes of gradients at the update: as left, in fp32, and in messages over "data"."""
     wide = FP32 * _numbers(layout, layout.specs, trained)
-    summed = config.engine == "native" and config.accumulation > 1  # already in fp32
+    # already in fp32
+    summed = config.engine == "native" and (config.accumulation > 1 or (config.fsdp and config.keeps_masters))
     kept = wide if copy == FP32 or summed else wide + copy * _numbers(layout, layout.specs, trained)
     if config.engine == "xla":
         return kept + FP32 * _numbers(layout, layout.states, trained)

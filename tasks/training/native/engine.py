@@ -24,6 +24,7 @@ from trnflow.tasks.training.layout.slices import (
     ShardLayout,
     check_kinds,
     check_length,
+    fp32_shards,
     layout_of,
     piece,
     piece_on,
@@ -81,7 +82,8 @@ class NativeEngine:
         narrow = config.dtype == "bfloat16" and config.accumulation > 1
         self._sums = GradientSums(self._parameters) if narrow else None
         self._spreads = apart or split
-        self._masters = masters if apart else self._places()
+        places = self._places()
+        self._masters = [masters.get(name, place) for name, place in zip(states, places, strict=True)]
         self._choose_kernels()
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
@@ -122,21 +124,25 @@ class NativeEngine:
     def peak_memory(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
-    def _place_state(self, stored: Reader | None, *, masters: bool) -> list[Tensor]:
-        """Make parameters and optimizer state from `stored`; return this rank's fp32 masters, [] without them."""
+    def _place_state(self, stored: Reader | None, *, masters: bool) -> dict[str, Tensor]:
+        """Make parameters and optimizer state from `stored`; return this rank's fp32 masters beside the parameters."""
         config, built = self._config, self._built
         with torch.no_grad():
             for name, parameter in built.trained().items() if stored else ():
                 parameter.copy_(stored.tensor(PARAMETER + name))  # type: ignore[union-attr]
             # the masters are copied before the parameters lose digits in bf16
-            copies = [
-                piece_on(self._device, parameter.detach().float(), self._layout.states[name], self._world)
+            wide = fp32_shards(config, self._layout)
+            copies = {
+                name: piece_on(self._device, parameter.detach().float(), self._layout.states[name], self._world)
                 for name, parameter in (built.trained().items() if masters else ())
-            ]
+                if name not in wide
+            }
             self._state = UPDATES[config.optimizer](self._layout, self._world, self._device, stored)
             if config.dtype == "bfloat16":
-                for parameter in built.parameters().values():  # buffers stay as they are: rotary frequencies need fp32
-                    parameter.data = parameter.data.to(torch.bfloat16)
+                # buffers stay as they are: rotary frequencies need fp32
+                for name, parameter in built.parameters().items():
+                    if name not in wide:
+                        parameter.data = parameter.data.to(torch.bfloat16)
         return copies
 
     def _place_model(self) -> None:

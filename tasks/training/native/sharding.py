@@ -96,7 +96,10 @@ def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: W
     options: dict[str, Any] = {
         "mesh": world.groups["data"],
         "shard_placement_fn": lambda parameter: Shard(dimensions[id(parameter)]),
-        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
+        # with fp32 shards a reduced gradient stays in fp32: FSDP would round it to the dtype of a bf16 shard
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=getattr(torch, config.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
+        ),
         "ignored_params": {parameter for parameter in named.values() if id(parameter) not in dimensions},
     }
     for module in (*layers_of(built.model), built.model):

@@ -99,7 +99,7 @@ def test_while_workers_tokenise_a_row_of_forty_megabytes(shell: Shell, how: list
     def tokenised() -> bool:
         return any((shell.folder / ".trnflow/work").glob("*tokenize_text*/shared/special.json"))
 
-    with started(shell, *how) as run:
+    with started(shell, *how, "data.max_cell_mb=64") as run:
         interrupt(run, shell, tokenised)
     wait_for(lambda: not workers(run.pid), 20)
 

@@ -93,9 +93,16 @@ def test_the_gradients_of_one_pass_are_those_of_plain_pytorch_to_the_bit(tmp_pat
         assert torch.equal(found[name].to(torch.bfloat16).double(), value), name
 
 
-@pytest.mark.parametrize("layout", [{"fsdp": True}, {"zero1": True}, {"tensor_parallel_size": 2}], ids=str)
-def test_ranks_sum_as_precisely(layout: dict[str, Any], tmp_path: Path) -> None:
-    """Of 64 passes, 32 a rank under data parallelism: half the error, or less, of sums in bfloat16."""
+LAYOUTS: list[tuple[dict[str, Any], float | None]] = [
+    ({"fsdp": True}, 1e-6),
+    ({"zero1": True}, 1e-6),
+    ({"tensor_parallel_size": 2}, None),  # its passes themselves round elsewhere
+]
+
+
+@pytest.mark.parametrize(("layout", "limit"), LAYOUTS, ids=str)
+def test_ranks_sum_as_precisely(layout: dict[str, Any], limit: float | None, tmp_path: Path) -> None:
+    """Of 64 passes, 32 a rank under data parallelism. No limit: half the error, or less, of sums in bfloat16."""
     packed = packed_lm(tmp_path / "packed", rows=64, length=16)
     config = TrainConfig(**BFLOAT16, **TWO, **layout, global_batch=64, micro_batch=1, seed=0)
     inputs: dict[str, Any] = {"model": scratch(**LLAMA), "packed": packed}
@@ -110,7 +117,7 @@ def test_ranks_sum_as_precisely(layout: dict[str, Any], tmp_path: Path) -> None:
     }
     exact, narrow = by_plain_pytorch(packed, 64)
     print(f"{layout}: relative error {error(found, exact):.1e}, summed in bfloat16 {error(narrow, exact):.1e}")
-    assert error(found, exact) < error(narrow, exact) / 2
+    assert error(found, exact) < (limit or error(narrow, exact) / 2)
 
 
 @stage(kind="checkpoint", environ=environ, ranks=ranks)
