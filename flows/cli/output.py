@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.launch.warm_parents import close_all
 from trnflow.tasks.system.log_lines import LogLines
 from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
 
@@ -66,6 +67,7 @@ def print_error(error: TrnflowError, options: Namespace) -> int:
 
 def exit_at_once(code: int) -> NoReturn:
     """End the process without waiting for its threads."""
+    close_all()
     sys.stdout.flush()
     sys.stderr.flush()
     # Prefect's threads try for minutes to reach a server that is gone

@@ -23,7 +23,6 @@ from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run import preview_id, run, settle
 from trnflow.flows.runner.warm_parents import Parent, parent_of, start_warm_parents
-from trnflow.flows.runner.work_folders import workfolder
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import ProcessFailed, TrnflowError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
@@ -34,6 +33,7 @@ from trnflow.tasks.rehearsal.sample_rows import SampleConfig, sample_rows
 from trnflow.tasks.rehearsal.stand_in import StandInConfig, stand_in
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.store import Store
+from trnflow.tasks.system.home import workfolder
 from trnflow.tasks.system.process import processes_of
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 

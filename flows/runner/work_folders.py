@@ -14,9 +14,9 @@ from trnflow.tasks.errors import StoreError
 from trnflow.tasks.events import run_folder
 from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.store import Store
-from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.home import home_folder, workfolder
 from trnflow.tasks.system.private_files import make_home
-from trnflow.tasks.system.process import lives_on, read_tag, this_process
+from trnflow.tasks.system.process import lives_on, read_tag
 
 
 def open_home() -> Path:
@@ -48,11 +48,6 @@ def workplace(home: Path, attempt: str) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def workfolder(home: Path, name: str) -> Path:
-    """Return the path of a folder for this process to work in, which need not exist."""
-    return home / "work" / f"{this_process().tag}~{name}"
 
 
 def attempt_log(home: Path, run: str, attempt: str) -> Path:

@@ -22,6 +22,8 @@ from trnflow.flows.services.prefect_server import cause_of_failure, ensure_serve
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG, our_flows, recovery_automations, tend_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, ProcessFailed
+from trnflow.tasks.system.home import temporary_folder
+from trnflow.tasks.system.process import STARTER, this_process
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -81,6 +83,8 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
     tend_runs()
     report()
     environ = PATIENT | os.environ | HEARTBEATS
+    if folder := temporary_folder():  # Prefect keeps a folder for each flow run; a killed worker removes none
+        environ |= {"TMPDIR": str(folder), STARTER: this_process().tag}
     words = ["worker", "start", "--pool", POOL, "--type", "process", "--limit", AT_ONCE]
     os.execve(sys.executable, [sys.executable, "-c", WORKER, *words], environ)
 

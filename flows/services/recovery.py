@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.services.events import automation, connected, send_events
+from trnflow.tasks.system.home import remove_temporary_folders, temporary_folder
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -171,7 +172,11 @@ def prefect_worker() -> None:
     from prefect.cli import app
 
     leave_counted_runs()
-    app()
+    temporary_folder()
+    try:
+        app()
+    finally:
+        remove_temporary_folders()
 
 
 def leave_counted_runs() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.warm_parent import RESERVED
+from trnflow.tasks.system.home import remove_temporary_folders, temporary_folder
 from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 
 # the store's root may hold credentials: it goes to the stage's process by the environment, not in the job's file
@@ -97,7 +98,7 @@ class WarmParent:
         with theirs:
             self._process = subprocess.Popen(
                 python("trnflow.tasks.launch.warm_parent:serve", str(theirs.fileno())),
-                env={**environ, ATTEMPT: "-" * (RESERVED - 1), **WITHOUT_THREADS},
+                env={**environ, **_place(), ATTEMPT: "-" * (RESERVED - 1), **WITHOUT_THREADS},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -152,9 +153,17 @@ _lock = threading.Lock()
 
 
 @atexit.register
-def _close_all() -> None:
+def close_all() -> None:
+    """Kill all warm parents, and remove what they left."""
     for parent in _parents.values():
         parent.close()
+    remove_temporary_folders()
+
+
+def _place() -> dict[str, str]:
+    # torch's import writes a folder, which it would remove at an ordinary exit alone
+    folder = temporary_folder()
+    return {"TMPDIR": str(folder)} if folder else {}
 
 
 def warm_parent(environ: Mapping[str, str]) -> WarmParent:

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -44,6 +45,7 @@ def main(file: str) -> int:
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
     job = _load(file)
+    _keep_temporary_files(job.scratch)
     if job.ranks == 1:
         Path(file).unlink()  # the config may hold a URL with credentials; ranks read the file, too
     document = _call(job, Events(WORKER_EVENTS)) if job.ranks == 1 else _lead(job)
@@ -77,6 +79,12 @@ def _load(file: str) -> Job:
     return job
 
 
+def _keep_temporary_files(folder: Path) -> None:
+    """Let this process and its children put temporary files into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
 def _lead(job: Job) -> Meta:
     """Run all ranks of the stage, and return the result of rank 0."""
 
@@ -106,8 +114,7 @@ def _call(job: Job, emit: Callable[[Meta], None]) -> Meta:
 def _run(job: Job, emit: Callable[[Meta], None]) -> Meta:
     function = resolve(job.function)
     config = resolve(job.config_type).model_validate_json(json.dumps(job.config))
-    for folder in (job.out, job.scratch):
-        folder.mkdir(parents=True, exist_ok=True)
+    job.out.mkdir(parents=True, exist_ok=True)
     out = Workdir(job.out, job.scratch, emit, _partial(job, function))
     return run_phase(function, config, job.inputs, out, job.phase)
 

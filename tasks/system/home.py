@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.process import this_process
 
 HOME_NAME = ".trnflow"
+
+
+def workfolder(home: Path, name: str) -> Path:
+    """Return the path of a folder for this process to work in, which need not exist."""
+    return home / "work" / f"{this_process().tag}~{name}"
+
+
+_temporary: set[Path] = set()
+
+
+def temporary_folder() -> Path | None:
+    """Create a folder for temporary files of this process and its children; None where there is no home to write in.
+
+    If this process is killed, the next run of the home removes the folder."""
+    home = home_folder()
+    folder = workfolder(home, this_process().tag)  # so named, it stays while a stage of this process lives
+    try:
+        if not home.is_dir():
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    _temporary.add(folder)
+    return folder
+
+
+def remove_temporary_folders() -> None:
+    for folder in _temporary:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def home_folder() -> Path:

@@ -16,7 +16,7 @@ from uuid import uuid4
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.stored import publish
-from trnflow.flows.runner.work_folders import attempt_log, clear, workfolder, workplace
+from trnflow.flows.runner.work_folders import attempt_log, clear, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.errors import CodeError, StoreError
 from trnflow.tasks.keys.code_closure import closure
@@ -26,6 +26,7 @@ from trnflow.tasks.launch.local import STOP_SECONDS, run_job
 from trnflow.tasks.stage import Stage, stage_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD
+from trnflow.tasks.system.home import workfolder
 
 SHARED = "shared"
 """The name of the folder, in the flow's work folder, that a stage's `split` writes."""

@@ -16,6 +16,7 @@ from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.stage import Workdir
+from trnflow.tasks.system.home import temporary_folder
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.memory import traced_memory
 from trnflow.tasks.training.memory.estimate import Memory
@@ -82,7 +83,7 @@ def trace_in_process(
     from trnflow.tasks.launch.job import Job
     from trnflow.tasks.launch.local import run_job
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=temporary_folder()) as name:
         folder = Path(name)
         packed = Input(folder, "packed", {**rows, "limit": limit}, "")
         inputs: dict[str, Input | Source] = {"model": model, "rows": packed}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     empty = tmp_path_factory.mktemp("empty")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRNFLOW_", "MAKE"))}
     environ = kept | {"HOME": str(empty), "TRNFLOW_HOME": str(empty / "home"), "DO_NOT_TRACK": "1"}
+    environ["TMPDIR"] = str(tmp_path_factory.mktemp("temporary"))
     with contextlib.ExitStack() as stack:
         stack.callback(subprocess.run, [sys.executable, "-m", "trnflow", "down"], cwd=PROJECT, env=environ, timeout=60)
         printed = ""
@@ -103,6 +105,9 @@ def test_a_run_that_is_cancelled_is_on_record_as_cancelled(operated: Api) -> Non
         f"deployments/{deployment}/create_flow_run", parameters={"recipe": "demo", "overrides": overrides}
     )["id"]
     wait_for(lambda: process_logs(operated.home, "train"), 300)
+    # where the next run clears it, should the worker be killed
+    assert [*operated.home.glob("work/*/prefect-workspace-attempt-*/workspace.json")]
+    assert not [*Path(operated.environ["TMPDIR"]).glob("prefect-workspace-*")]
     operated.prefect("flow-run", "cancel", run)
     wait_for(lambda: operated.get(f"flow_runs/{run}")["state_type"] == "CANCELLED", 180)
     records = [json.loads(file.read_text()) for file in (operated.home / "store/runs").glob("*.json")]
