@@ -40,7 +40,9 @@ def _mirror(recipe: Recipe, store: Store, decision: Decision | None) -> str | No
     context = context_of(recipe, store).for_run(EventLog(*readers), kind="mirror")
     lost = decision.challenger if decision and decision.challenger != decision.champion else None
     with begin_log(context, Options(), tags={"trnflow.action": champion["outcome"]}):
-        write_champion(context.log, ledger, challenger=lost, comparison=_figures(decision), frozen=champion["frozen"])
+        write_champion(
+            context.log, store, ledger, challenger=lost, comparison=_figures(decision), frozen=champion["frozen"]
+        )
     return readers[0].note or None
 
 

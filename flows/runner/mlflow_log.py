@@ -9,9 +9,12 @@ from pathlib import Path
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, read_row_format
 from trnflow.tasks.errors import StoreError, TrnflowError
 from trnflow.tasks.events import EventLog, Reader, unsent_file
+from trnflow.tasks.prediction.prompts import columns_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.tracking import MlflowDelivery, destination, tracking_address
@@ -75,12 +78,13 @@ def end_log(context: RunContext, error: TrnflowError | None, notes: list[str]) -
         with suppress(StoreError, FileNotFoundError):
             ledger = read_ledger(context.store, recipe.name)
             if ledger.champion is not None:
-                write_champion(log, ledger)
+                write_champion(log, context.store, ledger)
     return log.end(error, notes)
 
 
 def write_champion(
     log: EventLog,
+    store: Store,
     ledger: Ledger,
     *,
     challenger: str | None = None,
@@ -101,4 +105,26 @@ def write_champion(
         challenger=challenger,
         comparison=comparison or {},
         frozen=frozen,
+        why=champion["why"],
+        metrics=_metrics(store, champion["evaluation"]),
+        **_columns(store, str(champion["champion"])),
     )
+
+
+def _metrics(store: Store, evaluation: str | None) -> dict[str, float]:
+    """Return the single figures of an evaluation; none if the store has lost it."""
+    with suppress(TrnflowError):
+        metrics = store.artifact(evaluation).meta["metrics"] if evaluation else {}
+        return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {}
+
+
+def _columns(store: Store, model: str) -> Meta:
+    """Return the columns of a model's rows as `Champion` has them; none if the store has lost its `trnflow.json`."""
+    with suppress(TrnflowError), workplace(store.home, "columns") as work:
+        artifact = store.artifact(model)
+        files = tuple(file for file in artifact.files if file.path == ROW_FORMAT_FILE)
+        folder = store.link_files(replace(artifact, files=files), work / "model")
+        columns, optional = columns_of(read_row_format(folder))
+        return {"columns": columns, "optional": optional}
+    return {}

@@ -167,7 +167,7 @@ class Decided(_Line):
     entry: Meta
 
 
-class Champion(_Line):
+class _Champion(_Line):
     """The recipe's present champion, when a run ends or a champion is made. created: when it became champion. challenger: the
     digest of a model that lost against it. comparison: of the two; {} if none were compared. frozen: the digest of the
     rows on which they were."""
@@ -182,6 +182,15 @@ class Champion(_Line):
     challenger: str | None
     comparison: Numbers
     frozen: str | None
+
+
+class Champion(_Champion, total=False):
+    """why: it became champion. metrics: of its evaluation. columns, optional: that rows must have, and may have."""
+
+    why: str
+    metrics: Numbers
+    columns: list[str]
+    optional: list[str]
 
 
 class RunEnded(_Line):

@@ -83,6 +83,15 @@ def shape_of(rows: RowFormat, folder: Path) -> Shape:
     return Shape(columns, [], lambda row, where: _plain(config.separator.join(str(row[name]) for name in columns)))
 
 
+def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:
+    """Return (columns that a row must have, columns that it may have); no file is read. Raises ConfigError."""
+    config = FormatConfig.model_validate(rows.settings)
+    if config.task == "chat":
+        return _chat_columns(config)
+    shape = shape_of(rows, Path())
+    return shape.columns, shape.optional
+
+
 def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
     """Return the shape of `format.prompt_template`."""
     assert config.prompt_template is not None
@@ -97,7 +106,7 @@ def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
 
 def _chat(config: FormatConfig, folder: Path) -> Shape:
     names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
-    optional = [name for name in (config.tools, config.documents, ARGUMENTS) if name]
+    columns, optional = _chat_columns(config)
     framed = is_framed(config)
     chat = chat_document(config, folder) if framed else None
     templates = chat_templates_of(config, chat) if chat else {}
@@ -114,7 +123,11 @@ def _chat(config: FormatConfig, folder: Path) -> Shape:
             {"text": f"\n\n### {ROLES['assistant']}\n", "train": False},
         ]
 
-    return Shape([config.messages], optional, parts, framed=framed, is_chat=True)
+    return Shape(columns, optional, parts, framed=framed, is_chat=True)
+
+
+def _chat_columns(config: FormatConfig) -> tuple[list[str], list[str]]:
+    return [config.messages], [name for name in (config.tools, config.documents, ARGUMENTS) if name]
 
 
 def _asked(messages: list[Row], where: str) -> list[Row]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import Event
 from trnflow.tasks.events.event_types import Champion, Metrics, RunBegun, StageBegun, StageEnded, stages_of
-from trnflow.tasks.system.redaction import scrub, without_secrets
+from trnflow.tasks.system.redaction import hide_secrets, scrub, without_secrets
 from trnflow.tasks.tracking.addresses import note_experiment
 from trnflow.tasks.tracking.figures import lengths_figure
 from trnflow.tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
@@ -98,6 +98,7 @@ class MlflowRuns:
         git = {"git.commit": checkout["commit"], "git.dirty": str(checkout["dirty"]).lower()} if checkout else {}
         tags = {**own, **git, SWEEP: event["parent"], **tracking.get("tags", {})}
         self._state |= {"tags": own, "sweep": event["parent"], "stages": {}, "sources": data_sources(settings)}
+        self._state["store"] = hide_secrets(event["store"])
         self._state["parent"] = self._run(f"{event['recipe']} {event['run']}", event["time"], tags, stage="")
         self._nest()
         self._params(self._state["parent"], settings)
@@ -154,7 +155,8 @@ class MlflowRuns:
             self._dataset(f"{event['recipe']} frozen rows", event["frozen"], "", "evaluation")
         self._metrics(self._state["parent"], numbers(event["comparison"]), event["time"], 0)
         try:
-            mirror_champion(self._client, self._state["experiment"], self._state["parent"], dict(event))
+            shown = {**event, "store": self._state.get("store", "")}
+            mirror_champion(self._client, self._state["experiment"], self._state["parent"], shown)
         except MlflowException as error:
             if "Max retries exceeded" in str(error) or "timed out" in str(error):
                 raise

@@ -1,4 +1,4 @@
-"""Mirror a recipe's champion in MLflow's model registry, as an external model: name, digest, signature, no weights.
+"""Mirror a recipe's champion in MLflow's model registry, as a pyfunc model that reads its weights from the store.
 
 The store decides which model is champion. An event about an earlier champion than the registry shows changes no alias;
 of two series the one whose champion is newer is shown.
@@ -7,26 +7,40 @@ of two series the one whose champion is newer is shown.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
+    from mlflow.models import ModelSignature
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 ARTIFACT, COMPLETE = "trnflow.artifact", "trnflow.complete"
 NUMBER, SERIES, CREATED = "trnflow.champion_number", "trnflow.champion_series", "trnflow.champion_created"
 # MLflow would fill these in with the user's name and the path of the running script
 WHO = {"mlflow.user": "unknown", "mlflow.source.name": "trnflow", "mlflow.source.type": "JOB"}
-EXAMPLE = {"classification": {"text": "A sentence to classify."}, "causal_lm": {"prompt": "The beginning of a text"}}
-"""An input of each task; no row of the data."""
-OUTPUT = {"classification": "label", "causal_lm": "generated"}
+FORMAT = "2"
+"""The value of the tag COMPLETE; models of earlier versions have `true`, and can't be loaded."""
+CODE = '''"""Loads a model from trnflow's store: the configuration beside this file names the store and the digest."""
+
+from mlflow.models import set_model
+
+from trnflow.tasks.prediction.stored_model import StoredModel
+
+set_model(StoredModel())
+'''
+MAX_NEW_TOKENS = 256
+OUTPUT = {
+    "classification": {"text": "string", "label": "string"},
+    "causal_lm": {"prompt": "string", "generated": "string", "tokens": "long", "ended": "boolean"},
+}
 
 
 def registered_name(recipe: str) -> str:
@@ -39,14 +53,14 @@ def registered_name(recipe: str) -> str:
 def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta) -> None:
     """Register champion and challenger, and give them their aliases. Another call with the same event has no effect.
 
-    experiment, run: MLflow's ids for new models; event: recipe, task, number, series, created, champion, challenger.
+    experiment, run: MLflow's ids for new models; event: a `Champion`, and `store`, the store's root without secrets.
     """
     import mlflow
 
     mlflow.set_tracking_uri(client.tracking_uri)
     name = registered_name(event["recipe"])
     versions = {
-        alias: _version(client, experiment, run, name, event[alias], event["task"])
+        alias: _version(client, experiment, run, name, event[alias], event)
         for alias in (CHAMPION, CHALLENGER)
         if event[alias]
     }
@@ -59,6 +73,8 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
             client.set_registered_model_alias(name, alias, versions[alias])
     if str(shown.aliases.get(CHALLENGER)) == versions[CHAMPION] and CHALLENGER not in versions:
         client.delete_registered_model_alias(name, CHALLENGER)
+    client.update_registered_model(name, describe(event))
+    client.update_model_version(name, versions[CHAMPION], describe(event))
     for tag, value in (
         (NUMBER, event["number"]),
         (SERIES, event["series"]),
@@ -74,15 +90,30 @@ def _is_older(event: Meta, shown: dict[str, str]) -> bool:
     return shown.get(CREATED, "") > str(event["created"])
 
 
-def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, task: str) -> str:
+def describe(event: Meta) -> str:
+    """Return the description of a registered model (Markdown): its champion, why it is that, its figures, its use."""
+    model, figures = f"{event['recipe']}@champion", event.get("metrics", {})
+    lines = [
+        f"Champion {event['number']} of {event['recipe']} since {event['created']}: {event.get('why', '')}",
+        f"Its evaluation: {', '.join(f'{name} {value:.4g}' for name, value in figures.items())}" if figures else "",
+        f"Its weights are {event['champion']} in the store {event.get('store', '')}; to copy them:",
+        f"    trnflow get '{model}' DIR",
+        "To predict:",
+        f"    trnflow predict '{model}' TEXT",
+        f'    mlflow.pyfunc.load_model("models:/{registered_name(event["recipe"])}@champion").predict(rows)',
+    ]
+    return scrub("\n\n".join(filter(None, lines)))
+
+
+def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, event: Meta) -> str:
     """Return the version of the registered model for an artifact, made if there is none."""
     import mlflow
 
-    model = _found(client, experiment, artifact) or mlflow.create_external_model(
-        name=name, source_run_id=run, tags={ARTIFACT: artifact, **WHO}, model_type=task, experiment_id=experiment
+    model = _found(client, experiment, artifact) or client.create_logged_model(
+        experiment, name, source_run_id=run, tags={ARTIFACT: artifact, **WHO}, model_type=event["task"]
     )
-    if COMPLETE not in model.tags:
-        _complete(client, model, task)
+    if model.tags.get(COMPLETE) != FORMAT:
+        _complete(client, model, artifact, event)
     source = f"models:/{model.model_id}"
     for version in client.search_model_versions(f"name = '{name}'"):
         if version.source == source:
@@ -96,20 +127,45 @@ def _found(client: MlflowClient, experiment: str, artifact: str) -> LoggedModel 
     return next(iter(sorted(models, key=lambda model: COMPLETE not in model.tags)), None)
 
 
-def _complete(client: MlflowClient, model: LoggedModel, task: str) -> None:
-    """Give an external model what a killed follower may have left out."""
-    from mlflow.models import ModelSignature, set_signature
-    from mlflow.models.utils import get_external_mlflow_model_spec
-    from mlflow.types import ColSpec, Schema
+def _complete(client: MlflowClient, model: LoggedModel, artifact: str, event: Meta) -> None:
+    """Give a model its files, which a killed follower or an earlier version may have left out."""
+    from mlflow.models import Model
+    from mlflow.pyfunc import save_model
+    from mlflow.utils.mlflow_tags import MLFLOW_MODEL_IS_EXTERNAL
 
-    (given,) = EXAMPLE[task]
+    columns, signature = event.get("columns", []), _signature(event)
     with tempfile.TemporaryDirectory() as folder:
-        get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
-        example = Path(folder) / "input_example.json"
-        example.write_text(json.dumps({"columns": [given], "data": [[EXAMPLE[task][given]]]}), encoding="utf-8")
-        client.log_model_artifacts(model.model_id, folder)
+        code = Path(folder) / "stored_model.py"
+        code.write_text(CODE, encoding="utf-8")
+        described = Model(
+            model.artifact_location, model.source_run_id, model_uuid=model.model_id, model_id=model.model_id
+        )
+        save_model(
+            f"{folder}/model", python_model=str(code), mlflow_model=described, signature=signature,
+            input_example=dict.fromkeys(columns, "a text") if signature else None,
+            model_config={"store": event.get("store", ""), "artifact": artifact, "max_new_tokens": MAX_NEW_TOKENS},
+            pip_requirements=[f"trnflow=={metadata.version('trnflow')}"],
+        )  # fmt: skip
+        client.log_model_artifacts(model.model_id, f"{folder}/model")
     client.finalize_logged_model(model.model_id, "READY")
-    signature = ModelSignature(Schema([ColSpec("string", given)]), Schema([ColSpec("string", OUTPUT[task])]))
-    set_signature(f"models:/{model.model_id}", signature)
+    if MLFLOW_MODEL_IS_EXTERNAL in model.tags:
+        client.delete_logged_model_tag(model.model_id, MLFLOW_MODEL_IS_EXTERNAL)
     # last: nothing is missing now
-    client.set_logged_model_tags(model.model_id, {COMPLETE: "true"})
+    client.set_logged_model_tags(model.model_id, {COMPLETE: FORMAT})
+
+
+def _signature(event: Meta) -> ModelSignature | None:
+    """Return the columns that the model reads and writes; None if they are not known."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import AnyType, Map
+
+    if not event.get("columns"):
+        return None
+    # any type: `trnflow predict` writes numbers, lists and messages into the text, too
+    needed = [ColSpec(AnyType(), name) for name in event["columns"]]
+    inputs = [*needed, *(ColSpec(AnyType(), name, required=False) for name in event["optional"])]
+    outputs = [ColSpec(kind, name) for name, kind in OUTPUT[event["task"]].items()]
+    if event["task"] == "classification":
+        outputs.append(ColSpec(Map(DataType.double), "probabilities"))
+    return ModelSignature(Schema(inputs), Schema(outputs))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from tests.flows.champions.conftest import RECIPE
 from tests.helpers.stores import new_store
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 FIRST, SECOND, THIRD = (f"sha256:{digit * 64}" for digit in "abc")
 REGISTERED = "my-tiny-0d9c773b"
 """The name of the model of recipe my/tiny."""
+FILES = {"MLmodel", "conda.yaml", "input_example.json", "python_env.yaml", "requirements.txt", "stored_model.py"} | {
+    "serving_input_example.json"
+}
 COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
 
 
@@ -66,7 +70,9 @@ def client(empty_database: Path, tmp_path: Path) -> MlflowClient:
 def event(number: int, winner: str, loser: str | None = None, series: str = "a", day: int = 1) -> dict[str, Any]:
     return {
         "recipe": "my/tiny", "task": "classification", "number": number, "champion": winner, "challenger": loser,
-        "series": series, "created": f"2026-01-{day:02}T00:00:0{number}Z",
+        "series": series, "created": f"2026-01-{day:02}T00:00:0{number}Z", "store": "s3://***@bucket/store",
+        "why": "better than the champion on 300 frozen rows", "metrics": {"f1_weighted": 0.91234},
+        "columns": ["title", "body"], "optional": ["context"],
     }  # fmt: skip
 
 
@@ -116,11 +122,42 @@ def test_aliases_follow_the_store_and_never_an_older_event(
     assert len(client.search_model_versions(f"name = '{REGISTERED}'")) == 3
     model = client.search_logged_models([experiment])[0]
     files = {path.name for path in tmp_path.rglob(f"*{model.model_id}*/artifacts/*")}
-    assert files == {"MLmodel", "input_example.json"}  # no weights
+    assert files == FILES  # neither weights nor pickles
     assert model.tags["mlflow.user"] == "unknown" and model.tags["mlflow.source.name"] == "trnflow"
     assert "somebody" not in str(client.search_logged_models([experiment]))
-    signature = (next(tmp_path.rglob("MLmodel"))).read_text()
-    assert "signature" in signature and "label" in signature
+    shown_model = yaml.safe_load(next(tmp_path.rglob("MLmodel")).read_text())
+    inputs = {column["name"]: column["required"] for column in json.loads(shown_model["signature"]["inputs"])}
+    assert inputs == {"title": True, "body": True, "context": False}
+    assert shown_model["flavors"]["python_function"]["config"]["store"] == "s3://***@bucket/store"
+
+
+def test_the_registered_model_says_why_how_good_and_how_to_get_it(client: MlflowClient, made: tuple[str, str]) -> None:
+    mirror_champion(client, *made, event(1, FIRST))
+    model = client.get_registered_model(REGISTERED)
+    for part in ("better than the champion on 300", "f1_weighted 0.9123", "trnflow get 'my/tiny@champion' DIR", FIRST):
+        assert part in model.description
+    mirror_champion(client, *made, event(2, SECOND) | {"why": "better still"})
+    assert "better still" in client.get_registered_model(REGISTERED).description
+    descriptions = [version.description for version in client.search_model_versions(f"name = '{REGISTERED}'")]
+    assert len(descriptions) == 2 and sum("better still" in text for text in descriptions) == 1
+
+
+def test_a_model_that_an_earlier_version_registered_can_be_loaded_after_the_next_event(
+    client: MlflowClient, made: tuple[str, str], tmp_path: Path
+) -> None:
+    import mlflow
+
+    mlflow.set_tracking_uri(client.tracking_uri)
+    old = mlflow.create_external_model(
+        "my-tiny", source_run_id=made[1], tags={"trnflow.artifact": FIRST, "trnflow.complete": "true"},
+        model_type="classification", experiment_id=made[0],
+    )  # fmt: skip
+    mlflow.register_model(f"models:/{old.model_id}", REGISTERED)
+    mirror_champion(client, *made, event(1, FIRST))
+    (version,) = client.search_model_versions(f"name = '{REGISTERED}'")
+    with pytest.raises(mlflow.MlflowException, match="there is no store at s3"):
+        mlflow.pyfunc.load_model(f"models:/{REGISTERED}@champion")
+    assert version.source == f"models:/{old.model_id}"
 
 
 def test_a_new_store_begins_at_one_again(client: MlflowClient, made: tuple[str, str]) -> None:
@@ -152,10 +189,7 @@ def test_the_model_of_a_killed_follower_is_finished_by_the_next(
     assert shown(client, REGISTERED) == {"champion": FIRST}
     (model,) = client.search_logged_models([made[0]])
     assert model.status == "READY"
-    assert {path.name for path in tmp_path.rglob(f"*{model.model_id}*/artifacts/*")} == {
-        "MLmodel",
-        "input_example.json",
-    }
+    assert {path.name for path in tmp_path.rglob(f"*{model.model_id}*/artifacts/*")} == FILES
     assert "signature" in next(tmp_path.rglob("MLmodel")).read_text()
     assert len(client.search_model_versions(f"name = '{REGISTERED}'")) == 1
 

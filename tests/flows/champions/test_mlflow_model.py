@@ -1,0 +1,193 @@
+"""MLflow alone loads, serves and runs the champion, with the answers of `trnflow predict`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.test_language_model import RECIPE as LM_RECIPE
+from tests.helpers.command_line import Shell
+from trnflow.tasks.events import unsent_runs
+
+pytestmark = pytest.mark.slow
+
+NO_TRACKING = "tracking: {enabled: false}\n"
+LOAD = """
+import json, sys, mlflow
+from pandas import DataFrame
+model = mlflow.pyfunc.load_model("models:/tiny@champion")
+print(json.dumps(model.predict(DataFrame(json.loads(sys.argv[1])))))
+"""
+SECRET = "hunter2hunter2"
+
+
+class Champion:
+    """A recipe's champion, as MLflow shows it to a process that knows its tracking address alone."""
+
+    def __init__(self, folder: Path, recipe: str) -> None:
+        self.shell, self.elsewhere = Shell(folder), folder / "elsewhere"
+        self.elsewhere.mkdir()
+        (folder / "tiny.yaml").write_text(recipe.replace(NO_TRACKING, ""))
+        self.shell.environ["ANY_TOKEN"] = SECRET
+        self.shell.environ.pop("MLFLOW_TRACKING_URI", None)  # MLflow's client sets it in the process of other tests
+        self.shell.json("run", "tiny.yaml", "--direct", "--until", "consolidate", "export.target=none")
+        self.shell.json("promote", "tiny.yaml", "export.target=none")
+        deadline = time.monotonic() + 120
+        while unsent_runs(folder / ".trnflow"):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        self.environ = {
+            **self.shell.environ,
+            "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/.trnflow/mlflow.db",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # MLflow starts `uvicorn` by its name
+        }
+
+    def predict(self, rows: list[dict[str, str]]) -> Any:
+        (self.shell.folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return self.shell.json("predict", "tiny@champion", "--file", "rows.jsonl")["results"]
+
+    def alone(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words], cwd=self.elsewhere, env=self.environ, capture_output=True, text=True
+        )
+
+    def load(self, rows: list[dict[str, str]]) -> Any:
+        loaded = self.alone("-c", LOAD, json.dumps(rows))
+        assert loaded.returncode == 0, loaded.stderr
+        return json.loads(loaded.stdout)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Champion:
+    folder = tmp_path_factory.mktemp("classifier")
+    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    return Champion(folder, RECIPE)
+
+
+ROWS = [{"text": "a happy day"}, {"text": "rainy and sad, 2"}, {"text": " ".join(["long"] * 40)}]
+
+
+def test_a_loaded_classifier_answers_as_predict(classifier: Champion) -> None:
+    expected = classifier.predict(ROWS)
+    assert classifier.load(ROWS) == expected and expected[2]["cut"] > 0
+
+
+def test_a_loaded_text_generator_answers_as_predict(tmp_path: Path) -> None:
+    champion = Champion(tmp_path, LM_RECIPE)
+    rows = [{"instruction": "Return the absolute value of a number."}, {"instruction": "Add two numbers."}]
+    expected = champion.predict(rows)
+    assert champion.load(rows) == expected and len(expected[0]["generated"]) > 0
+
+
+def test_batches_of_json_and_csv_are_predicted_as_by_predict(classifier: Champion) -> None:
+    given = {
+        "json": json.dumps({"dataframe_records": ROWS}),
+        "csv": "\n".join(["text", *(f'"{row["text"]}"' for row in ROWS)]),
+    }
+    for kind, text in given.items():
+        (classifier.elsewhere / f"rows.{kind}").write_text(text)
+        found = classifier.alone(
+            "-m", "mlflow", "models", "predict", "-m", "models:/tiny@champion", "--env-manager", "local",
+            "-t", kind, "-i", f"rows.{kind}", "-o", "out.json",
+        )  # fmt: skip
+        assert found.returncode == 0, found.stderr
+        document = json.loads((classifier.elsewhere / "out.json").read_text())
+        assert document == {"predictions": classifier.predict(ROWS)}
+
+
+def test_a_served_classifier_answers_as_predict_and_says_what_a_row_lacks(classifier: Champion) -> None:
+    with served(classifier) as url:
+        assert post(url, {"dataframe_records": ROWS}) == (200, {"predictions": classifier.predict(ROWS)})
+        status, document = post(url, {"dataframe_records": [{"text": None}]})
+        assert status == 400
+        assert "row 1: the column text is missing or null. Fix: give every row a text" in document["message"]
+
+
+def test_a_lost_model_is_one_line_with_the_fix(classifier: Champion, tmp_path: Path) -> None:
+    kept = tmp_path / "blobs"
+    shutil.move(classifier.shell.folder / ".trnflow/store/blobs", kept)
+    try:
+        loaded = classifier.alone("-c", LOAD, json.dumps(ROWS))
+        last = loaded.stderr.strip().splitlines()[-1]
+        assert "mlflow.exceptions.MlflowException: the manifest sha256:" in last and "Fix: `trnflow run`" in last
+    finally:
+        shutil.move(kept, classifier.shell.folder / ".trnflow/store/blobs")
+
+
+def test_a_store_that_moved_is_named_by_its_variable(classifier: Champion, tmp_path: Path) -> None:
+    place, moved = classifier.shell.folder / ".trnflow/store", tmp_path / "moved"
+    expected = classifier.predict(ROWS)
+    shutil.move(place, moved)
+    try:
+        assert "Fix: set TRNFLOW_STORE" in classifier.alone("-c", LOAD, json.dumps(ROWS)).stderr
+        classifier.environ["TRNFLOW_STORE"] = str(moved)
+        assert classifier.load(ROWS) == expected
+    finally:
+        classifier.environ.pop("TRNFLOW_STORE", None)
+        shutil.move(moved, place)
+
+
+def test_mlflow_holds_no_secret_and_no_weights(classifier: Champion) -> None:
+    files = [file for file in (classifier.shell.folder / ".trnflow/mlartifacts").rglob("*") if file.is_file()]
+    assert any(file.name == "stored_model.py" for file in files)
+    assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
+    assert [file for file in files if file.suffix in (".safetensors", ".pkl")] == []
+
+
+@contextmanager
+def served(champion: Champion) -> Iterator[str]:
+    """The address of `mlflow models serve`, while the context lasts."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    command = [
+        sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny@champion", "--env-manager", "local",
+        "-h", "127.0.0.1", "-p", str(port), "-w", "1",
+    ]  # fmt: skip
+    with (champion.elsewhere / "serve.log").open("wb") as log:
+        server = subprocess.Popen(
+            command, cwd=champion.elsewhere, env=champion.environ, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while not answers(f"http://127.0.0.1:{port}/ping"):
+            assert time.monotonic() < deadline and server.poll() is None, (champion.elsewhere / "serve.log").read_text()
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/invocations"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def post(url: str, document: Any) -> tuple[int, Any]:
+    """Return (status, document) of a POST of JSON."""
+    request = urllib.request.Request(url, json.dumps(document).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
