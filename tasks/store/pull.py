@@ -26,29 +26,20 @@ def pull_all(pull: Callable[[File, CountBytes], None], files: Sequence[File], re
     """
     if not files:
         return
-    counter = _Counter()
-    total = sum(file.size for file in files)
+    total, counts, is_ended = sum(file.size for file in files), [0], threading.Event()
+
+    def count(size: int) -> None:
+        if is_ended.is_set():
+            raise InterruptedError("nobody waits for this file any longer")
+        counts.append(size)  # threads may append at once
+
     with ThreadPool(1, "pull") as pool:
-        work = pool.submit(lambda: in_threads(lambda file: pull(file, counter.count), files, THREADS))
+        work = pool.submit(lambda: in_threads(lambda file: pull(file, count), files, THREADS))
         try:
             while not wait([work], timeout=REPORT_SECONDS).done:
-                report(min(counter.done, total), total)
+                report(min(sum(counts), total), total)
         except BaseException:
-            counter.is_ended = True
+            is_ended.set()
             raise
     work.result()
     report(total, total)
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self.done = 0
-        self.is_ended = False
-        self._lock = threading.Lock()
-
-    def count(self, size: int) -> None:
-        """Add bytes to the progress. Raises InterruptedError after an interruption."""
-        if self.is_ended:
-            raise InterruptedError("nobody waits for this file any longer")
-        with self._lock:
-            self.done += size

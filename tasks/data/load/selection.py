@@ -18,7 +18,6 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 
-
 _BLOCK = 1 << 16
 
 
@@ -89,12 +88,6 @@ def repeated(hashes: Hashes) -> Mask:
     return mask
 
 
-def repetitions(hashes: Hashes) -> int:
-    """Count the rows that `repeated` marks. Takes 8 bytes a row; `repeated` 40."""
-    ordered = np.sort(hashes)
-    return int((ordered[1:] == ordered[:-1]).sum())
-
-
 def shared_rows(hashes: Mapping[str, Hashes]) -> dict[tuple[str, str], Mask]:
     """Return {(first, second): bool [rows of the first], text is in the second} for each pair."""
     return {(a, b): _contained(hashes[a], hashes[b]) for a, b in combinations(hashes, 2)}
@@ -119,16 +112,6 @@ def limited(keep: Mask, limit: int, seed: int, split: str) -> Mask:
     mask = np.zeros_like(keep)
     mask[rows[generator.permutation(len(rows))[:limit]]] = True
     return mask
-
-
-def all_rows(count: int) -> Mask:
-    """Return a mask, bool [count], that picks every row."""
-    return np.ones(count, dtype=bool)
-
-
-def union_of(masks: Iterable[Mask], like: Mask) -> Mask:
-    """Return bool [rows]: whether any mask is True. like: gives the shape when there are none."""
-    return np.asarray(np.logical_or.reduce([np.zeros_like(like), *masks]))
 
 
 def narrowed(outer: Mask, inner: Mask) -> Mask:

@@ -152,10 +152,10 @@ class CausalEncoder:
         import numpy as np
 
         sizes = np.diff(bounds)
-        opens = ~_begins_with(ids, bounds, self._prefix)
-        closes = ~_ends_with(ids, bounds, self._suffix)
+        opens = ~_have(ids, bounds, self._prefix, bounds[:-1])
+        closes = ~_have(ids, bounds, self._suffix, bounds[1:] - len(self._suffix))
         whole, total = _framed(ids, sizes, (self._prefix, self._suffix), opens, closes)
-        last = texts.last_part()
+        last = texts.first[1:] - 1  # every row has a part
         marked, _ = _framed(mask, sizes, ([0] * len(self._prefix), [0] * len(self._suffix)), opens, closes)
         for back in range(len(self._suffix)):
             marked[(np.cumsum(total) - 1 - back)[closes]] = texts.train[last[closes]]
@@ -269,23 +269,14 @@ def _framed(
     return framed, total
 
 
-def _begins_with(ids: Ints, bounds: Longs, prefix: list[int]) -> Any:
-    """Return bool [rows]: True where a row's ids begin with `prefix`."""
+def _have(ids: Ints, bounds: Longs, wanted: list[int], at: Longs) -> Any:
+    """Return bool [rows]: whether a row has the ids `wanted`, from its token at index `at` (int64 [rows]) on."""
     import numpy as np
 
-    begins = np.diff(bounds) >= len(prefix)
-    for number, value in enumerate(prefix):
-        begins[begins] = ids[bounds[:-1][begins] + number] == value
-    return begins
-
-
-def _ends_with(ids: Ints, bounds: Longs, suffix: list[int]) -> Any:
-    import numpy as np
-
-    ends = np.diff(bounds) >= len(suffix)
-    for number, value in enumerate(reversed(suffix), 1):
-        ends[ends] = ids[bounds[1:][ends] - number] == value
-    return ends
+    have = np.diff(bounds) >= len(wanted)
+    for number, value in enumerate(wanted):
+        have[have] = ids[at[have] + number] == value
+    return have
 
 
 def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -73,10 +73,6 @@ class Texts(NamedTuple):
     train: Array
     plain: Array
 
-    def last_part(self) -> Array:
-        """int64 [rows], each row's last part; every row must have one."""
-        return self.first[1:] - 1
-
 
 def texts_of(table: pa.Table) -> Texts:
     """Join the texts of a table with a column `text` or `parts`."""
