@@ -26,6 +26,7 @@ from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.stage import by_role, stage_of
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
+from trnflow.tasks.training.model.transformers_tables import refuse_unknown_architecture
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta
@@ -56,13 +57,16 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
-    graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows)
+    graphs = Node(
+        precompile, training, {"model": model, "packed": packed}, check=knows, needs=refuse_unknown_architecture
+    )
     shards = Node(
         train,
         training,
         {"model": model, "packed": packed, "warm_start": start, **({"graphs": graphs} if measures else {})},
         after={} if measures else {"graphs": graphs},
         check=knows,
+        needs=refuse_unknown_architecture,
     )
     weights = Node(
         consolidate,

@@ -67,6 +67,9 @@ class LaunchConfig(StageConfig):
     grace_seconds: Seconds = GRACE_SECONDS
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
     120 seconds after its notice."""
+    memory_gib: Positive | None = None
+    """The memory that the processes of a stage may hold together, in GiB (2^30 bytes), files that they map aside; a stage
+    that holds more is ended. Default: what the machine, or its cgroup, has less a tenth (at least 1 GiB), but at least half."""
     environment: dict[str, str] = {}
     """Further environment variables of the processes of stages that load PyTorch. Their values are never shown."""
     device_names: tuple[str, ...] | None = None

@@ -48,6 +48,7 @@ class Node:
         *,
         after: Mapping[str, Node] | None = None,
         check: Callable[[Any], None] = lambda plan: None,
+        needs: Callable[[Known], None] = lambda known: None,
     ) -> None:
         """
         Args:
@@ -56,6 +57,7 @@ class Node:
                 stage reads their artifacts, by parameter name; its key does not depend on them.
             check: Called with the `Plan` before the node is bound, in a plan and in a run; raises a TrnflowError if it
                 can't run.
+            needs: As the stage's `needs`, without remarks, for what is in no key.
 
         Raises TypeError if `inputs` and `after` don't name the function's parameters.
         """
@@ -64,7 +66,7 @@ class Node:
         given = {*inputs, *(after or {})}
         if given != names:
             raise TypeError(f"{function.__name__} takes the inputs {sorted(names)}, and was given {sorted(given)}")
-        self.stage, self.config, self.check = stage_of(function), config, check
+        self.stage, self.config, self.check, self.needs = stage_of(function), config, check, needs
         self.inputs = {name: item for name, item in inputs.items() if item is not None}
         self.after = dict(after or {})
 

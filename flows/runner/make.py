@@ -169,7 +169,7 @@ class _Attempt:
         job = stage_job(
             self.store, self.stage, self.step.config, self.document, inputs, work / "out", attempt=attempt, log=log,
             environment=context.variables_for(self.document["env"]), grace_seconds=context.recipe.launch.grace_seconds,
-            phase=Phase(threads=context.recipe.task_runner.count),
+            memory_gib=context.recipe.launch.memory_gib, phase=Phase(threads=context.recipe.task_runner.count),
         )  # fmt: skip
         maker = context.part_maker
         if self.stage.split is None or (maker is None and not self.stage.keep_parts):

@@ -21,7 +21,7 @@ from trnflow.flows.runner.forecast import ANYWAY
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.pack.packers import ALIGN
-from trnflow.tasks.errors import ModelError, ProcessFailed, TrnflowError
+from trnflow.tasks.errors import MachineError, ModelError, ProcessFailed, TrnflowError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import known_memory
@@ -119,7 +119,7 @@ def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> Mem
     rows = expected_rows(recipe, plan)
     try:
         traced = _traced(config, plan.sources["model"], plan.store.memo, rows.meta, limit, trace)
-    except (ModelError, ProcessFailed) as error:
+    except (ModelError, MachineError, ProcessFailed) as error:
         refused = error if rows.sure and isinstance(error, ModelError) and _trains(plan) else None
         return MemoryReport(config, limit, why=f"could not be traced: {error.message}", error=refused)
     if traced is None or traced.memory is None:

@@ -233,6 +233,7 @@ class Plan:
         for step in self.until(options):
             if step.name in due:
                 try:
+                    step.node.needs(known)
                     for remark in step.node.stage.needs(step.config, known):
                         self.note(remark)
                 except TrnflowError as error:

@@ -1,9 +1,9 @@
-"""The guard: ends all processes of a stage if the flow or the worker dies.
+"""The guard: ends all processes of a stage if the flow or the worker dies, or if they hold too much memory.
 
-    guard.py GRACE COMMAND...     stdin: lifeline; stdout: events; stderr: log
+    guard.py GRACE MEMORY COMMAND...     stdin: lifeline; stdout: events; stderr: log
 
 The lifeline's first line, JSON [pattern, replacement] pairs, hides secrets in the log. The last event is
-`{"guard": {"exit": status}}`. Needs no package, starts in 20 ms (`python -I -S`).
+`{"guard": {"exit": status, "memory": most bytes held}}`. Needs no package, starts in 20 ms (`python -I -S`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ LIFELINE, EVENTS, LOG = 0, 1, 2
 WORKER_EVENTS = 3  # file descriptor of the event pipe in the worker
 LEFTOVER_GRACE = 3.0
 LONGEST_LINE = 1 << 16
+LOOK_MS = 100  # between two looks at the memory: the fastest stage gains half a gigabyte meanwhile
+CHILDREN_SECONDS = 1.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
-def main(grace: float, work: list[str] | Callable[[], None]) -> int:
+def main(grace: float, memory: int, work: list[str] | Callable[[], None]) -> int:
     """Start one worker, wait until it and its descendants have ended, and return its exit code, or 128 plus the signal.
 
-    grace: seconds between SIGTERM and SIGKILL; work: the worker's command line, or a function to call after a fork.
+    Args:
+        grace: Seconds between SIGTERM and SIGKILL.
+        memory: The bytes above which the stage is killed.
+        work: The worker's command line, or a function to call after a fork.
     """
     parent = os.getppid()
     wake = _wake_on_signals()
@@ -41,22 +46,69 @@ def main(grace: float, work: list[str] | Callable[[], None]) -> int:
     worker = _start(work, write, [wake] if read is None else [wake, read])
     _say({"worker": worker})
     log = _copy_without(hidden, read, write) if read is not None else None
-    status = _watch(worker, parent, wake, grace)
+    held = Held(worker)
+    status = _watch(held, memory, parent, wake, grace)
     _sweep(worker, min(grace, LEFTOVER_GRACE))
     if log is not None:
         log.join(LEFTOVER_GRACE)
-    _say({"exit": status})
+    _say({"exit": status, "memory": held.most})
     return status if status >= 0 else 128 - status
 
 
-def _watch(worker: int, parent: int, wake: int, grace: float) -> int:
-    """Wait for the worker, and stop it on a signal or a closed lifeline; return its exit code, or minus the signal."""
+class Held:
+    """Measures the memory that a worker and its descendants hold: anonymous pages, swapped ones too, but no mapped files.
+
+    Attributes:
+        most: The most bytes so far.
+    """
+
+    # Measured instead of limited by the kernel: RLIMIT_AS and RLIMIT_DATA hold for each process, and count what torch,
+    # XLA and allocators reserve and never use; a cgroup is rarely ours to make.
+    def __init__(self, worker: int) -> None:
+        self.worker, self.most = worker, 0
+        self._pids: list[int] = []
+        self._listed = 0.0
+
+    def measure(self) -> int:
+        """Return the bytes held now; 0 where there is no /proc."""
+        if time.monotonic() > self._listed + CHILDREN_SECONDS:
+            self._pids, self._listed = _family(self.worker), time.monotonic()
+        now = sum(map(_resident, self._pids))
+        self.most = max(self.most, now)
+        return now
+
+
+def _family(pid: int) -> list[int]:
+    """Return the pids of a process and its descendants."""
+    pids = [pid]
+    for known in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            pids += [child for thread in os.listdir(f"/proc/{known}/task") for child in _children(known, thread)]
+    return pids
+
+
+def _resident(pid: int) -> int:
+    """Return the bytes of a process's anonymous pages, in memory or swapped out; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith((b"RssAnon:", b"VmSwap:")))
+
+
+def _watch(held: Held, memory: int, parent: int, wake: int, grace: float) -> int:
+    """Wait for the worker, and stop it on a signal, a closed lifeline or too much memory; return its exit code, or minus
+    the signal."""
+    worker = held.worker
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(LIFELINE, select.POLLIN)
     deadline = 0.0
     while True:
-        ready = {number for number, _ in poll.poll(500)}
+        ready = {number for number, _ in poll.poll(LOOK_MS)}
+        if held.measure() > memory:
+            _signal(worker, signal.SIGKILL)
         orders = _drain(wake) & STOP if wake in ready else set()
         if LIFELINE in ready:
             poll.unregister(LIFELINE)
@@ -123,6 +175,7 @@ def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) ->
     try:
         os.setsid()
         die_with_parent(guard)  # in case the guard itself is killed
+        _die_first()
         if isinstance(work, list):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores SIGPIPE, and exec would keep that
         os.dup2(EVENTS, WORKER_EVENTS)
@@ -137,6 +190,12 @@ def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) ->
     except OSError as error:
         os.write(LOG, f"can't start the worker: {error}\n".encode())
     os._exit(127)
+
+
+def _die_first() -> None:
+    """Let the kernel kill this process and its children before others when the machine has no memory left (Linux)."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 def _reap(worker: int) -> int | None:
@@ -175,10 +234,10 @@ def _living(group: int) -> bool:
     return True
 
 
-def _children() -> list[int]:
-    """Return this process's children (Linux), else []."""
+def _children(pid: int | str = "self", thread: int | str = "") -> list[int]:
+    """Return the children of a thread of a process, by default of this process's first (Linux), else []."""
     try:
-        pids = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
+        pids = os.open(f"/proc/{pid}/task/{thread or os.getpid()}/children", os.O_RDONLY)
     except OSError:
         return []
     try:
@@ -236,4 +295,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

@@ -62,6 +62,7 @@ class Job:
         ranks: Processes that run the stage together.
         preload: Modules of the warm parent that forks the process; empty: a new interpreter. Not in the JSON.
         grace_seconds: Between SIGTERM and SIGKILL.
+        memory_gib: What all its processes may hold; None: what the machine can spare.
     """
 
     function: str
@@ -81,6 +82,7 @@ class Job:
     ranks: int = 1
     preload: tuple[str, ...] = field(default=(), compare=False)
     grace_seconds: float = GRACE_SECONDS
+    memory_gib: float | None = None
     phase: Phase = Phase()
 
     @classmethod

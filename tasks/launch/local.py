@@ -17,9 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import Interrupted, ProcessFailed, TrnflowError, from_json
+from trnflow.tasks.errors import Interrupted, MachineError, ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch import guard as guard_module
 from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.memory import memory_limit, shown, takes_less
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.warm_parents import ForkedGuard, process_environ, start_guard
 from trnflow.tasks.system.json_lines import parsed
@@ -40,6 +41,7 @@ def run_job(job: Job, emit: Emit) -> Meta:
 
     Raises:
         TrnflowError: The stage's own error, with its traceback in `details`.
+        MachineError: It took too much memory.
         ProcessFailed: The process died without a result.
         Interrupted: Ctrl-C stopped the stage.
     """
@@ -69,6 +71,8 @@ class Guarded:
         self._deadline = math.inf
         self._worker: int | None = None
         self._status: int | None = None
+        self._memory = memory_limit(job.memory_gib)
+        self._held = 0
 
     def __enter__(self) -> Guarded:
         self._job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +98,9 @@ class Guarded:
         environ = process_environ(self._job.environ)
         entry, arguments = "trnflow.tasks.launch.worker:run", [str(self._job.file)]
         if self._job.preload:
-            forked = start_guard(entry, arguments, environ, self._job.preload, self._job.grace_seconds, descriptors)
+            forked = start_guard(
+                entry, arguments, environ, self._job.preload, self._job.grace_seconds, self._memory, descriptors
+            )
             if forked is not None:
                 return forked
         return subprocess.Popen(
@@ -104,6 +110,7 @@ class Guarded:
                 "-S",
                 guard_module.__file__,
                 str(self._job.grace_seconds),
+                str(self._memory),
                 *python(entry, *arguments),
             ],
             env=environ,
@@ -135,6 +142,7 @@ class Guarded:
             if event is not None and "guard" in event:
                 self._worker = event["guard"].get("worker", self._worker)
                 self._status = event["guard"].get("exit")
+                self._held = event["guard"].get("memory", 0)
             elif event is not None and "saves" in event:
                 self._saves = True
             elif event is not None:
@@ -199,10 +207,21 @@ class Guarded:
             raise OSError(errno.ENOSPC, "No space left on device", str(self._job.file.parent))
         if self._status is None:
             return ProcessFailed(f"the guard of {name} was killed", f"run it again; its log is {log}")
-        fix = f"read the whole log, {log}"
+        if self._held > self._memory:
+            return MachineError(
+                f"{name} took {shown(self._held)} of memory, more than the {shown(self._memory)} it may take",
+                f"{takes_less(name)}raise launch.memory_gib, or take a machine with more memory",
+            )
         if self._status == -signal.SIGKILL:
-            fix = f"if the machine ran out of memory, lower the batch size or the number of workers; else {fix}"
-        return ProcessFailed(f"the process of {name} died without a word ({_how_ended(self._status)}){_tail(log)}", fix)
+            return MachineError(
+                f"{name} was killed (signal SIGKILL; so the kernel ends processes where no memory is left); it held up to "
+                f"{shown(self._held)}{_tail(log)}",
+                f"{takes_less(name)}end other programs, or take a machine with more memory; its log is {log}",
+            )
+        return ProcessFailed(
+            f"the process of {name} died without a word ({_how_ended(self._status)}){_tail(log)}",
+            f"read the whole log, {log}",
+        )
 
     def _stopped(self) -> TrnflowError:
         return Interrupted(f"{self._job.name} was interrupted", "run the same command again")

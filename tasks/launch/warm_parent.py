@@ -104,7 +104,7 @@ def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
             os.dup2(descriptor, target)
             os.close(descriptor)
         _show_attempt(request["environ"].get(request["attempt"]))
-        status = guard.main(request["grace"], lambda: _work(request))
+        status = guard.main(request["grace"], request["memory"], lambda: _work(request))
     finally:
         os._exit(status)
 

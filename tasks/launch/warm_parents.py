@@ -195,7 +195,7 @@ def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
 
 def start_guard(
     entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
-    descriptors: list[int],
+    memory: int, descriptors: list[int],
 ) -> ForkedGuard | None:  # fmt: skip
     """Fork a guard and its worker from a warm parent; None if that has ended or can't fork.
 
@@ -203,6 +203,7 @@ def start_guard(
         entry: The worker's function, as "module:function".
         modules: What the warm parent imports first.
         grace: Seconds between SIGTERM and SIGKILL.
+        memory: The bytes above which the stage is killed.
         descriptors: The guard's stdin (lifeline), stdout (events) and stderr (log).
     """
     request = {
@@ -210,6 +211,7 @@ def start_guard(
         "arguments": arguments,
         "modules": modules,
         "grace": grace,
+        "memory": memory,
         "folder": os.getcwd(),
         "attempt": ATTEMPT,
         "environ": {name: environ.get(name) for name in LATE},

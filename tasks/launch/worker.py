@@ -21,11 +21,12 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import Interrupted, ProcessFailed, TrnflowError, of_machine
+from trnflow.tasks.errors import Interrupted, MachineError, ProcessFailed, TrnflowError, of_machine
 from trnflow.tasks.keys.file_audit import watch_process
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.launch.guard import WORKER_EVENTS
 from trnflow.tasks.launch.job import Job, resolve
+from trnflow.tasks.launch.memory import takes_less
 from trnflow.tasks.launch.phases import run_phase
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
@@ -161,9 +162,15 @@ def _described(error: BaseException, job: Job) -> dict[str, Any]:
         return error.to_json()
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(f"{job.name} was interrupted", "run the same command again").to_json()
+    words = str(error).strip().partition("\n")[0] or "no message"
+    # PyTorch's allocator raises a RuntimeError
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return MachineError(
+            f"there is no memory left: {words}",
+            f"{takes_less(job.name)}end other programs, or take a machine with more memory",
+        ).to_json()
     if (cause := of_machine(error)) is not None:
         return cause.to_json()
-    words = str(error).strip().partition("\n")[0] or "no message"
     return ProcessFailed(
         f"{job.name} failed with {type(error).__name__}: {words}", f"see {job.log}, or run again with --debug"
     ).to_json()

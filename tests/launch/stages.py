@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from trnflow.tasks.errors import DataError, Interrupted
 from trnflow.tasks.stage import Workdir
 
 SLEEPER = "import time; time.sleep(600)"
+EATER = "import time; held = [bytearray(b'x') * 2**24 for _ in range(64)]; time.sleep(60)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 )
@@ -100,6 +102,27 @@ def leave(config: NapConfig, out: Workdir) -> Meta:
     child.stdout.readline()
     _note(config, [os.getpid(), child.pid])
     return {"left": child.pid}
+
+
+def eat(config: NapConfig, out: Workdir) -> Meta:
+    """Takes 1 GiB, in the way `how`: held, child (in a process of its own), mapped (a file), reserved (and never used), or
+    all at once more than there is (huge)."""
+    if config.how == "mapped":
+        (out.scratch / "large").write_bytes(b"x" * 2**26)
+        with (out.scratch / "large").open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 0)
+            file.truncate(2**30)
+            mapped.resize(2**30)
+        return {"sum": sum(mapped[at] for at in range(0, 2**30, mmap.PAGESIZE))}
+    if config.how == "reserved":
+        return {"length": len(mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))}
+    if config.how == "child":
+        subprocess.run([sys.executable, "-c", EATER], check=False)
+        time.sleep(60)
+    if config.how == "huge":
+        return {"length": len(bytearray(2**46))}
+    exec(EATER)
+    return {}
 
 
 def save(config: NapConfig, out: Workdir) -> Meta:

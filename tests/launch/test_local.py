@@ -15,7 +15,7 @@ import pytest
 from tests.launch import stages
 from tests.launch.processes import gone, send, wait_for
 from trnflow.tasks.artifact import Input, Source
-from trnflow.tasks.errors import DataError, Interrupted, ProcessFailed
+from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed
 from trnflow.tasks.launch import local
 from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.local import run_job
@@ -100,7 +100,7 @@ def test_an_unforeseen_exception_is_named_and_its_log_too(job_for, tmp_path, how
 )
 def test_a_silent_death_is_told_with_the_end_of_the_log(job_for, tmp_path, how, said):
     job = job_for(tmp_path, stages.fail, how)
-    with pytest.raises(ProcessFailed, match=said) as caught:
+    with pytest.raises(MachineError if how == "SIGKILL" else ProcessFailed, match=said) as caught:
         run_job(job, lambda event: None)
     assert "last words" in caught.value.message
     assert str(job.log) in caught.value.fix

@@ -12,7 +12,7 @@ import pytest
 from tests.launch import stages
 from tests.launch.processes import gone, wait_for
 from tests.launch.test_local import in_thread
-from trnflow.tasks.errors import DataError, Interrupted, ProcessFailed
+from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed
 from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.local import run_job
 
@@ -87,5 +87,5 @@ def test_a_killed_leader_takes_all_ranks_with_it(job_for, tmp_path):
     leader = wait_for(tmp_path / "pids.json", json.loads)[1]
     os.kill(leader, signal.SIGKILL)
     thread.join()
-    assert isinstance(caught[0], ProcessFailed) and "signal SIGKILL" in caught[0].message
+    assert isinstance(caught[0], MachineError) and "signal SIGKILL" in caught[0].message
     assert gone(pids(tmp_path))

@@ -60,6 +60,7 @@ def make_part_apart(document: Meta) -> Meta:
         here = stage_job(
             store, stage, config, job.document, inputs, work / "out", attempt=job.attempt, environment={}, phase=phase,
             log=attempt_log(store.home, run_of(job.attempt), name), grace_seconds=STOP_SECONDS,
+            memory_gib=job.memory_gib,
         )  # fmt: skip
         meta = run_job(here, events.append)
         artifact = store.ingest(work / "out", part_kind(stage), meta, cache=False)

@@ -1,0 +1,77 @@
+"""How much memory a stage may take, and what takes less."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+GIB = 2**30
+
+RESERVED = 1 * GIB
+"""What the machine, the flow, its warm parents and the follower need at least."""
+
+TAKES_LESS = {
+    "load_data": "lower data.max_cell_mb (a row is read whole), or data.limit",
+    "format_prompts": "lower task_runner.workers, or data.max_cell_mb (a row is formatted whole)",
+    "tokenize_text": "lower task_runner.workers, or data.max_cell_mb (a row is tokenised whole)",
+    "pack_chunks": "lower data.limit, or pack.chunk_length",
+    "precompile": "lower train.micro_batch, or pack.chunk_length",
+    "train": "lower train.micro_batch, or pack.chunk_length, or set train.method=lora",
+    "consolidate": "lower consolidate.max_shard_size",
+    "export_neuron": "lower export.batch",
+    "evaluate_model": "lower evaluate.batch",
+}
+"""{stage: settings with which it takes less memory}"""
+
+
+def memory_limit(gib: float | None) -> int:
+    """Return the bytes that a stage's processes may hold.
+
+    gib: `launch.memory_gib`; None: what the machine has less a tenth, or less RESERVED if that is more, but at least half.
+    """
+    if gib is not None:
+        return int(gib * GIB)
+    machine = machine_memory()
+    return max(machine // 2, machine - max(RESERVED, machine // 10))
+
+
+def machine_memory() -> int:
+    """Return the bytes of this machine, or of this process's cgroup (v1 or v2) if that has less."""
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_cgroup_limits()])
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """Yield the limits of this process's cgroup and of those above it."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        root, name = Path("/sys/fs/cgroup", kinds), "memory.limit_in_bytes" if kinds else "memory.max"
+        own = root / path.lstrip("/")
+        # in a container the path may be the host's, of which only the root is seen
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(root):
+                yield from _limit(folder / name)
+
+
+def _limit(file: Path) -> Iterator[int]:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return
+    if text.isdecimal():  # else "max"
+        yield int(text)
+
+
+def takes_less(stage: str) -> str:
+    """Return the settings with which a stage takes less memory."""
+    return f"{TAKES_LESS[stage]}, " if stage in TAKES_LESS else ""
+
+
+def shown(size: int) -> str:
+    return f"{size / GIB:.3g} GiB"

@@ -1,0 +1,22 @@
+"""`launch.memory_gib`: a real stage that passes it says so, with the settings that help."""
+
+from __future__ import annotations
+
+from tests.helpers.command_line import Shell
+from trnflow.flows.finetune import FUNCTIONS
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.tasks.launch.memory import TAKES_LESS
+
+
+def test_a_data_stage_names_the_settings_of_data(trnflow: Shell) -> None:
+    said = trnflow.error("run", "mine.yaml", "--direct", "tracking.enabled=false", "launch.memory_gib=0.02", code=1)
+    assert "load_data took 0." in said and "more than the 0.02 GiB it may take" in said
+    assert "lower data.max_cell_mb" in said and "launch.memory_gib" in said and "batch" not in said
+
+
+def test_each_stage_has_settings_with_which_it_takes_less() -> None:
+    assert {*TAKES_LESS} == {function.__name__ for function in FUNCTIONS}
+    for words in " ".join(TAKES_LESS.values()).replace(",", "").replace("=", " ").split():
+        section, _, setting = words.partition(".")
+        if setting:
+            assert setting in Recipe.model_fields[section].annotation.model_fields

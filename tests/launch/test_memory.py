@@ -1,0 +1,48 @@
+"""A stage that holds more memory than it may is ended, and named; what it only reserves or maps is not counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import stages
+from trnflow.tasks.errors import MachineError
+from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.memory import machine_memory, memory_limit
+
+BEGAN = [pytest.param((), id="started"), pytest.param(("json",), id="forked")]
+
+
+def eater(folder: Path, how: str, preload: tuple[str, ...] = ("json",)) -> Job:
+    config = stages.NapConfig(how=how)
+    return Job.of(stages.eat, config, {}, folder / "out", preload=preload, memory_gib=0.25)
+
+
+@pytest.mark.parametrize("how", ["held", "child"])
+@pytest.mark.parametrize("preload", BEGAN)
+def test_a_stage_that_holds_too_much_is_ended_with_its_figure(
+    tmp_path: Path, how: str, preload: tuple[str, ...]
+) -> None:
+    with pytest.raises(
+        MachineError, match=r"eat took (0\.\d+|1(\.\d+)?) GiB of memory, more than the 0.25 GiB"
+    ) as caught:
+        run_job(eater(tmp_path, how, preload), lambda event: None)
+    assert "raise launch.memory_gib" in caught.value.fix
+
+
+@pytest.mark.parametrize("how", ["mapped", "reserved"])
+def test_files_that_a_stage_maps_and_what_it_never_uses_do_not_count(tmp_path: Path, how: str) -> None:
+    assert run_job(eater(tmp_path, how), lambda event: None)
+
+
+def test_an_allocation_that_fails_at_once_reads_as_memory(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="there is no memory left"):
+        run_job(eater(tmp_path, "huge"), lambda event: None)
+
+
+def test_by_default_a_stage_may_hold_most_of_the_machine() -> None:
+    machine = machine_memory()
+    assert machine / 2 <= memory_limit(None) < machine
+    assert memory_limit(0.5) == 2**29
