@@ -215,7 +215,7 @@ def test_the_page_of_a_run_begins_with_what_was_decided_about_its_model(tiny: In
     figures = f"{pair['metric']} {pair['challenger']:.4g} against {pair['champion']:.4g} of champion {champion}"
     assert first.startswith(f"kept: {figures}; difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to ")
     assert first.endswith(f"; 160 frozen rows of {past[-1]['created'][:10]}")
-    promoted = [entry for entry in past if entry["outcome"] == "promoted" and entry["run"] != kept["run"]][0]
+    promoted = next(entry for entry in past if entry["outcome"] == "promoted" and entry["run"] != kept["run"])
     assert '<p class="note">promoted: ' in Path(tiny.json("report", promoted["run"])["path"]).read_text()
 
 
