@@ -32,6 +32,7 @@ from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining import watch as watching
 from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.retraining.crashed import report_crashed
+from trnflow.flows.retraining.firings import note_firing
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.graph import Graph
@@ -54,6 +55,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.sources.resolver import Answers
+from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets, raisable, scrub, scrub_all, scrub_logs, scrubbed
 
 
@@ -239,6 +241,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         delivery = mlflow_delivery(context.recipe, context.store)
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
         _emit_failure(Path(name).stem, error)
+        note_firing(home_folder(), Path(name).stem, "failed", error.message)
         raise
     page, recipe = Page(), context.recipe
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run, store_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
+from trnflow.flows.display.verdict import verdict_on
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, StoreError
@@ -19,6 +20,7 @@ from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.keys.lineage import Family, compare_runs
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD, newest_runs
+from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.model_names import find_artifact, find_run
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
@@ -158,7 +160,8 @@ def write_report(options: Namespace) -> int:
         raise StoreError(f"the record of run {run} can't be read", "`trnflow verify` says what is damaged")
     last = next((digest for digest in reversed(_artifacts(document)) if digest), None)
     lineage = Family(all_records(store)).up(last) if last else None
-    html = run_page(store, run, document, _previous(store, run, document, run_ids(store)), lineage)
+    verdict = verdict_on(run, read_ledger(store, str(document["recipe"])).entries())
+    html = run_page(store, run, document, verdict, _previous(store, run, document, run_ids(store)), lineage)
     path = store.home / "reports" / f"{run}.html"
     write_whole(path, html)
     emit(options, {"run": run, "path": str(path)}, path)

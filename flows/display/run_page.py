@@ -54,11 +54,14 @@ class Previous(NamedTuple):
     changes: Meta
 
 
-def run_page(store: Store, run: str, document: Meta, previous: Previous | None, lineage: Meta | None) -> str:
+def run_page(
+    store: Store, run: str, document: Meta, verdict: str | None, previous: Previous | None, lineage: Meta | None
+) -> str:
     """Return the page of a run as HTML, without secrets. A note says if the store has lost the evaluation.
 
     Args:
         document: The run record.
+        verdict: What was decided about its model, which stands first; None without a decision.
         previous: None for the recipe's first run.
         lineage: `Family.up` of the run's last artifact, None without one.
     """
@@ -80,7 +83,8 @@ def run_page(store: Store, run: str, document: Meta, previous: Previous | None, 
         "lineage": _tree(lineage, "") if lineage else None,
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
-    return page(title, subtitle, scrub_all([*wrong, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
+    first = [*([verdict] if verdict else []), *wrong]
+    return page(title, subtitle, scrub_all([*first, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
 
 
 def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:

@@ -15,6 +15,7 @@ from trnflow.flows.runner.context import open_store
 from trnflow.flows.services.crashed_runs import CrashedRun, send_report, unreported_crashes
 from trnflow.flows.services.recovery import TIMES
 from trnflow.tasks.errors import ProcessFailed, TrnflowError
+from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import hide_secrets
 
 
@@ -39,7 +40,9 @@ def report(run: CrashedRun) -> bool:
             if isinstance(lease, str):
                 return False
             ended = newest_ended(store, recipe.name)
-            if ended is not None and datetime.fromisoformat(ended.created) > run.crashed:
+            # a time in the future, of a clock that was wrong, is no later end
+            is_dated = ended is not None and not is_ahead(ended.created)
+            if ended is not None and is_dated and datetime.fromisoformat(ended.created) > run.crashed:
                 return False
         except TrnflowError:  # the recipe or the store can't be used: the recipe's name is that of the file
             _send(run, Retrained(Path(run.recipe).stem, None, False, error.message, error=error))

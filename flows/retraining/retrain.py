@@ -17,6 +17,7 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import RetrainReason, find_change
 from trnflow.flows.retraining.checks import Checked, check_data
 from trnflow.flows.retraining.ended import present_data, write_ended
+from trnflow.flows.retraining.firings import note_firing
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, context_of
@@ -64,6 +65,7 @@ def retrain(
         with hold_lease(recipe, store, wait=wait, tell=tell) as lease:
             if isinstance(lease, str):
                 why = f"another retrain of {recipe.name} is under way: {lease}"
+                note_firing(store.home, recipe.name, "unchanged", why, root=store.root)
                 return _with_present(recipe, store, Retrained(recipe.name, None, False, why))
             return _retrain(_Work(context, log, train, lease), change)
     except Exception as error:
@@ -102,6 +104,9 @@ def on_record(store: Store, ended: Retrained, data: str | None, log: EventLog | 
         entry = write_ended(store, ended, data)
         if log is not None and entry is not None:
             log.write("decided", entry=dict(entry))
+        if entry is None and ended.entry is None:
+            outcome = "interrupted" if isinstance(ended.error, Interrupted) else ended.outcome
+            note_firing(store.home, ended.recipe, outcome, ended.why, run=ended.run, root=store.root)
     except StoreError as error:
         return _noted(ended, f"how this retrain ended is not on record: {error.message}")
     return ended

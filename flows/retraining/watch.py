@@ -20,6 +20,7 @@ from trnflow.flows.retraining.lease import holder_of
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger.entries import quoted_name
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.private_files import make_home
@@ -79,7 +80,7 @@ def look(
     """
     data = present_data(recipe, store, offline=offline)
     time_now, seen = clock(), _read(_file(store, recipe.name))
-    if seen.data != data:
+    if seen.data != data or time_now < max(seen.since, seen.last):  # or the clock was ahead, and would hold all up
         seen = WatchState(data, time_now)
         _write(_file(store, recipe.name), recipe.name, seen)
     outcome, why = _judge(recipe, store, seen, every, time_now)
@@ -121,7 +122,7 @@ def _due(failed: Ended | None, seen: WatchState, every: float) -> float:
     if failed is None:
         return announced
     ended = datetime.fromisoformat(failed.created).timestamp()
-    return max(announced, ended + _wait(every, failed.failures))
+    return announced if is_ahead(failed.created) else max(announced, ended + _wait(every, failed.failures))
 
 
 def _wait(every: float, times: int) -> float:

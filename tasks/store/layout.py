@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 
 from trnflow.tasks.artifact import File, Json, Meta, checked_path
 from trnflow.tasks.errors import StoreError
@@ -20,6 +21,7 @@ FORMAT = {"format": 2, "hash": "sha256"}
 FORMATS = (FORMAT, {"format": 1, "hash": "sha256"})
 SHARD = ".shard"
 """Ends a stage's name in the names of its shards' records: `records/tokenize_text.shard/`."""
+_STAMP = re.compile(r"\d{8}T\d{6}Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # Matches most paths that `checked_path` accepts, and none that it refuses: an artifact may have 100,000.
 _PLAIN_PATH = re.compile(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*")
@@ -48,10 +50,18 @@ def document_name(path: str) -> str:
 
 
 def newest_runs(entries: Iterable[Entry]) -> list[str]:
-    """Return the ids of the runs in a listing, newest first."""
+    """Return the ids of the runs in a listing, newest first, those dated in the future last."""
     runs = [(document_name(entry.name), entry.time) for entry in entries if not is_unfinished(entry.name)]
     # an id has its run's start to the second: of one second the time of writing decides
-    return [run for run, _ in sorted(runs, key=lambda pair: (pair[0].split("-")[0], pair[1], pair[0]), reverse=True)]
+    newest = sorted(runs, key=lambda pair: (pair[0].split("-")[0], pair[1], pair[0]), reverse=True)
+    return sorted((run for run, _ in newest), key=is_ahead)
+
+
+def is_ahead(time: str) -> bool:
+    """Return whether a time (ISO 8601), or the one in a run's id, is in the future: a clock was wrong, or is now."""
+    stamp = time.replace("-", "").replace(":", "")[:16]
+    limit = datetime.now(UTC) + timedelta(minutes=5)  # clocks of machines differ
+    return _STAMP.fullmatch(stamp) is not None and stamp > f"{limit:%Y%m%dT%H%M%SZ}"
 
 
 def read_manifest(data: bytes, digest: str) -> Meta | None:

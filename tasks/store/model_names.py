@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.store.layout import SHARD, blob_name, newest_runs, read_manifest
+from trnflow.tasks.store.layout import SHARD, blob_name, is_ahead, newest_runs, read_manifest
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.store import Store
@@ -220,7 +220,7 @@ def _nth_last(
 def _run_ids(store: Store, more: Iterable[str] = ()) -> list[str]:
     """Return the ids of the runs, newest first."""
     ids = newest_runs(store.backend.entries("runs"))
-    return sorted({*ids, *more}, reverse=True) if (more := [*more]) else ids
+    return sorted(sorted({*ids, *more}, reverse=True), key=is_ahead) if (more := [*more]) else ids
 
 
 def _artifacts(run: Meta) -> list[str]:

@@ -19,10 +19,11 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub
 
 LIVE = ("stage", "step", "of", "unit", "eta")
-"""Fields of a run that only a run in progress has."""
+"""Fields that only runs in progress have, and killed ones but for `eta`."""
 HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")
 
 
@@ -42,23 +43,23 @@ def list_runs(store: Store) -> list[Meta]:
     """Return a dict for each run, in the order of `runs`: run, recipe, outcome, seconds (of a run in progress since the
     time in its id).
 
-    Past and killed runs have ended, hit, ran, skip (numbers of stages) and metrics; runs in progress stage, step, of,
-    unit and eta (seconds). The others' fields are None, metrics {}.
+    Past and killed runs have ended, hit, ran, skip (numbers of stages) and metrics; runs in progress and killed ones
+    stage, step, of and unit, those in progress eta (seconds). The others' fields are None, metrics {}.
     """
     now = running(store)  # first: a run that ends meanwhile is then on record
     past = run_ids(store)
     newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
     live = [_live(one) for run, one in newest.items() if run not in past]
     ended = [run_summary(run, store.run(run) or {}) | dict.fromkeys(LIVE) for run in past]
-    ended += [_killed(state) for state in _killed_runs(store, {*past, *newest})]
+    ended += [killed_summary(state) for state in killed_runs(store, {*past, *newest})]
     return _newest_first(live) + _newest_first(ended)
 
 
 def _newest_first(runs: list[Meta]) -> list[Meta]:
-    return sorted(runs, key=lambda one: str(one["run"]), reverse=True)
+    return sorted(runs, key=lambda one: (not is_ahead(str(one["run"])), str(one["run"])), reverse=True)
 
 
-def _killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
+def killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
     """Yield the runs of this machine whose event log has neither writer nor end."""
     for run in logged_runs(store.home):
         file = log_file(store.home, run)
@@ -75,14 +76,22 @@ def _killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
             yield state
 
 
-def _killed(state: RunState) -> Meta:
+def killed_summary(state: RunState) -> Meta:
     """Return a killed run's facts, as `list_runs` has them. `ended` is the time of its last event."""
+    at = next((stage for stage in state.stages.values() if stage.action == "running"), None)
+    counted = at.counted(state.last) if at and at.total else {}
+    place = {"stage": at and at.stage, **{name: counted.get(name) for name in ("step", "of", "unit")}}
     counts = {action: sum(stage.action == action for stage in state.stages.values()) for action in ACTED}
     metrics = {name: value for stage in state.stages.values() for name, value in stage.metrics.items()}
     ended = datetime.fromtimestamp(state.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     seconds = None if state.begun is None else round(state.last - state.begun, 3)
     known = {"run": state.run, "recipe": state.recipe, "outcome": state.outcome, "ended": ended, "seconds": seconds}
-    return known | counts | {"metrics": metrics} | dict.fromkeys(LIVE)
+    return known | counts | {"metrics": metrics} | dict.fromkeys(LIVE) | place
+
+
+def place_of(one: Meta) -> str:
+    """Return where a run in progress is, or a killed one ended: `train 40/500 steps`."""
+    return f"{one['stage']} {counted(one)}".strip()
 
 
 def _live(one: Meta) -> Meta:
@@ -105,7 +114,8 @@ def _seconds_since(run: str) -> float | None:
 
 def _row(one: Meta) -> tuple[str, ...]:
     is_live = one["outcome"] == "running"
-    figures = f"{one['stage']} {counted(one)}".strip() if is_live else report.figures(one["metrics"])
+    figures = report.figures(one["metrics"]) if one["stage"] is None else place_of(one)
+    figures = f"dated in the future; {figures}" if is_ahead(str(one["run"])) else figures
     shown = (one["recipe"], one["outcome"], one["ended"], _seconds(one["seconds"]), one["hit"], one["ran"])
     return (one["run"], *("" if is_live and value is None else str(value) for value in shown), figures)
 

@@ -1,4 +1,4 @@
-"""The commands about champions: `freeze`, `promote`, `rollback`, `champions` and `history`."""
+"""The commands about champions: `freeze`, `promote`, `rollback` and `champions`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store.ledger.entries import Entry
 
-HIDDEN = ("schema", "recipe", "stands", "imported", "records", "shaping", "scores", "evaluation", "task")
-"""The fields of an entry that `trnflow history --json` leaves out."""
-
 
 def add_commands(sub: Any, recipe: ArgumentParser, store: ArgumentParser) -> None:
     keep = add_command(sub, "freeze", freeze, recipe, "keep the present test rows, to compare models on them")
@@ -38,8 +35,6 @@ def add_commands(sub: Any, recipe: ArgumentParser, store: ArgumentParser) -> Non
     add_command(sub, "rollback", rollback, recipe, "make the earlier champion the champion again")
     listing = add_command(sub, "champions", champions, store, "list the champions, of one recipe with their past")
     listing.add_argument("recipe", nargs="?", metavar="RECIPE", help="the name of a recipe; default: all recipes")
-    past = add_command(sub, "history", history, store, "list what happened to a recipe's models, newest first")
-    past.add_argument("recipe", metavar="RECIPE", help="the name of a recipe, or its file")
 
 
 def freeze(options: Namespace) -> int:
@@ -130,35 +125,6 @@ def champions(options: Namespace) -> int:
     shown = {"store": store.root, "champions": found, "notes": notes}
     emit(options, shown, text, *(f"note: {note}" for note in notes))
     return 0
-
-
-def history(options: Namespace) -> int:
-    """Print each decision about a recipe's models, the newest first."""
-    from trnflow.flows.recipes.names import model_name
-    from trnflow.tasks.store.ledger import read_ledger
-
-    store = store_of(options)
-    name = model_name(options.recipe).recipe
-    entries = read_ledger(store, name).entries()
-    head = ("n", "created", "outcome", "by", "run", "model", "champion", "why")
-    rows = [head, *map(_row, entries)]
-    listed = [{field: value for field, value in entry.items() if field not in HIDDEN} for entry in entries]
-    text = report.aligned(rows) if entries else f"nothing happened to models of {name} in this store yet"
-    emit(options, {"store": store.root, "recipe": name, "history": listed}, text)
-    return 0
-
-
-def _row(entry: Entry) -> tuple[str, ...]:
-    """Return the line of the table about one entry."""
-    model = entry["frozen"] if entry["outcome"] == "frozen" else entry["challenger"] or entry["champion"]
-    titles = entry["stands"]["champions"]
-    champion = (
-        f"{titles[0]['number']}{' (new)' if entry['number'] and entry['outcome'] != 'frozen' else ''}" if titles else ""
-    )
-    return (
-        str(entry["n"]), entry["created"], entry["outcome"], entry["by"], entry["run"] or "", (model or "")[:19],
-        champion, entry["why"],
-    )  # fmt: skip
 
 
 def _champion(entry: Entry) -> Meta:

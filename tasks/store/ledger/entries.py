@@ -128,6 +128,7 @@ class Entry(EntryFields):
     stands: Stands
 
 
+FIELDS = frozenset(Entry.__annotations__)
 NOTHING = Stands(
     champions=[], series="", frozen=None, judged=[], judged_by=None, ended=None, settled=None, failures=0
 )  # fmt: skip
@@ -182,7 +183,7 @@ def _stands(before: Stands, n: int, entry: dict[str, Any]) -> Stands:
 
 def checked_entry(place: str, document: Meta, n: int) -> Entry:
     """Return a document as the entry `n`. Raises StoreError if it is none. place: the name of its file."""
-    lacking = [name for name in Entry.__annotations__ if name not in document]
+    lacking = sorted(FIELDS - document.keys())
     if lacking or document["n"] != n:
         raise unreadable(place, f"it has no {lacking[0]}" if lacking else f"it is the entry {document['n']}")
     return cast(Entry, document)

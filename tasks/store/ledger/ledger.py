@@ -53,8 +53,10 @@ class Ledger:
         self.recipe = recipe
         self._read = read
         self._known: dict[int, Entry] = {entry["n"]: entry for entry in old}
-        self.to_import = [entry for entry in self._known.values() if entry["n"] not in {*numbers}]
-        self.numbers = sorted({*numbers, *self._known}, reverse=True)
+        stored = {*numbers}
+        self.to_import = [entry for entry in self._known.values() if entry["n"] not in stored]
+        self._all = {*stored, *self._known}
+        self.numbers = sorted(self._all, reverse=True)
 
     @property
     def number(self) -> int:
@@ -87,7 +89,7 @@ class Ledger:
         """Return an entry. Raises StoreError if it is missing or damaged."""
         if n not in self._known:
             place = place_of(self.recipe, n)
-            if n not in self.numbers:
+            if n not in self._all:
                 raise StoreError(f"{place} is not in the store, and other entries name it", "restore the file")
             self._known[n] = checked_entry(place, self._read(place), n)
         return self._known[n]

@@ -205,6 +205,20 @@ def test_a_full_disk_leaves_the_champion(tiny: InProcessShell, tmp_path: Path) -
         assert shell.json("verify")["ok"]
 
 
+def test_the_page_of_a_run_begins_with_what_was_decided_about_its_model(tiny: InProcessShell) -> None:
+    past = tiny.json("history", "tiny")["history"]
+    kept = next(entry for entry in past if entry["outcome"] == "kept")
+    pair, titles = kept["comparison"], [entry for entry in past if entry["number"] and entry["n"] < kept["n"]]
+    champion = next(entry["number"] for entry in titles if entry["outcome"] != "frozen")
+    html = Path(tiny.json("report", kept["run"])["path"]).read_text()
+    first = html.partition('<p class="note">')[2].partition("</p>")[0]
+    figures = f"{pair['metric']} {pair['challenger']:.4g} against {pair['champion']:.4g} of champion {champion}"
+    assert first.startswith(f"kept: {figures}; difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to ")
+    assert first.endswith(f"; 160 frozen rows of {past[-1]['created'][:10]}")
+    promoted = next(entry for entry in past if entry["outcome"] == "promoted" and entry["run"] != kept["run"])
+    assert '<p class="note">promoted: ' in Path(tiny.json("report", promoted["run"])["path"]).read_text()
+
+
 def test_collection_keeps_the_champions_and_they_compare_again(tiny: InProcessShell) -> None:
     tiny.json("gc", "--yes", "--keep-last", "0", "--grace", "0")
     tiny.json("gc", "--yes", "--keep-last", "0", "--grace", "0")

@@ -103,6 +103,9 @@ def test_what_is_unchanged_starts_nothing(tiny: InProcessShell) -> None:
         assert found.keys() == FIELDS and not found["changed"] and found["run"] is None
     assert sorted((tiny.folder / ".trnflow/store/runs").iterdir()) == runs
     assert ledger(tiny) == before, "on settled data that is no news"
+    past = tiny.json("history", "tiny")["history"]
+    assert [one["outcome"] for one in past] == ["unchanged"] * 3 + ["promoted", "frozen"]
+    assert past[0]["why"] == found["why"] and past[3]["page"] == f"trnflow report {past[3]['run']}"
     assert not (tiny.folder / ".trnflow/prefect").exists()
 
 

@@ -19,7 +19,7 @@ from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.retraining.ended import newest_ended, present_data, write_ended
+from trnflow.flows.retraining.ended import entry_of, newest_ended, present_data, write_ended
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.retraining.retrain import retrain
@@ -30,6 +30,7 @@ from trnflow.tasks.errors import ConfigError, DataError, StoreError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store import lease as leases
+from trnflow.tasks.store.ledger import NewEntry, append_ledger
 
 
 class Watched:
@@ -93,6 +94,17 @@ def test_a_change_is_announced_again_after_twice_the_wait(watched: Watched) -> N
     looks = [100, 199, 201, 399, 402, 801, 803, 1601, 1604, 3203, 3205, 6403, 6806, 10405, 10407]
     announced = [100, 201, 402, 803, 1604, 3205, 6806, 10407]  # the waits are 100, 200, 400 ... and at most 3600
     assert [at for at in looks if watched.look(at) == "changed"] == announced
+
+
+def test_a_clock_that_was_a_year_ahead_or_behind_holds_nothing_up(watched: Watched) -> None:
+    year = 365 * 86400.0
+    assert [watched.look(at) for at in (year, year + 60, 0, 60)] == ["new", "changed", "new", "changed"]
+    ahead = Retrained("tiny", None, True, "said", error=DataError("the file is broken", "mend it"))
+    entry = NewEntry(**entry_of(ahead, present_data(watched.recipe, watched.store)), created="2099-01-01T00:00:00Z")
+    append_ledger(watched.store, "tiny", entry, 0)
+    assert watched.look(300) == "changed"
+    watched.append('\n{"text": "more", "label": "pos"}')
+    assert [watched.look(at) for at in (-year, 60 - year, 400)] == ["new", "changed", "changed"]
 
 
 def test_data_that_failed_is_tried_three_times(watched: Watched) -> None:

@@ -1,0 +1,107 @@
+"""`trnflow history RECIPE`: each decision about a recipe's models and each firing of its retrains."""
+
+from __future__ import annotations
+
+import gc
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any
+
+from trnflow.flows.champions.lost import lost_champion
+from trnflow.flows.cli.arguments import add_command, store_of
+from trnflow.flows.cli.history_commands import run_ids
+from trnflow.flows.cli.live.runs_command import killed_runs, killed_summary, place_of
+from trnflow.flows.cli.output import emit
+from trnflow.flows.display import report
+from trnflow.flows.recipes.names import model_name
+from trnflow.flows.retraining.firings import read_firings
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import is_ahead
+from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger
+from trnflow.tasks.store.ledger.entries import FIELDS
+from trnflow.tasks.system.clock import now
+
+HIDDEN = {"schema", "recipe", "stands", "imported", "records", "shaping", "scores", "evaluation", "task"}
+"""The fields of an entry that `trnflow history --json` leaves out."""
+HEAD = ("n", "created", "outcome", "by", "run", "model", "champion", "why")
+AHEAD = "dated in the future, so a clock was wrong; "
+
+
+def add_commands(sub: Any, store: ArgumentParser) -> None:
+    past = add_command(sub, "history", history, store, "list what happened to a recipe's models, newest first")
+    past.add_argument("recipe", metavar="RECIPE", help="the name of a recipe, or its file")
+
+
+def history(options: Namespace) -> int:
+    """Print each decision about a recipe's models and each firing of its retrains, the newest first."""
+    gc.disable()  # looking for garbage among 10,000 entries takes a quarter of the time
+    store = store_of(options)
+    name = model_name(options.recipe).recipe
+    ledger = read_ledger(store, name)
+    firings = list_firings(store, ledger)
+    lost = lost_champion(store, ledger)
+    lines = [f"note: {lost}"] if lost else []
+    lines += [report.aligned([HEAD, *map(_row, firings)])] if firings else []
+    pages = "`trnflow report RUN` writes the page of a run, `trnflow logs RUN` prints what a killed one did"
+    lines += [pages] if firings else [f"nothing happened to models of {name} in this store yet"]
+    listed = [{field: value for field, value in firing.items() if field != "title"} for firing in firings]
+    document = {"store": store.root, "recipe": name, "history": listed, "notes": [lost] if lost else []}
+    emit(options, document, *lines)
+    return 0
+
+
+def list_firings(store: Store, ledger: Ledger) -> list[Meta]:
+    """Return the fields of each entry of a ledger, and of each firing of this machine that left none, newest first.
+
+    Beside the fields: `ahead` (whether the time is yet to come), `page` (the command that shows the run, or None), and
+    `title`, the champion's number as the table has it.
+    """
+    entries, present = ledger.entries(), now()
+    latest = present
+    timed = []
+    for entry in entries:
+        latest = min(latest, entry["created"])  # clocks differ, so numbers decide among entries
+        shown: Meta = {field: value for field, value in entry.items() if field not in HIDDEN}
+        timed.append((latest, shown | {"title": _title(entry)}))
+    nothing = dict.fromkeys(FIELDS - HIDDEN) | {"by": "retrain", "title": ""}
+    for firing in [*read_firings(store.home, ledger.recipe, store.root), *_killed(store, ledger.recipe, entries)]:
+        timed.append((min(firing["created"], present), nothing | firing))
+    on_record = {*run_ids(store)}
+    return [
+        firing
+        | {"ahead": firing["created"] > present and is_ahead(firing["created"]), "page": _page(firing, on_record)}
+        for _, firing in sorted(timed, key=itemgetter(0), reverse=True)
+    ]
+
+
+def _killed(store: Store, recipe: str, entries: list[Entry]) -> Iterator[Meta]:
+    for state in killed_runs(store, {str(entry["run"]) for entry in entries}):
+        if (state.recipe, state.kind) == (recipe, "retrain"):
+            killed = killed_summary(state)
+            place = f"killed at {place_of(killed)}" if killed["stage"] else "killed before its first stage"
+            why = f"{place}; the next retrain goes on from what was saved"
+            yield {"created": killed["ended"], "outcome": "killed", "run": state.run, "why": why}
+
+
+def _page(firing: Meta, on_record: set[str]) -> str | None:
+    run = firing["run"]
+    if run in on_record:
+        return f"trnflow report {run}"
+    return f"trnflow logs {run}" if firing["outcome"] == "killed" else None
+
+
+def _title(entry: Entry) -> str:
+    """Return the number of the champion after an entry."""
+    titles = entry["stands"]["champions"]
+    is_new = entry["number"] is not None and entry["outcome"] != "frozen"
+    return f"{titles[0]['number']}{' (new)' if is_new else ''}" if titles else ""
+
+
+def _row(firing: Meta) -> tuple[str, ...]:
+    model = firing["frozen"] if firing["outcome"] == "frozen" else firing["challenger"] or firing["champion"]
+    return (
+        str(firing["n"] or ""), firing["created"], firing["outcome"], firing["by"], firing["run"] or "",
+        (model or "")[:19], firing["title"], f"{AHEAD if firing['ahead'] else ''}{firing['why']}",
+    )  # fmt: skip

@@ -1,0 +1,31 @@
+"""What was decided about the model of a run, in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trnflow.tasks.store.ledger.entries import Entry
+
+
+def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
+    """Return the newest decision about a run's model; None without one. entries: of a ledger, newest first."""
+    by_number = {entry["n"]: entry for entry in entries}
+    decided = (entry for entry in by_number.values() if entry["run"] == run and entry["by"] in ("retrain", "promote"))
+    entry = next(decided, None)
+    if entry is None:
+        return None
+    pair, stands = entry["comparison"], entry["stands"]
+    if pair is None:
+        return f"{entry['outcome']}: {entry['why']}"
+    number = stands["champions"][0]["number"] - (entry["outcome"] == "promoted")
+    rows = next((each for each in by_number.values() if _froze(each, entry)), None)
+    parts = [
+        f"{entry['outcome']}: {pair['metric']} {pair['challenger']:.4g} against {pair['champion']:.4g} of champion {number}",
+        f"difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to {pair['high']:+.4g}",
+        f"{pair['rows']} frozen rows" + (f" of {rows['created'][:10]}" if rows else ""),
+    ]
+    return "; ".join(parts)
+
+
+def _froze(entry: Entry, decided: Entry) -> bool:
+    return entry["outcome"] == "frozen" and entry["frozen"] == decided["frozen"] and entry["n"] < decided["n"]
