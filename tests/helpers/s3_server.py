@@ -23,16 +23,21 @@ _LOG = tempfile.NamedTemporaryFile(prefix="trnflow-s3-", suffix=".log")  # noqa:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> str:
     """A moto server process on a free port; credentials and endpoint stand in the environment, as a user's would."""
-    return _server()
+    return start_server()
 
 
 @pytest.fixture
 def s3_root(s3_endpoint: str) -> str:
+    return f"s3://{new_bucket(s3_endpoint)}/store"
+
+
+def new_bucket(endpoint: str) -> str:
+    """Make a bucket. Return its name."""
     import boto3
 
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=bucket)
-    return f"s3://{bucket}/store"
+    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
+    return bucket
 
 
 def downloads(root: str) -> list[str]:
@@ -48,7 +53,8 @@ def requests(bucket: str) -> list[str]:
 
 
 @functools.cache
-def _server() -> str:
+def start_server() -> str:
+    """Start the server, once a process, and set its variables. Return its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
