@@ -199,17 +199,12 @@ class BlobStore:
         if self.is_local:
             self.memo.put("blob", blob, stamp(blob), file.digest)
         elif cache and not os.path.islink(path):
-            # the next stage then downloads nothing
-            self._cache_file(path, blob, file.digest)
-
-    def _cache_file(self, path: str, blob: str, digest: str) -> None:
-        """Move a file to its place in the cache."""
-        # without it the blob is downloaded when it is needed
-        with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(blob), exist_ok=True)
-            os.chmod(path, 0o444)
-            os.replace(path, blob)
-            self.memo.put("blob", blob, stamp(blob), digest)
+            # the next stage then downloads nothing; where this fails, the blob is downloaded when it is needed
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(blob), exist_ok=True)
+                os.chmod(path, 0o444)
+                os.replace(path, blob)
+                self.memo.put("blob", blob, stamp(blob), file.digest)
 
     def _pulled(self, artifact: Artifact, folder: Path, report: ReportBytes) -> Iterator[tuple[str, str]]:
         """Verify or fetch each blob, and yield (blob on this machine, path below `folder`) of each file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -182,18 +182,11 @@ class DataConfig(SourceConfig):
     @property
     def texts(self) -> tuple[str, ...]:
         """Our names of the text columns; () if no setting names one."""
-        mixed = (self.mix or {}).values()
-        label = self.label or next((source.label for source in mixed if source.label), None)
-        if self.text is None and any(source.text for source in mixed):
-            return ("text",)
-        return text_columns(self.text, label, self.columns)
-
-
-def text_columns(text: str | tuple[str, ...] | None, label: str | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return our names of the text columns; `text` if there is a label and no other name."""
-    if text is None:
-        return ("text",) if label and (not columns or "text" in columns) else ()
-    return (text,) if isinstance(text, str) else tuple(text)
+        if self.text is not None:
+            return (self.text,) if isinstance(self.text, str) else self.text
+        sources = (self, *(self.mix or {}).values())
+        is_labelled = any(source.label for source in sources) and (not self.columns or "text" in self.columns)
+        return ("text",) if is_labelled or any(source.text for source in sources) else ()
 
 
 @contextlib.contextmanager

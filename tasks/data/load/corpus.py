@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.keys.hash_cache import sha256_file, stamp
+from trnflow.tasks.keys.hash_cache import sha256_bytes, sha256_file, stamp
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.split_files import FileSettings
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trnflow.tasks.data.load.readers import RowReader
 
 SOURCE = "builtin:stdlib"
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
 VIEWS = ("packages", "questions")
 CLASSES = 10
 FEWEST_WORDS = 3
@@ -58,16 +59,16 @@ def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
     view = view or VIEWS[0]
     if view not in VIEWS:
         raise ConfigError(f"data.name: {SOURCE} has no view {view}", f"use one of: {', '.join(VIEWS)}")
-    root = _root()
-    files = stdlib_files(root)
+    files = stdlib_files(STDLIB)
     now = hashlib.sha256(repr(files).encode()).hexdigest()
-    digest = resolver.memo.get("corpus", root, now)
+    digest = resolver.memo.get("corpus", STDLIB, now)
     if digest is None:
-        digest = _digest(root, files)
-        resolver.memo.put("corpus", root, now, digest)
+        contents = "".join(f"{path}\0{sha256_file(STDLIB / path)}\n" for path, _ in files)
+        digest = sha256_bytes(contents.encode())
+        resolver.memo.put("corpus", STDLIB, now, digest)
         resolver.memo.save()
-    identity = {"builtin": "stdlib", "view": view, "digest": digest}
-    return Source("data", identity, {"builtin": "stdlib", "view": view})
+    location = {"builtin": "stdlib", "view": view}
+    return Source("data", location | {"digest": digest}, location)
 
 
 def stdlib_files(root: Path) -> list[tuple[str, str]]:
@@ -92,7 +93,7 @@ def corpus_splits(view: str) -> dict[str, RowReader]:
 
     from trnflow.tasks.data.load.readers import open_table
 
-    docstrings = list(read_docstrings(_root()))
+    docstrings = list(read_docstrings(STDLIB))
     if not docstrings:
         raise DataError(f"{SOURCE}: this Python's standard library has no source files", "set data.source to your data")
     rows = _packages(docstrings) if view == "packages" else _questions(docstrings)
@@ -122,12 +123,10 @@ def _docstrings(
     if doc and len(doc.split()) >= FEWEST_WORDS:
         yield Docstring(name, doc)
     for child in node.body:
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _is_public(child.name):
-            yield from _docstrings(child, f"{name}.{child.name}")
-
-
-def _is_public(name: str) -> bool:
-    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            is_dunder = child.name.startswith("__") and child.name.endswith("__")
+            if is_dunder or not child.name.startswith("_"):
+                yield from _docstrings(child, f"{name}.{child.name}")
 
 
 def anonymous(docstring: Docstring) -> str:
@@ -140,16 +139,13 @@ def anonymous(docstring: Docstring) -> str:
 
 def _packages(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
     splits = _split([(anonymous(docstring), docstring.name) for docstring in docstrings])
-    counts = Counter(_package(name) for _, name in splits["train"])
-    classes = {
-        package for package, _ in sorted(counts.items(), key=lambda docstring: (-docstring[1], docstring[0]))[:CLASSES]
-    }
-    return {
-        split: [
-            {"text": text, "package": _package(name), "name": name} for text, name in rows if _package(name) in classes
-        ]
+    counts = Counter(name.split(".")[0] for _, name in splits["train"])
+    classes = sorted(counts, key=lambda package: (-counts[package], package))[:CLASSES]
+    labelled = {
+        split: [{"text": text, "package": name.split(".")[0], "name": name} for text, name in rows]
         for split, rows in splits.items()
     }
+    return {split: [row for row in rows if row["package"] in classes] for split, rows in labelled.items()}
 
 
 def _questions(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
@@ -158,10 +154,6 @@ def _questions(docstrings: list[Docstring]) -> dict[str, list[dict[str, str]]]:
         split: [{"instruction": f"What does `{name}` do?", "response": text, "name": name} for text, name in rows]
         for split, rows in splits.items()
     }
-
-
-def _package(name: str) -> str:
-    return name.split(".")[0]
 
 
 def _split(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
@@ -176,15 +168,3 @@ def _split(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
         tenth = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 10
         splits[_SPLIT_OF_TENTH.get(tenth, "train")].append((text, name))
     return splits
-
-
-def _root() -> Path:
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
-def _digest(root: Path, files: list[tuple[str, str]]) -> str:
-    """Return a digest of the files' relative paths and contents."""
-    digest = hashlib.sha256()
-    for path, _ in files:
-        digest.update(f"{path}\0{sha256_file(root / path)}\n".encode())
-    return f"sha256:{digest.hexdigest()}"

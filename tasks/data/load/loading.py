@@ -120,9 +120,15 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
     """Read every source into scratch files. Returns {name in `mix`: the source}."""
     out.scratch.mkdir(parents=True, exist_ok=True)
     read = {}
-    for name, settings in config.sources().items():
+    for number, (name, settings) in enumerate(config.sources().items()):
         with errors_name_source(name):
-            read[name] = _read_one(name, settings, config, source, out)
+            opened = open_source(source.location["mix"][name] if name else source.location)
+            columns = chosen_columns(config, settings, opened)
+            splits = {}
+            for split, files in opened.items():
+                path = out.scratch / f"{number}.{split}.arrow"
+                splits[split] = read_split(split, files, columns, config.nulls, path, out)
+            read[name] = ReadSource(columns, splits)
     return read
 
 
@@ -141,18 +147,6 @@ def written_columns(sources: list[Columns]) -> list[str]:
     """Return the names of the columns to write, each once, the label last."""
     kept = dict.fromkeys(ours for columns in sources for ours, _ in columns.kept)
     return [*kept, *(["label"] if sources[0].label else [])]
-
-
-def _read_one(name: str, settings: SourceConfig, config: DataConfig, source: Source, out: Workdir) -> ReadSource:
-    """Read one source into scratch files, one for each split."""
-    opened = open_source(source.location["mix"][name] if name else source.location)
-    columns = chosen_columns(config, settings, opened)
-    number = [*config.sources()].index(name)
-    paths = {split: out.scratch / f"{number}.{split}.arrow" for split in opened}
-    return ReadSource(
-        columns,
-        {split: read_split(split, files, columns, config.nulls, paths[split], out) for split, files in opened.items()},
-    )
 
 
 def _frozen_hashes(frozen: Input[FrozenMeta], columns: Columns) -> Hashes:

@@ -23,12 +23,9 @@ def amounts(
     totals = [available[name] / share for name, share in shares.items()]
     # the largest mixture without repetition, or the smallest that has every row
     total = int(min(totals)) if strategy == "first_exhausted" else -int(-max(totals) // 1)
-    return apportioned(min(total, limit or total), shares)
-
-
-def apportioned(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
-    """Divide `total` by shares that sum to 1: total x share rounded down, the rest to the largest fractions."""
+    total = min(total, limit or total)
     exact = {name: total * share for name, share in shares.items()}
+    # each is rounded down, and the rest goes to the largest fractions
     rows = {name: int(part) for name, part in exact.items()}
     by_remainder = sorted(exact, key=lambda name: rows[name] - exact[name])
     for name in by_remainder[: total - sum(rows.values())]:

@@ -47,7 +47,7 @@ def read_split(
     split: str, files: list[RowReader], columns: Columns, nulls: Nulls, path: Path, out: Workdir
 ) -> ReadSplit:
     """Read, check and write a split's files to `path`. Raises DataError for an unusable row or an empty split."""
-    seen, hashes, dropped = SeenLabels(), np.empty(0, dtype=np.uint64), Counter[str]()
+    seen, hashes, dropped = SeenLabels(), list[Hashes](), Counter[str]()
     hashed = hashed_columns(columns)
     schema, count_read, kept, longest = united(files, columns), 0, 0, LongestRow(0, "")
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -55,7 +55,7 @@ def read_split(
             for count, batch, row in clean_batches(rows, columns, schema, split, seen, nulls, dropped):
                 # rows are read twice: duplicates and samples are chosen after all were read
                 writer.write_batch(batch)
-                hashes = _appended(hashes, kept, row_hashes(batch.column(name) for name in hashed))
+                hashes.append(row_hashes(batch.column(name) for name in hashed))
                 count_read, kept, longest = count_read + count, kept + batch.num_rows, max(longest, row)
                 out.progress(count_read, count_read, f"{split} rows")
     if kept == 0:
@@ -64,16 +64,7 @@ def read_split(
             f"the split {split} is empty: {files[0].name} holds no rows{f' but those dropped ({lost})' if lost else ''}",
             "give a file with rows",
         )
-    return ReadSplit(path, schema, hashes[:kept], seen, dropped, longest)
-
-
-def _appended(into: Hashes, at: int, values: Hashes) -> Hashes:
-    """Write `values` into `into` at an index; return `into`, or a longer copy where it is too short."""
-    end = at + len(values)
-    if end > len(into):
-        into = np.concatenate([into, np.empty(end // 8 + len(values), dtype=into.dtype)])
-    into[at:end] = values
-    return into
+    return ReadSplit(path, schema, np.concatenate(hashes), seen, dropped, longest)
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.helpers.data_stages import files, table
-from trnflow.tasks.data.load.corpus import Docstring, _root, anonymous, corpus_source, read_docstrings, stdlib_files
+from trnflow.tasks.data.load.corpus import STDLIB, Docstring, anonymous, corpus_source, read_docstrings, stdlib_files
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.sources.resolver import Resolver
@@ -88,6 +88,6 @@ def test_reading_imports_nothing_of_what_is_read():
     import sys
 
     before = set(sys.modules)
-    names = {item.name.split(".")[0] for item in read_docstrings(_root())}
+    names = {item.name.split(".")[0] for item in read_docstrings(STDLIB)}
     assert {"tkinter", "turtle", "imaplib"} <= names
     assert not (set(sys.modules) - before) & names
