@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from tests.helpers.data_stages import loaded_rows
 from trnflow.tasks.artifact import Input
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
@@ -54,11 +53,7 @@ def chat_model(folder: Path, template: str | None) -> tuple[dict[str, Any], PreT
 
 
 def rows_of(root: Path, column: str, talks: list[Any], **columns: list[Any]) -> Input:
-    folder = root / "rows"
-    folder.mkdir(parents=True)
-    pq.write_table(pa.table({column: talks, **columns}), folder / "train.parquet")
-    meta = {"splits": {"train": len(talks)}, "columns": [column, *columns], "text": [], "labels": None}
-    return Input(folder, "rows", meta, "sha256:rows")
+    return loaded_rows(root, {column: talks, **columns})
 
 
 def token_rows(tokens: Input, split: str = "train") -> list[tuple[list[int], list[int]]]:

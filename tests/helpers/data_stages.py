@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trnflow.tasks.artifact import Input, Meta, Source
@@ -82,10 +84,28 @@ def new_bench(root: Path) -> Bench:
     return Bench(root, [])
 
 
-def table(rows: Input, split: str) -> dict[str, list[Any]]:
-    import pyarrow.parquet as pq
+def loaded_rows(root: Path, columns: dict[str, list[Any]], **meta: Any) -> Input:
+    """The artifact of load_data with these rows of train, below `root`."""
+    folder = root / "rows"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    count = len(next(iter(columns.values())))
+    known = {"splits": {"train": count}, "columns": list(columns), "text": [], "labels": None, **meta}
+    return Input(folder, "rows", known, "sha256:rows")
 
+
+def table(rows: Input, split: str) -> dict[str, list[Any]]:
     return pq.read_table(rows.path / f"{split}.parquet").to_pydict()
+
+
+def whole(texts: Input) -> list[str]:
+    """The texts of format_prompts' train rows that are in parts."""
+    return ["".join(part["text"] for part in row) for row in table(texts, "train")["parts"]]
+
+
+def trained(texts: Input) -> list[str]:
+    """Of each train row what is trained on."""
+    return ["".join(part["text"] for part in row if part["train"]) for row in table(texts, "train")["parts"]]
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -7,10 +7,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import PROJECT
 
 COMMIT = "a" * 40
 
@@ -90,6 +97,16 @@ class Handler(BaseHTTPRequestHandler):
         digest = hashlib.sha256(body).hexdigest()
         large = {"lfs": {"oid": digest, "size": len(body), "pointerSize": 134}} if digest in self.server.large else {}
         return {"type": "file", "path": name, "size": len(body), "oid": oid, **large}
+
+
+def run_program(program: str, endpoint: str, home: Path, *arguments: str) -> Any:
+    """What a program prints, as JSON, in a process whose hub is at `endpoint`. home: the client's cache."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environ, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.helpers.hub_server import run_program
 
 PROGRAM = """
 import json, sys
@@ -36,12 +34,8 @@ print(json.dumps(answers))
 def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
     with socket.socket() as nobody:  # bound, never listening: refused at once
         nobody.bind(("127.0.0.1", 0))
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{nobody.getsockname()[1]}", "HF_HOME": str(tmp_path / "hf")}
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-        done = subprocess.run(command, env=environ, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    data, model, weights = json.loads(done.stdout)
+        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        data, model, weights = run_program(PROGRAM, endpoint, tmp_path / "hf", str(tmp_path))
     assert (data["type"], model["type"], weights["type"]) == ("DataError", "ModelError", "ModelError")
     for found, section in ((data, "data"), (model, "model"), (weights, "model")):
         assert found["message"].startswith(

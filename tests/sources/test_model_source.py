@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.hub_server import COMMIT, serve
+from tests.helpers.hub_server import COMMIT, run_program, serve
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
@@ -124,12 +121,8 @@ def test_hub_names_through_the_real_client(folder: Path, tmp_path: Path) -> None
     """Pinned to a commit; offline the last resolution serves and says so; gated and unknown names say what to do."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     with serve(files, "models") as address:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environ |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "home")]
-        done = subprocess.run(command, env=environ, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    online, offline, gated, unknown, never, fetched = json.loads(done.stdout)
+        answers = run_program(PROGRAM, address, tmp_path / "hf", str(tmp_path / "home"))
+    online, offline, gated, unknown, never, fetched = answers
     assert online["identity"]["weights"] == {"repo": "me/set", "commit": COMMIT}
     assert online["identity"]["config"]["pretrained"]["model_type"] == "bert"
     assert offline["identity"] == online["identity"]

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import stores
 from tests.helpers.stores import new_store
 from tests.store.conftest import on_s3_too
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
-from trnflow.tasks.keys.canonical_json import canonical, digest_of
+from trnflow.tasks.keys.canonical_json import canonical
+from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.backend import Entry
 from trnflow.tasks.store.garbage.collect import Collected, collect
@@ -47,11 +49,7 @@ def made(store: Store, tmp_path: Path, name: str, files: dict[str, bytes], **mor
 
 
 def record_of(name: str, artifact: str) -> dict[str, Any]:
-    document = {"stage": "s", "code": {}, "params": {"name": name}, "inputs": {}, "env": {}, "accel": {}}
-    key = digest_of(document).removeprefix("sha256:")
-    return {
-        "stage": "s", "key": key, "artifact": artifact, "document": document, "attempt": "a", "created": f"2026-{name}",
-    }  # fmt: skip
+    return stores.record_of(artifact, f"2026-{name}", name=name)
 
 
 def run_of(store: Store, run: str, recipe: str, *records: dict[str, Any], outcome: str = "completed") -> None:
@@ -301,9 +299,7 @@ class World:
             self.add(f"roots/pins/{artifact[7:15]}.json", {"artifact": artifact})
 
     def put(self, data: bytes) -> str:
-        import hashlib
-
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        digest = sha256_bytes(data)
         self.place(blob_name(digest), data)
         return digest
 

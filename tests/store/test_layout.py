@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
 import pytest
 
-from trnflow.tasks.keys.canonical_json import canonical, digest_of
+from tests.helpers.stores import record_of
+from trnflow.tasks.keys.canonical_json import canonical
+from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.store.layout import checked_manifest, checked_record, record_name
 
-GOOD = f"sha256:{hashlib.sha256(b'evil').hexdigest()}"
+GOOD = sha256_bytes(b"evil")
 FORGED: dict[str, tuple[Any, str]] = {
     "a path out": ([["../evil", 4, GOOD]], "evil"),
     "a path below a file": ([["a.txt", 4, GOOD], ["a.txt/evil", 4, GOOD]], "a file below a file"),
@@ -35,21 +36,19 @@ def manifest_of(files: Any) -> bytes:
 def test_a_manifest_that_is_forged_is_refused(files: Any, says: str) -> None:
     data = manifest_of(files)
     with pytest.raises(ValueError, match=says):
-        checked_manifest(data, f"sha256:{hashlib.sha256(data).hexdigest()}")
+        checked_manifest(data, sha256_bytes(data))
 
 
 def test_a_manifest_is_that_of_its_digest_alone() -> None:
     data = manifest_of([["a.txt", 4, GOOD]])
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    assert [file.path for file in checked_manifest(data, digest)[1]] == ["a.txt"]
+    assert [file.path for file in checked_manifest(data, sha256_bytes(data))[1]] == ["a.txt"]
     with pytest.raises(ValueError, match="its bytes have another digest"):
         checked_manifest(data, GOOD)
 
 
 def test_a_record_is_that_of_its_key_alone() -> None:
-    document = {"stage": "s", "code": {}, "params": {}, "inputs": {}, "env": {}, "accel": {}}
-    key = digest_of(document).removeprefix("sha256:")
-    record = {"stage": "s", "key": key, "document": document, "artifact": GOOD, "attempt": "a", "created": "2026-01-01"}
+    record = record_of(GOOD)
+    key, document = record["key"], record["document"]
     assert checked_record(record_name("s", key), json.dumps(record).encode()) == record
     other = record | {"document": document | {"params": {"rate": 1}}}
     with pytest.raises(ValueError, match="its key document has another key"):

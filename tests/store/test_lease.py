@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -46,11 +47,10 @@ def awaited(turn: Waiter) -> Lease:
 
 def left_by(backend: Backend, process: Process, ttl: float = LONG, attempt: str = "a", since: str = "") -> None:
     """A lease as a process leaves it that did not release it."""
-    mine = taken(backend, ttl)
+    taken(backend, ttl)
     name = f"leases/{KEY}/1.json"
     document = json.loads(backend.read(name)) | {"process": process._asdict(), "attempt": attempt}
     backend.replace(name, json.dumps(document | ({"since": since} if since else {})).encode())
-    del mine
 
 
 def elsewhere() -> Process:
@@ -88,26 +88,19 @@ def test_one_holds_and_the_next_gets_it_when_it_is_released(store: Store) -> Non
 
 @on_s3_too
 def test_of_many_at_once_one_gets_it_also_at_a_takeover(store: Store) -> None:
-    for ttl, leave in ((LONG, False), (LONG, True)):
+    for leave in (False, True):
         if leave:
             left_by(store.backend, ended())
-        won: list[Lease] = []
         barrier = threading.Barrier(8)
 
-        def race(won: list[Lease] = won, barrier: threading.Barrier = barrier, ttl: float = ttl) -> None:
+        def race(_: int, barrier: threading.Barrier = barrier) -> Lease | None:
             barrier.wait()
-            lease = waiter(store.backend, ttl).acquire()
-            if lease is not None:
-                won.append(lease)
+            return waiter(store.backend).acquire()
 
-        threads = [threading.Thread(target=race) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(won) == 1
-        won[0].check()
-        won[0].release()
+        with ThreadPoolExecutor(8) as pool:
+            (won,) = filter(None, pool.map(race, range(8)))
+        won.check()
+        won.release()
         assert store.backend.names("leases") == []
 
 
@@ -188,12 +181,10 @@ def test_a_held_lease_beats(store: Store) -> None:
 
 
 def test_the_lease_of_a_dead_process_is_taken_at_once(store: Store) -> None:
-    left_by(store.backend, ended())
-    taken(store.backend).release()
-    left_by(store.backend, this_process()._replace(start=1))  # its pid is another's by now
-    taken(store.backend).release()
-    left_by(store.backend, this_process()._replace(boot="an earlier boot"))
-    taken(store.backend).release()
+    another = this_process()._replace(start=1)  # its pid is another's by now
+    for process in (ended(), another, this_process()._replace(boot="an earlier boot")):
+        left_by(store.backend, process)
+        taken(store.backend).release()
     left_by(store.backend, elsewhere(), since="2026-01-01T00:00:00Z")  # silent for long by its own clock
     taken(store.backend).release()
     assert store.backend.names("leases") == []

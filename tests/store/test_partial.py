@@ -23,6 +23,8 @@ SHARD = "shard-00001.safetensors"
 def committed(store: Store, folder: Path, step: int) -> None:
     rows = [TensorSlice("w", at, (at * 100,), (200,), torch.full((100,), float(step))) for at in range(2)]
     write(folder / str(step), rows, {"step": step})
+    (folder / str(step) / "deep").mkdir()
+    (folder / str(step) / "deep/x").write_text("x")
     store.partial(KEY).commit(step, folder / str(step))
 
 
@@ -51,12 +53,18 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(store: Store, tmp_path
         assert found is not None and found[0] == 15  # white space: as good as it was
         return
     assert found is not None and found[0] == 10
-    assert Reader(found[1]).tensor("w").unique().tolist() == [10.0]
+    assert Reader(found[1]).tensor("w").unique().tolist() == [10.0] and (found[1] / "deep/x").read_text() == "x"
     if (file, harm) != ("COMMIT", "missing"):  # which is how it looks before it is whole
-        assert (file in said[0] or file == "COMMIT") and "it is in quarantine, and the one before it is used" in said[0]
+        why = "COMMIT can't be read" if file == "COMMIT" else f"{file} is gone" if harm == "missing" else file
+        assert (file, harm) == (
+            "COMMIT",
+            "flipped",
+        ) or f"is damaged ({why}): it is in quarantine, and the one before it is used" in said[0]
         assert store.backend.names("quarantine")
     assert store.partial(KEY).steps() == [5, 10]
     assert store.partial(KEY).sound(5, said.append) and store.partial(KEY).sound(15, said.append) is None
+    committed(store, tmp_path, 15)
+    assert store.partial(KEY).newest(pytest.fail) is not None and store.partial(KEY).steps() == [5, 10, 15]
 
 
 def test_when_all_are_damaged_it_says_so(store: Store, tmp_path: Path) -> None:
@@ -94,7 +102,7 @@ def test_pruning_leaves_the_newest_and_the_protected(store: Store, tmp_path: Pat
     partial.prune(1)
     assert partial.steps() == [5]
     partial.prune(0, protect=[5])  # the stage is done: nothing is gone on from
-    assert partial.steps() == [] and not store.backend.names(f"partial/{KEY}")
+    assert partial.steps() == [] and partial.newest(pytest.fail) is None and not store.backend.names(f"partial/{KEY}")
 
 
 def test_what_comes_after_a_step_can_be_given_up(store: Store, tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from trnflow.tasks.keys.canonical_json import digest_of
+from tests.helpers.stores import record_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
-
-STAGE = "format_prompts"
 
 
 class Counted:
@@ -39,16 +37,8 @@ def counted(store: Store) -> Counter[str]:
 
 
 def written(store: Store, numbers: range) -> list[str]:
-    keys = []
-    for number in numbers:
-        document = {"stage": STAGE, "code": {}, "params": {"n": number}, "inputs": {}, "env": {}, "accel": {}}
-        key = digest_of(document).removeprefix("sha256:")
-        store.publish({
-            "stage": STAGE, "key": key, "document": document, "artifact": f"sha256:{number:064x}", "attempt": "a",
-            "created": f"2026-01-01T00:00:{number:02}Z",
-        })  # fmt: skip
-        keys.append(key)
-    return keys
+    records = [record_of(f"sha256:{n:064x}", f"2026-01-01T00:00:{n:02}Z", n=n) for n in numbers]
+    return [store.publish(record)["key"] for record in records]
 
 
 @pytest.mark.parametrize("root", ["local", "memory"], indirect=True)
@@ -56,11 +46,11 @@ def test_the_newest_records_cost_a_listing_and_a_read_each(store: Store) -> None
     keys = written(store, range(30))
     if store.is_local:  # the clock of a filesystem may give several files one time
         for number, key in enumerate(keys):
-            os.utime(Path(store.root) / f"records/{STAGE}/{key}.json", (1e9 + number, 1e9 + number))
+            os.utime(Path(store.root) / f"records/s/{key}.json", (1e9 + number, 1e9 + number))
     calls = counted(store)
-    assert [record["key"] for record in store.records(STAGE, 4)] == keys[:-5:-1]
+    assert [record["key"] for record in store.records("s", 4)] == keys[:-5:-1]
     assert calls == {"entries": 1, "read": 4}
-    assert [record["key"] for record in store.records(STAGE)] == keys[::-1]
+    assert [record["key"] for record in store.records("s")] == keys[::-1]
     assert calls == {"entries": 2, "read": 34}
 
 

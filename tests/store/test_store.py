@@ -3,16 +3,16 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.stores import new_store
+from tests.helpers.stores import new_store, record_of
 from tests.store.conftest import on_s3_too
 from trnflow.tasks.artifact import Artifact
-from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
-from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
 
@@ -33,19 +33,11 @@ def ingested(store: Store, tmp_path: Path, files: dict[str, bytes] | None = None
     return artifact
 
 
-DOCUMENT: dict[str, Any] = {"stage": "format_prompts", "code": {}, "params": {}, "inputs": {}, "env": {}, "accel": {}}
-KEY = digest_of(DOCUMENT).removeprefix("sha256:")
+def record_for(artifact: Artifact) -> dict[str, Any]:
+    return record_of(artifact.digest)
 
 
-def record_for(artifact: Artifact) -> dict[str, object]:
-    return {
-        "stage": "format_prompts",
-        "key": KEY,
-        "document": DOCUMENT,
-        "artifact": artifact.digest,
-        "attempt": "a1",
-        "created": "2026-01-01",
-    }
+KEY = record_of("")["key"]
 
 
 @on_s3_too
@@ -73,30 +65,24 @@ def test_a_record_is_created_once_and_the_first_wins(store: Store, tmp_path: Pat
     one, other = ingested(store, tmp_path), ingested(store, tmp_path, {"x": b"y"})
     assert store.publish(record_for(one))["artifact"] == one.digest
     assert store.publish(record_for(other))["artifact"] == one.digest
-    found = store.record("format_prompts", KEY)
+    found = store.record("s", KEY)
     assert found is not None
     assert found["artifact"] == one.digest
     assert store.publish(record_for(other), replace=True)["artifact"] == other.digest
-    assert store.records("format_prompts")[0]["artifact"] == other.digest
+    assert store.records("s")[0]["artifact"] == other.digest
 
 
 @on_s3_too
 def test_creation_is_exclusive_among_threads(store: Store) -> None:
-    wins: list[int] = []
     barrier = threading.Barrier(8)
 
-    def race(number: int) -> None:
+    def create(number: int) -> bool:
         barrier.wait()
-        if store.backend.create("records/race/one.json", f"{number}".encode()):
-            wins.append(number)
+        return store.backend.create("records/race/one.json", f"{number}".encode())
 
-    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(wins) == 1
-    assert store.backend.read("records/race/one.json") == f"{wins[0]}".encode()
+    with ThreadPoolExecutor(8) as pool:
+        (won,) = [number for number, is_first in enumerate(pool.map(create, range(8))) if is_first]
+    assert store.backend.read("records/race/one.json") == f"{won}".encode()
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "delete"])
@@ -128,50 +114,9 @@ def test_a_damaged_manifest_or_record_is_a_miss_not_a_crash(store: Store, tmp_pa
     store.backend.replace(blob_name(artifact.digest), b'{"kind": "texts"}')
     with pytest.raises(BlobLost):
         store.artifact(artifact.digest)
-    store.backend.replace(f"records/format_prompts/{KEY}.json", b"{half")
-    assert store.record("format_prompts", KEY) is None
+    store.backend.replace(f"records/s/{KEY}.json", b"{half")
+    assert store.record("s", KEY) is None
     assert store.publish(record_for(artifact))["artifact"] == artifact.digest
-
-
-@on_s3_too
-def test_partial_state_shows_complete_steps_only(store: Store, tmp_path: Path) -> None:
-    partial = store.partial("p" * 64)
-    assert partial.newest(print) is None
-    for step in (5, 10):
-        partial.commit(step, folder_of(tmp_path, {"state.bin": f"{step}".encode(), "deep/x": b"x"}))
-    store.backend.replace(f"partial/{'p' * 64}/step-000000015/state.bin", b"torn")
-    found = partial.newest(print)
-    assert found is not None
-    step, folder = found
-    assert step == 10
-    assert (folder / "state.bin").read_bytes() == b"10"
-    assert (folder / "deep/x").read_bytes() == b"x"
-    partial.prune(1)
-    assert partial.newest(print) is not None
-    partial.prune(0)
-    assert partial.newest(print) is None
-    assert store.backend.names(f"partial/{'p' * 64}") == []
-
-
-@pytest.mark.parametrize("harm", ["flip", "gone", "commit"])
-def test_damaged_partial_state_gives_way_to_the_one_before(store: Store, tmp_path: Path, harm: str) -> None:
-    partial, said = store.partial("d" * 64), list[str]()
-    for step in (5, 10):
-        partial.commit(step, folder_of(tmp_path, {"state.bin": f"{step}".encode(), "deep/x": b"x"}))
-    newest = f"partial/{'d' * 64}/step-000000010"
-    if harm == "gone":
-        store.backend.remove(f"{newest}/deep/x")
-    else:
-        store.backend.replace(f"{newest}/{'state.bin' if harm == 'flip' else 'COMMIT'}", b"11")
-    found = partial.newest(said.append)
-    assert found is not None and found[0] == 5
-    assert (found[1] / "state.bin").read_bytes() == b"5"
-    what = {"flip": "state.bin", "gone": "x is gone", "commit": "COMMIT can't be read"}[harm]
-    assert said == [f"the state of step 10 is damaged ({what}): it is in quarantine, and the one before it is used"]
-    assert any("step-000000010/state.bin" in name for name in store.backend.names("quarantine"))
-    assert partial.steps() == [5]
-    partial.commit(10, folder_of(tmp_path, {"state.bin": b"10"}))
-    assert partial.newest(said.append) is not None and len(said) == 1
 
 
 def test_a_changed_blob_behind_a_checkout_is_noticed(tmp_path: Path) -> None:
@@ -187,12 +132,6 @@ def test_a_changed_blob_behind_a_checkout_is_noticed(tmp_path: Path) -> None:
     assert found.path == "a.txt"
 
 
-def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "FORMAT.json").write_text('{"format": 99}')
-    with pytest.raises(ConfigError, match="format"):
-        Store(str(tmp_path), tmp_path / "home").prepare()
-
-
 def test_an_unwritable_store_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(StoreError, match=r"store\.root|disk"):
@@ -202,12 +141,6 @@ def test_an_unwritable_store_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_bucket_that_is_not_there_is_an_error_not_a_miss(s3_endpoint: str, tmp_path: Path) -> None:
     with pytest.raises((StoreError, FileNotFoundError)):
         Store("s3://no-such-bucket-here/x", tmp_path / "home").prepare()
-
-
-def test_too_little_disk_is_said_before_anything_runs(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"), tmp_path / "home")
-    with pytest.raises(StoreError, match="GB are free.*with 12.3 MB to spare"):
-        store.check_space(10**18, 12_300_000)
 
 
 def test_a_folder_that_can_not_be_listed_is_an_error_and_not_empty(tmp_path: Path) -> None:
@@ -229,8 +162,8 @@ def test_a_disk_without_room_is_named_and_so_is_what_chooses_another(
 ) -> None:
     """The files of a stage that runs lie on the home's disk if the store is remote."""
     where = root if "://" in root else str(tmp_path / root)
-    with pytest.raises(StoreError, match=f"free on the disk of the {disk} ") as caught:
-        Store(where, tmp_path / "home").check_space(1 << 60, 0)
+    with pytest.raises(StoreError, match=f"GB are free on the disk of the {disk} .*with 12.3 MB to spare") as caught:
+        Store(where, tmp_path / "home").check_space(1 << 60, 12_300_000)
     assert f"choose another {fix}" in caught.value.fix
 
 

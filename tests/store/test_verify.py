@@ -14,6 +14,7 @@ from tests.helpers.stores import new_store
 from tests.store.conftest import on_s3_too
 from tests.store.shared_store import run_once
 from tests.store.test_collect import made, record_of
+from trnflow.tasks.keys.hash_cache import stamp
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.trash import into_trash
 from trnflow.tasks.store.layout import blob_name, record_name
@@ -111,14 +112,8 @@ def test_bytes_are_read_whatever_the_memo_says(tmp_path: Path) -> None:
     blob = tmp_path / "store" / blob_name(artifact.files[0].digest)
     blob.chmod(0o644)
     blob.write_bytes(b"bites")
-    store.memo.put("blob", blob, _stamp(blob), artifact.files[0].digest)
+    store.memo.put("blob", blob, stamp(blob), artifact.files[0].digest)
     assert ("corrupt", blob_name(artifact.files[0].digest)) in found(verify(store.backend))
-
-
-def _stamp(path: Path) -> str:
-    from trnflow.tasks.keys.hash_cache import stamp
-
-    return stamp(path)
 
 
 @on_s3_too

@@ -13,7 +13,7 @@ import pytest
 import trnflow.tasks.data.format.chat
 from tests.helpers.chats import rows_of
 from tests.helpers.command_line import InProcessShell
-from tests.helpers.data_stages import Bench, table
+from tests.helpers.data_stages import Bench, table, whole
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import CodeError, ConfigError, DataError
@@ -64,10 +64,7 @@ def test_a_row_that_can_not_be_rendered_is_an_error_or_dropped(bench: Bench, tmp
     assert failed.value.message.startswith("split train row 2: ") and said in failed.value.message
     assert failed.value.fix.endswith("format.bad_rows=drop leaves such rows out")
     texts = bench.texts(rows, **format, bad_rows="drop")
-    assert ["".join(part["text"] for part in row) for row in table(texts, "train")["parts"]] == [
-        "<user>One?<assistant>Yes.",
-        "<user>Two?<assistant>Yes.",
-    ]
+    assert whole(texts) == ["<user>One?<assistant>Yes.", "<user>Two?<assistant>Yes."]
     assert texts.meta["dropped"] == {"bad": 2}
     assert texts.meta["metrics"] == {"bad_rows_dropped": 2, "train_rows": 2}
     assert np.load(texts.path / "train.source_row.npy").tolist() == [0, 2]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.data.format.test_chat import FORGETFUL, TALK
 from tests.helpers.chats import chat_model, chat_template, openai, rows_of, token_rows, transformers_row
-from tests.helpers.data_stages import Bench, table
+from tests.helpers.data_stages import Bench, table, trained, whole
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.chat import templated
 from trnflow.tasks.data.format.config import FormatConfig
@@ -53,10 +53,6 @@ def tokens_of(bench: Bench, rows: Input, model: dict[str, Any], **format: Any) -
     return token_rows(bench.tokens(texts, model, max_length=100_000))
 
 
-def trained(texts: Input) -> list[str]:
-    return ["".join(part["text"] for part in row if part["train"]) for row in table(texts, "train")["parts"]]
-
-
 # What the template is given (finding 6)
 
 
@@ -69,8 +65,7 @@ def test_tools_reach_the_template(bench: Bench, tmp_path: Path, name: str, as_te
     wanted = fast.apply_chat_template(TOOL_TALK, tools=TOOLS, tokenize=False, **DATED)
     assert "Tells the weather" in wanted
     texts = bench.texts(rows, model, task="chat", turns="last")
-    (parts,) = table(texts, "train")["parts"]
-    assert "".join(part["text"] for part in parts) == wanted
+    assert whole(texts) == [wanted]
     assert trained(texts)[0].endswith({"qwen3": "Mild.<|im_end|>\n", "llama3_1": "Mild.<|eot_id|>"}[name])
 
 
@@ -83,7 +78,7 @@ def test_a_tokenizer_s_own_template_for_tools_is_taken_when_there_are_tools(benc
     fast = type(fast).from_pretrained(tmp_path / "model")
     rows = rows_of(tmp_path, "messages", [TALK, TALK], tools=[json.dumps(TOOLS), None])
     texts = bench.texts(rows, model, task="chat")
-    made = ["".join(part["text"] for part in row) for row in table(texts, "train")["parts"]]
+    made = whole(texts)
     assert made == [fast.apply_chat_template(TALK, tools=tools, tokenize=False) for tools in (TOOLS, None)]
     assert made[0].startswith("[{") and not made[1].startswith("[")
 
@@ -103,7 +98,7 @@ def test_documents_arguments_and_a_row_s_own_arguments_reach_the_template(bench:
     )  # fmt: skip
     arguments = {"style": "short", "mood": "calm"}
     texts = bench.texts(rows, model, task="chat", template_arguments=arguments)
-    made = ["".join(part["text"] for part in row) for row in table(texts, "train")["parts"]]
+    made = whole(texts)
     assert made == [
         fast.apply_chat_template(TALK, documents=given, tokenize=False, **{**arguments, **row})
         for given, row in zip((documents, None), own, strict=True)
@@ -248,7 +243,7 @@ def test_a_template_that_rewrites_earlier_turns_makes_an_example_of_each(bench: 
     model, fast = chat_model(tmp_path / "model", chat_template("qwen3"))
     rows = rows_of(tmp_path, "messages", [json.dumps(THOUGHTS), json.dumps(TALK[:2])])
     texts = bench.texts(rows, model, task="chat")
-    made = ["".join(part["text"] for part in row) for row in table(texts, "train")["parts"]]
+    made = whole(texts)
     told = [THOUGHTS[:2], THOUGHTS, TALK[:2]]
     assert made == [fast.apply_chat_template(messages, tokenize=False) for messages in told]
     assert trained(texts) == [
@@ -312,8 +307,3 @@ def test_the_date_is_the_recipe_s(bench: Bench, tmp_path: Path) -> None:
         assert f"Today Date: {told}\n" in parts[0]["text"]
     with pytest.raises(ValueError, match="Invalid isoformat"):
         FormatConfig(date="tomorrow")
-
-
-def test_a_template_that_forgets_makes_an_example_of_each_turn(bench: Bench, tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "messages", [TALK])
-    assert trained(bench.texts(rows, task="chat", chat_template=FORGETFUL)) == ["hello", "ciao"]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,22 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.helpers.data_stages import files, table
+from tests.helpers.data_stages import files, loaded_rows, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import MAKERS, context_column, unread_columns
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.prediction.prompts import shape_of
-
-
-def rows_of(root: Path, columns: dict, **meta) -> Input:
-    folder = root / "rows"
-    folder.mkdir()
-    pq.write_table(pa.table(columns), folder / "train.parquet")
-    count = len(next(iter(columns.values())))
-    known = {"splits": {"train": count}, "columns": list(columns), "text": [], "labels": None, **meta}
-    return Input(folder, "rows", known, "sha256:rows")
 
 
 def parts(texts: Input) -> list[list[tuple[str, bool]]]:
@@ -53,7 +42,7 @@ def test_dolly_sections(bench, shared):
 
 def test_classification_joins_columns(bench, tmp_path):
     columns = {"title": ["a", "b"], "body": ["x", ""], "label": [1, 0]}
-    rows = rows_of(tmp_path, columns, text=["title", "body"], labels=["no", "yes"])
+    rows = loaded_rows(tmp_path, columns, text=["title", "body"], labels=["no", "yes"])
     texts = bench.texts(rows, separator=" | ")
     assert table(texts, "train") == {"text": ["a | x", "b | "], "label": [1, 0]}
     wanted = {"task": "classification", "labels": ["no", "yes"], "splits": {"train": 2}, "dropped": {}, "framed": False}
@@ -67,7 +56,7 @@ def test_classification_joins_columns(bench, tmp_path):
 
 def test_rows_without_an_answer_are_dropped_and_counted(bench, tmp_path):
     columns = {"question": ["a", "b", "c"], "response": ["x", " \n", None]}
-    rows = rows_of(tmp_path, columns)
+    rows = loaded_rows(tmp_path, columns)
     texts = bench.texts(rows, task="instruction", instruction="question")
     assert texts.meta["dropped"] == {"empty": 2}
     assert texts.meta["splits"] == {"train": 1}
@@ -75,7 +64,7 @@ def test_rows_without_an_answer_are_dropped_and_counted(bench, tmp_path):
 
 
 def test_templates_see_the_row_and_nothing_else(bench, tmp_path):
-    rows = rows_of(tmp_path, {"q": ["2+2"], "a": ["4"]})
+    rows = loaded_rows(tmp_path, {"q": ["2+2"], "a": ["4"]})
     texts = bench.texts(rows, task="instruction", prompt_template="Q: {{ q }}\n", response_template="{{ a }}!")
     assert parts(texts) == [[("Q: 2+2\n", False), ("4!", True)]]
     with pytest.raises(ConfigError, match=r"format\.prompt_template: 'question' is undefined.*columns are q, a"):
@@ -89,7 +78,7 @@ def test_templates_see_the_row_and_nothing_else(bench, tmp_path):
 def test_chat_trains_on_the_assistants_turns(bench, tmp_path):
     talk = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "ciao")]
     messages = [[{"role": role, "content": text} for role, text in talk], [{"role": "user", "content": "alone"}]]
-    texts = bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
+    texts = bench.texts(loaded_rows(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
     assert texts.meta["dropped"] == {"empty": 1} and texts.meta["framed"] is False
     (made,) = parts(texts)
     assert "".join(text for text, _ in made) == (
@@ -101,11 +90,11 @@ def test_chat_trains_on_the_assistants_turns(bench, tmp_path):
 def test_chat_with_an_unknown_role_names_the_row(bench, tmp_path):
     messages = [[{"role": "user", "content": "x"}, {"role": "robot", "content": "y"}]]
     with pytest.raises(DataError, match="split train row 1: message 2 has the role 'robot'"):
-        bench.texts(rows_of(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
+        bench.texts(loaded_rows(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
 
 
 def test_alpaca_s_words(bench, tmp_path):
-    rows = rows_of(tmp_path, {"instruction": ["Add.", "Greet."], "input": ["1 2", ""], "output": ["3", "Hi"]})
+    rows = loaded_rows(tmp_path, {"instruction": ["Add.", "Greet."], "input": ["1 2", ""], "output": ["3", "Hi"]})
     texts = bench.texts(rows, task="instruction", style="alpaca", context="input", response="output")
     (first, answer), (second, _) = parts(texts)
     assert answer == ("3", True)
@@ -115,12 +104,12 @@ def test_alpaca_s_words(bench, tmp_path):
 
 
 def test_plain_text_is_all_trained_on(bench, tmp_path):
-    texts = bench.texts(rows_of(tmp_path, {"text": ["one", "", "two"]}), task="text")
+    texts = bench.texts(loaded_rows(tmp_path, {"text": ["one", "", "two"]}), task="text")
     assert parts(texts) == [[("one", True)], [("two", True)]]
 
 
 def test_what_the_rows_lack_is_named(bench, tmp_path):
-    rows = rows_of(tmp_path, {"instructions": ["a"], "response": ["b"]})
+    rows = loaded_rows(tmp_path, {"instructions": ["a"], "response": ["b"]})
     with pytest.raises(
         ConfigError, match=r"format\.instruction: the rows have no column instruction .*mean instructions"
     ):
@@ -142,7 +131,7 @@ def test_templates_that_no_task_reads_are_refused():
 
 def test_same_rows_same_bytes_over_many_batches(bench, tmp_path):
     count = 9000
-    rows = rows_of(tmp_path, {"text": [f"row {n}" for n in range(count)]})
+    rows = loaded_rows(tmp_path, {"text": [f"row {n}" for n in range(count)]})
     first, second = (bench.texts(rows, task="text") for _ in range(2))
     assert files(first.path) == files(second.path)
     assert parts(first) == [[(f"row {n}", True)] for n in range(count)]
@@ -166,7 +155,7 @@ def test_instruction_sections_keep_every_character(instruction, context, respons
 
 def test_alpaca_s_input_is_its_context_where_no_setting_names_one(bench, tmp_path):
     columns = {"instruction": ["Add."], "input": ["1 2"], "output": ["3"]}
-    rows = rows_of(tmp_path, columns)
+    rows = loaded_rows(tmp_path, columns)
     (first, _), *_ = parts(bench.texts(rows, task="instruction", style="alpaca", response="output"))
     assert first[0].endswith("### Input:\n1 2\n\n### Response:\n")
     named = FormatConfig(task="instruction", style="alpaca", response="output")

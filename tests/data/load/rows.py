@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +18,12 @@ import pytest
 from tests.helpers.data_stages import Bench
 
 REVIEWS = {"text": ["good", "bad, really", 'so "so"\nfine', "good again"], "stars": [5, 1, 3, 4]}
+PACKS = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": partial(pa.compress, codec="zstd", asbytes=True),
+}
 
 
 def write(path: Path, columns: dict, kind: str = "") -> Path:

@@ -19,20 +19,6 @@ def test_missing_column_suggests_the_nearest(bench, tmp_path):
     assert "data.columns" in failure(bench, ConfigError, source=path, columns={"response": "answer"})
 
 
-def test_null_text_and_label_name_the_row(bench, tmp_path):
-    path = write(tmp_path / "a.jsonl", {"text": ["x", None], "label": [0, 1]})
-    assert "a.jsonl row 2: the text column text is missing" in failure(
-        bench, DataError, source=str(path), label="label"
-    )
-    path = write(tmp_path / "b.parquet", {"text": ["x", "y"], "label": [None, 1]})
-    assert "b.parquet row 1: the label is missing" in failure(bench, DataError, source=str(path), label="label")
-    path = write(tmp_path / "c.csv", {"text": ["x", "y"], "stars": ["4", "many"]})
-    told = failure(bench, DataError, source=str(path), label="stars >= 4")
-    assert "c.csv row 2: stars is 'many', which is no number" in told
-    path = write(tmp_path / "d.parquet", {"text": ["x"], "label": [0.5]})
-    assert "row 1: the label 0.5 is a fraction" in failure(bench, DataError, source=str(path), label="label")
-
-
 def test_rows_without_text_or_label_are_dropped_and_counted_where_asked(bench, tmp_path):
     write(tmp_path / "train.jsonl", {"text": ["x", None, " \n", "y", "z"], "label": ["a", "a", "b", None, "b"]})
     write(tmp_path / "test.csv", {"text": ["v", "", "w"], "label": ["a", "b", ""]})
@@ -46,6 +32,9 @@ def test_rows_without_text_or_label_are_dropped_and_counted_where_asked(bench, t
 @pytest.mark.parametrize(
     ("name", "columns", "told"),
     [
+        ("a.jsonl", {"text": ["x", None], "label": [0, 1]}, "a.jsonl row 2: the text column text is missing"),
+        ("b.parquet", {"text": ["x", "y"], "label": [None, 1]}, "b.parquet row 1: the label is missing"),
+        ("d.parquet", {"text": ["x"], "label": [0.5]}, "row 1: the label 0.5 is a fraction"),
         ("a.csv", {"text": ["x", "  "], "label": ["0", "1"]}, "a.csv row 2: the text is empty (column text)"),
         ("a.jsonl", {"text": ["x", ""], "label": [0, 1]}, "a.jsonl row 2: the text is empty (column text)"),
         (
@@ -57,7 +46,7 @@ def test_rows_without_text_or_label_are_dropped_and_counted_where_asked(bench, t
         ("a.parquet", {"text": ["", "y"], "label": [1, None]}, "a.parquet row 1: the text is empty"),
     ],
 )
-def test_blank_is_missing(bench, tmp_path, name, columns, told):
+def test_a_text_or_label_that_is_none_names_the_row(bench, tmp_path, name, columns, told):
     assert told in failure(bench, DataError, source=str(write(tmp_path / name, columns)), label="label")
 
 

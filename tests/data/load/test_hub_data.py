@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.hub_server import COMMIT, serve
+from tests.helpers.hub_server import COMMIT, run_program, serve
 
 PROGRAM = """
 import json, sys
@@ -57,13 +54,8 @@ def answers(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def asked(files: dict[str, bytes], cases: dict[str, dict], root: Path) -> dict[str, dict]:
     root.mkdir(exist_ok=True)
     with serve(files) as address:
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        environ |= {"HF_ENDPOINT": address, "HF_HOME": str(root / "hf")}
-        command = [sys.executable, "-c", PROGRAM, str(root), json.dumps(list(cases.values()))]
-        project = Path(__file__).parents[3]
-        done = subprocess.run(command, env=environ, cwd=project, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return dict(zip([*cases, "offline"], json.loads(done.stdout), strict=True))
+        told = run_program(PROGRAM, address, root / "hf", str(root), json.dumps(list(cases.values())))
+    return dict(zip([*cases, "offline"], told, strict=True))
 
 
 def test_a_hub_dataset_is_pinned_to_its_commit(answers):

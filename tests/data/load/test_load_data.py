@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from pydantic import ValidationError
 
 from tests.data.load.rows import REVIEWS, write
 from tests.helpers.data_stages import files, table
@@ -36,18 +35,6 @@ def test_dedupe_drops_from_train_alone(bench, shared):
     train = table(rows, "train")["text"]
     assert len(set(train)) == len(train)
     assert not set(train) & {*table(rows, "validation")["text"], *table(rows, "test")["text"]}
-
-
-def test_imdb_s_leaks_are_counted_and_dropped(bench, shared):
-    told = bench.rows(source=str(shared / "data/imdb"), label="label")
-    assert told.meta["leakage"] == {"train/test": 123}
-    assert "123 of train also in test" in bench.warnings()[0]
-    rows = bench.rows(source=str(shared / "data/imdb"), label="label", dedupe=True)
-    train, test = table(rows, "train")["text"], table(rows, "test")["text"]
-    assert rows.meta["dropped"]["leaked"] == len(set(table(told, "train")["text"]) & set(test))
-    assert len(test) == 25000
-    assert len(set(train)) == len(train) == 25000 - sum(rows.meta["dropped"].values())
-    assert not set(train) & set(test)
 
 
 def test_label_sorted_imdb_reaches_training_shuffled(bench, shared):
@@ -145,15 +132,3 @@ def test_stage_is_deterministic_and_leaves_torch_alone(bench, shared):
         subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed}, cwd=Path(__file__).parents[3])
         outputs.append(files(root / "out-1"))
     assert outputs[0] == outputs[1]
-
-
-def test_config_refuses_what_does_not_fit():
-    for wrong in (
-        {"split": {"validation": 0.5, "test": 0.5}},
-        {"labels": ["a", "b"]},
-        {"label": "l", "labels": ["a", "a"]},
-    ):
-        with pytest.raises(ValidationError):
-            DataConfig(source="x", **wrong)
-    with pytest.raises(ValidationError):
-        DataConfig(source="x", splits={"tests": "y"})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.load.rows import failure, write
 from tests.helpers.command_line import Shell
-from tests.helpers.data_stages import files, new_bench, table
+from tests.helpers.data_stages import files, new_bench, table, trained
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.errors import DataError
 
@@ -37,11 +37,6 @@ def write_lines(path: Path, rows: list[Any]) -> str:
 
 def opened(rows: Input, column: str, split: str = "train") -> list[Any]:
     return [None if text is None else json.loads(text) for text in table(rows, split)[column]]
-
-
-def trained(texts: Input) -> list[str]:
-    rows = table(texts, "train")["parts"]
-    return ["".join(part["text"] for part in parts if part["train"]) for parts in rows]
 
 
 def test_calls_that_come_after_thousands_of_plain_chats_are_trained_on(bench, tmp_path):

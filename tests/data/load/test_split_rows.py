@@ -184,6 +184,10 @@ def test_identity_is_that_of_all_sources_and_no_place(bench, two, tmp_path):
         ({"mix": {"a": {"source": "x", "weight": 1}, "b": {"source": "y"}}}, "mix.b has no `weight`"),
         ({"mix": {"a": {"source": "x", "weight": 0}, "b": {"source": "y"}}}, "greater than 0"),
         ({"source": "x", "stratify": True}, "`stratify` needs a label"),
+        ({"source": "x", "split": {"validation": 0.5, "test": 0.5}}, "leave nothing to train on"),
+        ({"source": "x", "labels": ["a", "b"]}, "`labels` is set without `label`"),
+        ({"source": "x", "label": "l", "labels": ["a", "a"]}, "at least two names, each once"),
+        ({"source": "x", "splits": {"tests": "y"}}, "Input should be 'train', 'validation' or 'test'"),
     ],
 )
 def test_settings_that_do_not_fit(wrong, told):

@@ -177,17 +177,6 @@ def test_the_order_of_rows_does_not_matter(tmp_path_factory, rows, random, strat
     assert made[0].meta == made[1].meta
 
 
-def test_rows_are_never_cut_by_bfd(bench, tmp_path):
-    sizes = [5, 3, 8, 2, 6, 4]
-    tokens = tokens_of(tmp_path, train=sizes)
-    packed = bench.packed(tokens, strategy="bfd", chunk_length=8)
-    ends = np.cumsum([0, *sizes]) + 100
-    assert sorted(ids for ids, _ in documents(packed)) == [tuple(range(a, b)) for a, b in pairwise(ends)]
-    assert packed.meta["rows"] == {"train": {"8": 4}}
-    assert packed.meta["lengths"] == [8]
-    assert (packed.path / "tokenizer/tokenizer.json").read_text() == "{}"
-
-
 def test_blocks_do_not_show(bench, tmp_path, monkeypatch):
     tokens = tokens_of(tmp_path, train=[1 + n % 13 for n in range(200)])
     whole = bench.packed(tokens, strategy="bfd", chunk_length=16)

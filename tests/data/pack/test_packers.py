@@ -138,16 +138,6 @@ def test_bfd_is_fast_enough_to_pack_many_rows():
 
 
 @PROPERTY
-@given(sizes_below, st.randoms(use_true_random=False))
-def test_shuffled_rows_need_as_many_chunks(case, random):
-    length, sizes = case
-    shuffled = random.sample(sizes, len(sizes))
-    one, other = (best_fit(whole_rows(offsets(order)), length) for order in (sizes, shuffled))
-    assert one.chunks == other.chunks
-    assert sorted(filled(one)) == sorted(filled(other))
-
-
-@PROPERTY
 @given(sizes_any, st.integers(0, 99), st.sampled_from([0.02, 0.1, 0.5]))
 def test_a_piece_teaches_if_it_is_trained_on_after_its_first_token(case, seed, share):
     length, sizes = case

@@ -111,16 +111,6 @@ def test_dolly_tokenises_as_at_inference_and_trains_on_the_answer(bench, shared)
         assert tokenizer.decode(trained) == answer["text"]
 
 
-def test_split_rows_lose_no_token(bench, shared):
-    texts = instructions(bench, ("Why?", "because " * 50), ("Who?", "me"))
-    whole = bench.tokens(texts, {"source": str(shared / LLAMA)}, max_length=4096)
-    parts = bench.tokens(texts, {"source": str(shared / LLAMA)}, max_length=64, overlong="split")
-    assert parts.meta["splits"]["train"] > 2
-    assert max(map(len, rows(parts, "train"))) == 64
-    for name in ("input_ids", "loss_mask"):
-        assert [*chain(*rows(parts, "train", name))] == [*chain(*rows(whole, "train", name))]
-
-
 def test_a_prompt_that_fills_the_row_teaches_nothing(bench, shared):
     texts = instructions(bench, ("long " * 100, "yes"), ("a", "b"))
     tokens = bench.tokens(texts, {"source": str(shared / LLAMA)}, max_length=48)
