@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trnflow.flows.display.run_page import run_page
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import context_of, make_plan, open_store
@@ -142,7 +143,7 @@ def test_a_csv_column_of_fractions_is_no_label(folder: Path) -> None:
         (", context: input", ["topic"]),
     ],
 )
-def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_loaded(
+def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_loaded_and_on_the_page(
     folder: Path, more: str, unread: list[str]
 ) -> None:
     rows = (f'{{"instruction": "do {n}", "input": "x", "output": "y", "topic": "z"}}\n' for n in range(60))
@@ -158,6 +159,8 @@ def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_load
         opened = context_of(recipe, open_store(recipe), create=True)
         result = run(finetune(recipe), opened, Options(until="load_data"))
         assert result.error is None and [note for note in result.notes if note.startswith("column")] == wanted
+        page = run_page(opened.store, result.run, result.record, None, None)
+        assert all(remark in page for remark in wanted)
     assert remarks("data.ignore=[input, topic]") == []
 
 
