@@ -53,7 +53,7 @@ def accelerator(config: ExportConfig) -> Meta:
 
 def needs(config: ExportConfig, known: Known) -> Iterator[str]:
     """Yield nothing; raise MissingDependency if `neuron` lacks a compiler."""
-    if config.target == "neuron" and known.here:
+    if config.target == "neuron" and known.here is not None:
         from trnflow.tasks.export.neuron import check_compiler
 
         check_compiler(config)

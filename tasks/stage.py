@@ -153,12 +153,12 @@ class Known:
     Attributes:
         sources: By kind: `data`, `model`.
         meta: {role of a stage: metadata of its artifact; while there is none, what its `foresee` returns}.
-        here: Whether the stages will run on this machine.
+        here: `launch.environment`, filled in, if the stages will run on this machine; else None.
     """
 
     sources: Mapping[str, Source]
     meta: dict[Role, Meta] = field(default_factory=dict)
-    here: bool = False
+    here: Mapping[str, str] | None = None
 
     def of(self, role: Role) -> Meta:
         return self.meta.get(role, {})

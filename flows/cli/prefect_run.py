@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.flows.runner.context import RunContext
@@ -49,8 +50,8 @@ def call_flow(
     context: RunContext,
     change: RetrainReason | None = None,
 ) -> Session:
-    """Call a flow of `deployments.py` in this process, and return the session that it filled in. The local server is
-    started if there is none.
+    """Call a flow of `deployments.py` in this process, and return the session that it filled in. The server was reached
+    before (`reach_server`).
 
     Args:
         overrides: Given to the flow as Prefect may store them, without secrets.
@@ -60,9 +61,7 @@ def call_flow(
     Raises:
         TrnflowError, CancelledRun: Raised by the flow before it had a result; the error of a stage is in the result.
     """
-    quiet()
-    url = ensure_server(context.store.home)
-    os.environ["PREFECT_API_URL"] = url
+    url = os.environ["PREFECT_API_URL"]
     logging.raiseExceptions = False  # Prefect's log sender prints each failure to send by the same rule
 
     from httpx import TransportError
@@ -71,7 +70,6 @@ def call_flow(
 
     from trnflow.flows import deployments
 
-    _check_server(url)
     session = deployments.Session(context, (progress,), signal.getsignal(signal.SIGTERM), change)
     token = deployments.SESSION.set(session)
     try:
@@ -97,8 +95,12 @@ def call_flow(
     return session
 
 
-def _check_server(url: str) -> None:
-    """Raise ConfigError unless Prefect's server answers."""
+def reach_server(home: Path) -> ConfigError | None:
+    """Set Prefect's environment variables, and start the local server if no other is configured. Return why the server
+    does not answer or refuses; None if it answers. Raises as `ensure_server`."""
+    quiet()
+    url = os.environ["PREFECT_API_URL"] = ensure_server(home)
+
     from httpx import TransportError
     from prefect.client.orchestration import get_client
 
@@ -107,9 +109,10 @@ def _check_server(url: str) -> None:
             error = client.api_healthcheck()
     except (TransportError, RuntimeError) as raised:  # Prefect's client raises a RuntimeError for some
         error = raised
-    if error is not None:
-        said = scrub(" ".join(str(error).split())) or type(error).__name__
-        raise ConfigError(
-            f"Prefect's server at {hide_secrets(url)} can't be reached: {said}",
-            "start it, correct PREFECT_API_URL, or run with --direct (no Prefect)",
-        ) from error
+    if error is None:
+        return None
+    said = scrub(" ".join(str(error).split())) or type(error).__name__
+    return ConfigError(
+        f"Prefect's server at {hide_secrets(url)} can't be reached: {said}",
+        "start it, correct PREFECT_API_URL, or run with --direct (no Prefect)",
+    )

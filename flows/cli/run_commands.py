@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     recipe, graph = context.recipe, finetune(context.recipe)
     what.check(graph)
     context.plan = make_plan(graph, context)
-    context.plan.check_needs(what, here=True)
+    context.plan.check_needs(what, here=context.environment)
     idle = not context.plan.due(what)
     if not idle and what.until not in DATA_STAGES and not options.no_rehearse:
         fault = rehearse_before(context, what)
@@ -74,13 +74,16 @@ def run(options: Namespace) -> int:
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:
     with Progress() as progress:
         if options.direct:
-            log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
-            return run_graph(finetune(context.recipe), context.for_run(log), what)
-        from trnflow.flows.cli.prefect_run import call_flow, quiet
+            return _run_directly(context, what, progress)
+        from trnflow.flows.cli.prefect_run import call_flow, quiet, reach_server
 
         quiet()  # before the warm parents start, which compare the environment
         assert context.plan is not None
         start_warm_parents(context.plan.due(what), context)  # they import while this process imports Prefect
+        if away := reach_server(context.store.home):
+            warning = f"{away.message}; the run goes on without Prefect"
+            sys.stderr.write(f"warning: {warning}\n")
+            return _run_directly(context, what, progress, warning)
         parameters = {
             "recipe": options.recipe,
             "until": what.until,
@@ -90,6 +93,13 @@ def _run_stages(options: Namespace, context: RunContext, what: Options) -> Resul
         session = call_flow("finetune", parameters, options.overrides, progress, context)
         assert session.result is not None
         return session.result
+
+
+def _run_directly(context: RunContext, what: Options, progress: Progress, warning: str = "") -> Result:
+    """Run without Prefect. warning: a note of the run."""
+    direct = context.for_run(EventLog(progress, *mlflow_delivery(context.recipe, context.store)))
+    direct.notes += [warning] * bool(warning)
+    return run_graph(finetune(context.recipe), direct, what)
 
 
 def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:

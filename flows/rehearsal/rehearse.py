@@ -94,7 +94,7 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
     rehearsal, begun = Rehearsal(), time.monotonic()
     try:
         plan = context.plan = context.plan or make_plan(finetune(context.recipe), context)
-        plan.check_needs(Options(), here=True)
+        plan.check_needs(Options(), here=context.environment)
         for note in plan.notes:
             rehearsal.remark(note)
         _check_store(context.store)
@@ -266,8 +266,10 @@ def _folder(store: Store, artifact: Artifact) -> Iterator[Path]:
 
 
 def _check_store(store: Store) -> None:
-    """Raise StoreError unless a file can be written to the store."""
+    """Raise StoreError unless files can be written to the store, and states of training written and read."""
     store.prepare()
-    name = f"trash/rehearsal-{new_run_id()}"
-    store.backend.create(name, b"")
-    store.backend.remove(name)
+    for folder in ("trash", "partial"):
+        name = f"{folder}/rehearsal-{new_run_id()}"
+        store.backend.create(name, b"")
+        store.backend.read(name)
+        store.backend.remove(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,9 +221,9 @@ class Plan:
                 values[name] = self._choose(step, item, {other: values[other] for other in values if other != name})
         return {name: value for name, value in values.items() if value is not None}
 
-    def check_needs(self, options: Options, *, here: bool = False) -> None:
+    def check_needs(self, options: Options, *, here: Mapping[str, str] | None = None) -> None:
         """Raise a TrnflowError if a stage that may have to run is bound to fail, as far as is known now; note the
-        stages' remarks. here: the stages will run on this machine."""
+        stages' remarks. here: `launch.environment`, filled in, if the stages will run on this machine."""
         due = {step.name for step in self.due(options) if not step.settled}
         known = Known(self.sources, here=here)
         for step in self.until(options):

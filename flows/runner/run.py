@@ -126,7 +126,7 @@ def preview_id(run: str) -> str:
 
 def _settle_all(plan: Plan, context: RunContext, options: Options, around: Around) -> None:
     if due := plan.due(options):  # else no process starts
-        plan.check_needs(options, here=True)
+        plan.check_needs(options, here=context.environment)
         start_warm_parents(due, context)
         plan.graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
     if options.record:
@@ -136,7 +136,7 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
             for step in plan.until(options):
                 if step.name not in plan.graph.deferred or step.name == options.until:
                     _settle(step, plan, context, around)
-                    plan.check_needs(options, here=True)
+                    plan.check_needs(options, here=context.environment)
             _skip_the_rest(plan.until(options), plan, context)
             return
         except BlobLost as error:  # the stage that made the blob runs again

@@ -46,10 +46,12 @@ class Reader:
     Attributes:
         critical: Whether an error of `read` stops the run. Other readers are left out after their first error.
         note: A sentence for the user once the run has ended, or "".
+        warning: A sentence for the user at once; the log takes it after `read`.
     """
 
     critical = False
     note = ""
+    warning = ""
 
     def read(self, event: Event, state: RunState) -> None:
         """Take an event, in the thread that wrote it. state: the run's state after the event."""
@@ -282,6 +284,9 @@ class EventLog:
     def _call(self, reader: Reader, event: Event) -> None:
         try:
             reader.read(event, self.state)
+            if text := reader.warning:
+                reader.warning = ""
+                self.note(text, level="warning")
         except Exception as error:
             if reader.critical:
                 raise

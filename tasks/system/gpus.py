@@ -83,13 +83,13 @@ class Usable(NamedTuple):
         return f"{count}{self.gpus[0].name} ({self.gpus[0].gib:g} GiB{each}, driver {self.driver}{where})"
 
 
-def usable_gpus() -> Usable:
-    """Return the GPUs that training can use here."""
+def usable_gpus(environ: Mapping[str, str] = os.environ) -> Usable:
+    """Return the GPUs that training can use here, in a process with these variables."""
     driver = by_nvml() or by_smi()
     if not driver or not driver.gpus:
         amd = ROCM.exists()
         return Usable(why="the AMD GPU here needs ROCm, which is not supported" if amd else "no NVIDIA GPU was found")
-    return usable(driver, installed_torch(), os.environ)
+    return usable(driver, installed_torch(), environ)
 
 
 def usable(driver: Driver, torch: Torch, environ: Mapping[str, str]) -> Usable:

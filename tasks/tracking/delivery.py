@@ -32,10 +32,11 @@ class MlflowDelivery(Reader):
         self._recorded = ""
         self._planned: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
+        self._warned = False
 
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] == "run_begun":
-            self.note, self._process, self._planned = "", None, set()
+            self.note, self._process, self._planned, self._warned = "", None, set(), False
             tracking = event.get("tracking")
             self._unsent = Unsent(self._home, event["run"]) if tracking else None
             self._recorded = str(tracking["uri"]) if tracking else ""
@@ -44,6 +45,9 @@ class MlflowDelivery(Reader):
         if self._unsent is not None:
             if self._process is None and self._is_worth_sending(event):
                 self._process = self._start(self._unsent)
+            if self._process is not None and not self._warned and self._unsent.warning.exists():
+                self._warned = True
+                self.warning = self._unsent.warning.read_text(encoding="utf-8").strip()
             if event["event"] == "run_ended" and self._process is not None:
                 self._await(self._unsent, self._process, event)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -83,9 +84,11 @@ def device_name(config: TrainConfig) -> str:
     return str(torch.cuda.get_device_name())
 
 
-def check_gpu() -> None:
-    """Raise ModelError if training can use no GPU here, without asking torch, whose import takes seconds."""
-    usable = usable_gpus()
+def check_gpu(environ: Mapping[str, str]) -> None:
+    """Raise ModelError if training can use no GPU here, without asking torch, whose import takes seconds.
+
+    environ: `launch.environment`, which training's process has beside this one's."""
+    usable = usable_gpus({**os.environ, **environ})
     if not usable.gpus:
         raise ModelError(f"train.device is cuda, and {usable.why}", "set train.device=cpu, or --on cpu")
 

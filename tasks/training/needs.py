@@ -21,10 +21,10 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     """Yield remarks. Raises ModelError, ConfigError, DataError or MissingDependency if training is bound to fail."""
     model, chunks = known.sources["model"], cast("PackedMeta", known.of("chunks"))
     check_model(config, model)
-    if known.here and config.device == "neuron":
+    if known.here is not None and config.device == "neuron":
         check_neuron(config)
-    if known.here and config.device == "cuda":
-        check_gpu()
+    if known.here is not None and config.device == "cuda":
+        check_gpu(known.here)
     # the names of the labels are known with the rows, the task before
     if chunks.get("task") == "causal_lm" or chunks.get("labels"):
         class_weights(config, chunks, None)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine
 from tests.helpers.command_line import Shell
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.s3_proxy import proxy_of
 from trnflow.tasks.errors import BlobLost, ReadOnlyStore, StoreError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import store
@@ -48,18 +47,9 @@ def proxy(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     troubles = tmp_path / "troubles.json"
     troubles.write_text("[]")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.s3_proxy", s3_endpoint, str(troubles)],
-        cwd=PROJECT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout
-    url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-    monkeypatch.setitem(fsspec.config.conf, "s3", json.loads(SHORT) | {"endpoint_url": url})
-    yield Proxy(url, troubles)
-    process.kill()
-    process.communicate()
+    with proxy_of(s3_endpoint, troubles) as url:
+        monkeypatch.setitem(fsspec.config.conf, "s3", json.loads(SHORT) | {"endpoint_url": url})
+        yield Proxy(url, troubles)
 
 
 @pytest.fixture

@@ -13,10 +13,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 from tests.helpers.http_body import read_body
 
+PROJECT = Path(__file__).resolve().parents[2]
 HOP = {"connection", "transfer-encoding", "keep-alive"}
 DONE: Counter[str] = Counter()
 LOCK = threading.Lock()
@@ -97,6 +101,19 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *arguments: Any) -> None: ...
+
+
+@contextmanager
+def proxy_of(target: str, troubles: Path) -> Iterator[str]:
+    """Run a proxy process. Yield its URL."""
+    command = [sys.executable, "-m", "tests.helpers.s3_proxy", target, str(troubles)]
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def main() -> None:

@@ -31,11 +31,11 @@ def s3_root(s3_endpoint: str) -> str:
     return f"s3://{new_bucket(s3_endpoint)}/store"
 
 
-def new_bucket(endpoint: str) -> str:
-    """Make a bucket. Return its name."""
+def new_bucket(endpoint: str, name: str = "") -> str:
+    """Make a bucket, unless there is one of the name. Return its name: by default a new one."""
     import boto3
 
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    bucket = name or f"bucket-{uuid.uuid4().hex[:12]}"
     boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
     return bucket
 

@@ -25,7 +25,7 @@ from tests.tracking.runs import (
     tracked,
     wait_until,
 )  # fmt: skip
-from trnflow.tasks.events import log_file, unsent_runs
+from trnflow.tasks.events import follow, log_file, unsent_runs
 from trnflow.tasks.tracking import send_logs, tracking_page
 from trnflow.tasks.tracking.follower import Unsent
 
@@ -105,6 +105,11 @@ def test_a_killed_run_is_shown_as_killed(home):
 def test_a_server_that_is_down_costs_one_line(tmp_path):
     with tracked(tmp_path, uri="http://me:hunter2@127.0.0.1:9") as log:
         speak(log, tmp_path)
+        wait_until(lambda: Unsent(tmp_path, "r1").warning.exists())
+        log.note("another event")
+        log.note("and one more")
+    warned = [event for event in follow(log_file(tmp_path, "r1"))[0] if event["event"] == "note"]
+    assert [event["level"] for event in warned] == ["info", "warning", "info"], "told once, while the run goes on"
     assert log.readers[0].note == (
         f"MLflow at http://***@127.0.0.1:9 does not answer; the run is kept in {log_file(tmp_path, 'r1')} "
         "and uploaded by the next run"

@@ -81,8 +81,10 @@ def _retrained(options: Namespace, context: RunContext, change: RetrainReason) -
     with Progress() as progress:
         if options.direct:
             return _directly(options, context, change, progress), False
-        from trnflow.flows.cli.prefect_run import call_flow
+        from trnflow.flows.cli.prefect_run import call_flow, reach_server
 
+        if away := reach_server(context.store.home):
+            raise away
         parameters = {"recipe": options.recipe, "offline": options.offline, "wait": options.wait}
         session = call_flow("retrain", parameters, options.overrides, progress, context, change)
         assert session.retrained is not None

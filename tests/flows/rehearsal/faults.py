@@ -1,13 +1,20 @@
-"""Sixty faults of recipes and data, each planted into a small sound one."""
+"""Faults of recipes, data and machines, each planted into a small sound one: all thirty kinds of docs/rehearse.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import resource
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.helpers.chats import tokenizer_in
+from tests.helpers.s3_proxy import proxy_of
+from tests.helpers.s3_server import new_bucket, start_server
+from tests.helpers.small_disk import small_disk
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -178,6 +185,70 @@ def named(values: Iterable[object], word: str = "") -> dict[str, object]:
     return {f"{word} number {n} is {WORDS[n % 7]}": value for n, value in enumerate(values)}
 
 
+@contextmanager
+def small_files(folder: Path) -> Iterator[None]:
+    """Let no process write a file of more than 60 KB (`ulimit -f`): a checkpoint is larger."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def disk(size: int, *options: str) -> Callable[[Path], AbstractContextManager[object]]:
+    """Return a context in which `disk` in the folder is a disk of `size` bytes. options: to remount it with."""
+
+    @contextmanager
+    def mounted(folder: Path) -> Iterator[None]:
+        with small_disk(folder / "disk", size) as place:
+            if options:
+                subprocess.run(["mount", "-o", ",".join(("remount", *options)), str(place)], check=True)
+            yield
+
+    return mounted
+
+
+def denied(*troubles: dict[str, object]) -> Callable[[Path], AbstractContextManager[object]]:
+    """Return a context in which S3 has the bucket `rehearsed` and answers as tests.helpers.s3_proxy says."""
+
+    @contextmanager
+    def refusing(folder: Path) -> Iterator[None]:
+        import fsspec.config
+
+        endpoint = start_server()
+        new_bucket(endpoint, "rehearsed")
+        (folder / "troubles.json").write_text(json.dumps(troubles))
+        before = dict(fsspec.config.conf)
+        with proxy_of(endpoint, folder / "troubles.json") as url:
+            fsspec.config.conf["s3"] = {"endpoint_url": url, "config_kwargs": {"retries": {"max_attempts": 1}}}
+            try:
+                yield
+            finally:
+                fsspec.config.conf.clear()
+                fsspec.config.conf.update(before)
+
+    return refusing
+
+
+@contextmanager
+def dead_s3(folder: Path) -> Iterator[None]:
+    """Let S3 be at a port where nothing listens."""
+    import fsspec.config
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    before = dict(fsspec.config.conf)
+    keys = {"key": "testing", "secret": "testing"}
+    fsspec.config.conf["s3"] = {**keys, "endpoint_url": url, "config_kwargs": {"retries": {"max_attempts": 1}}}
+    try:
+        yield
+    finally:
+        fsspec.config.conf.clear()
+        fsspec.config.conf.update(before)
+
+
 class Fault(NamedTuple):
     """A planted fault.
 
@@ -187,6 +258,7 @@ class Fault(NamedTuple):
         overrides: Of the recipe.
         words: In the message that must tell it, or its fix.
         plant: Changes the sound files.
+        around: Changes the machine while the recipe is rehearsed or run.
         remark: Whether it is a remark, and the exit code 0.
         silent: Whether a real run ends well all the same, with a model that is worth nothing.
     """
@@ -198,6 +270,7 @@ class Fault(NamedTuple):
     plant: Callable[[Path], None] = lambda folder: None
     remark: bool = False
     silent: bool = False
+    around: Callable[[Path], AbstractContextManager[object]] = nullcontext
 
 
 AB = [("a", "b")[n % 2] for n in range(40)]
@@ -456,13 +529,42 @@ TEXTS = {
     "a template that is no Jinja": Fault(21, "chat", ("format.chat_template={% for m in %}",), "format.chat_template"),
 }
 
+NO_PROMPT = (
+    CHATML.split("{% if add")[0] + "{% if add_generation_prompt %}{{ raise_exception('no prompt here') }}{% endif %}"
+)
+S3 = ("store.root=s3://rehearsed/store",)
+ALL = "GET HEAD PUT POST DELETE"
+PUT_DENIED = {"methods": "PUT POST", "status": 403, "code": "AccessDenied"}
+
 RUNNING = {
     "a loss that is not finite": Fault(22, "classify", ("model.config.initializer_range=1.0e+30",), "loss nan"),
     "weights that lack tensors": Fault(25, "chat", BASE, "lack", pretrained(), silent=True),
     "an architecture that nothing knows": Fault(25, "chat", BASE, "martian", pretrained(model_type="martian")),
     "an export that is not exact enough": Fault(24, "classify", ("export.tolerance=1.0e-12",), "export.tolerance"),
+    "a checkpoint larger than files may be": Fault(23, "classify", (), "File too large", around=small_files),
+    "S3 that denies writing checkpoints": Fault(
+        23, "classify", S3, "partial", silent=True, around=denied({**PUT_DENIED, "part": "/partial/"})
+    ),
+    "S3 that denies reading checkpoints": Fault(
+        23, "classify", S3, "partial", silent=True, around=denied({**PUT_DENIED, "methods": "GET", "part": "/partial/"})
+    ),
+    "a template that raises for a prompt": Fault(
+        26, "chat", ("evaluate.generation.prompts=0",), "no prompt here", template(NO_PROMPT), silent=True
+    ),
+    "a template that raises for an evaluation's prompt": Fault(26, "chat", (), "no prompt here", template(NO_PROMPT)),
+    "a disk too small": Fault(28, "classify", ("store.root=disk",), "free on the disk", around=disk(500_000)),
+    "a disk that must stay emptier than it is": Fault(
+        28, "classify", ("store.min_free_gb=1.0e+9",), "store.min_free_gb"
+    ),
     "too little memory": Fault(27, "classify", ("train.device_memory_gib=0.001",), "training needs about"),
     "a store that is a file": Fault(29, "classify", ("store.root=taken",), "taken", content("taken", b"x")),
+    "a store that can only be read": Fault(29, "classify", ("store.root=disk",), "disk", around=disk(9_000_000, "ro")),
+    "S3 that denies writing": Fault(29, "classify", S3, "AccessDenied", around=denied(PUT_DENIED)),
+    "S3 that denies everything": Fault(
+        29, "classify", S3, "s3://rehearsed", around=denied({**PUT_DENIED, "methods": ALL})
+    ),
+    "S3 that does not answer": Fault(29, "classify", S3, "s3://rehearsed", around=dead_s3),
+    "no bucket": Fault(29, "classify", ("store.root=s3://nobodys/store",), "bucket", around=denied()),
     "no hub": Fault(
         30, "classify", ("model.source=nobody/nothing", "model.config={}", "tokenize.train=null"), "model.source"
     ),

@@ -1,4 +1,4 @@
-"""Sixty faults: a rehearsal names each, with a fix, before a stage that costs."""
+"""Planted faults: a rehearsal names each, with a fix, before a stage that costs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.rehearsal.faults import FAULTS, Fault, write_sound
-from trnflow.flows.finetune import finetune
-from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
-from trnflow.flows.runner.context import open_context
-from trnflow.flows.runner.plan import Options
-from trnflow.flows.runner.run import run
-from trnflow.tasks.errors import TrnflowError
+from tests.flows.rehearsal.fault_table import is_named, ran, rehearsed
+from tests.flows.rehearsal.faults import FAULTS
 
 QUICK = (
     "no test split", "no validation for keep_best", "a rule on no column", "scores of 0 to 100", "an id as the class",
@@ -30,16 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plant(folder: Path, fault: Fault) -> Rehearsal:
-    """The rehearsal of a sound recipe with a fault planted."""
-    write_sound(folder, fault.kind)
-    fault.plant(folder)
-    try:
-        return rehearse(open_context("mine.yaml", fault.overrides))
-    except TrnflowError as error:  # the recipe, or its store, can't be opened
-        return Rehearsal(fault=error)
-
-
 def tier(name: str) -> tuple[pytest.MarkDecorator, ...]:
     """Quick faults run always, the first of every other number in the slow tests, the rest nightly."""
     if name in QUICK:
@@ -53,12 +38,8 @@ def tier(name: str) -> tuple[pytest.MarkDecorator, ...]:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=tier(name)) for name in FAULTS])
 def test_a_planted_fault_is_named(folder: Path, name: str) -> None:
     fault = FAULTS[name]
-    rehearsal = plant(folder, fault)
-    if fault.remark:
-        assert rehearsal.fault is None and any(fault.words in remark for remark in rehearsal.remarks), rehearsal
-    else:
-        assert rehearsal.fault is not None and rehearsal.fault.fix
-        assert fault.words in str(rehearsal.fault)
+    rehearsal = rehearsed(folder, fault)
+    assert is_named(fault, rehearsal), rehearsal
 
 
 @pytest.mark.nightly
@@ -66,11 +47,10 @@ def test_a_planted_fault_is_named(folder: Path, name: str) -> None:
 def test_a_planted_fault_breaks_a_real_run(folder: Path, name: str) -> None:
     """Or the run ends well, with a model that is worth nothing: of those it is known."""
     fault = FAULTS[name]
-    write_sound(folder, fault.kind)
-    fault.plant(folder)
-    try:
-        opened = open_context("mine.yaml", fault.overrides)
-        error = run(finetune(opened.recipe), opened, Options()).error
-    except TrnflowError as refused:
-        error = refused
+    error, _ = ran(folder, fault)
     assert error is not None or fault.remark or fault.silent
+
+
+def test_every_kind_has_a_variant() -> None:
+    assert {fault.number for fault in FAULTS.values()} == {*range(1, 31)}
+    assert len(FAULTS) >= 60

@@ -9,12 +9,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.flows.prefect_api import Api
+from tests.helpers.command_line import Shell
 from tests.helpers.event_logs import process_logs, runs_with_metrics
 from tests.helpers.products import sampled
 from tests.helpers.waiting import wait_for
@@ -98,10 +103,35 @@ def test_a_run_whose_server_goes_away_for_good_completes_with_a_note(api: Api) -
     assert "Traceback" not in err
 
 
-def test_a_server_that_is_not_there_is_one_clear_error(api: Api) -> None:
-    environ = api.environ | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
-    command = [sys.executable, "-m", "trnflow", "run", "demo", "data.limit=50", "data.shuffle_seed=4"]
-    done = subprocess.run(command, cwd=api.home.parent, env=environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "Prefect's server at http://127.0.0.1:9/api can't be reached" in done.stderr
-    assert "--direct" in done.stderr
+@pytest.mark.parametrize("answer", ["a dead port", "403"])
+def test_servers_that_refuse_are_a_warning_before_the_first_stage_and_the_run_goes_on(
+    trnflow: Shell, answer: str
+) -> None:
+    with refusing_server() if answer == "403" else nullcontext("http://127.0.0.1:9") as url:
+        addresses = {"PREFECT_API_URL": f"{url}/api", "MLFLOW_TRACKING_URI": url}
+        environ = {**trnflow.environ, **addresses, "TRNFLOW_HOME": str(trnflow.folder / "home")}
+        command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--until", "pack_chunks", "--json"]
+        done = subprocess.run(command, cwd=trnflow.folder, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    warning = f"Prefect's server at {url}/api can't be reached"
+    assert done.stderr.index(f"warning: {warning}") < done.stderr.index("load_data ...")
+    notes = json.loads(done.stdout)["notes"]
+    assert any(warning in note for note in notes) and any(f"MLflow at {url} " in note for note in notes)
+
+
+@contextmanager
+def refusing_server() -> Iterator[str]:
+    """Serve 403 for every request; yield the URL."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def refuse(self) -> None:
+            self.send_error(403)
+
+        do_GET = do_POST = refuse
+
+        def log_message(self, format: str, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from trnflow.flows.display.run_page import run_page
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import context_of, make_plan, open_store
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import run
 from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.system import gpus
+from trnflow.tasks.system.gpus import Driver, Gpu
 
 RECIPE = """
 extends: demo
@@ -29,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refusal(*overrides: str, here: bool = False) -> TrnflowError:
+def refusal(*overrides: str, here: Mapping[str, str] | None = None) -> TrnflowError:
     """Why a plan refuses; it is checked that a run refuses alike, before a stage runs."""
     recipe = settings.load("mine.yaml", overrides)
     store = open_store(recipe)
@@ -77,15 +81,23 @@ def test_what_only_the_machine_that_runs_must_have_is_asked_by_a_run(folder: Pat
     neuron = ["export.target=neuron"]
     recipe = settings.load("mine.yaml", neuron)
     make_plan(finetune(recipe), context_of(recipe, open_store(recipe), create=True)).check_needs(Options())
-    assert "needs AWS's compiler" in str(refusal(*neuron, here=True))
+    assert "needs AWS's compiler" in str(refusal(*neuron, here={}))
 
 
 def test_a_gpu_that_training_can_not_use_is_missed_before_a_stage_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    gpu = ["train.device=cuda", "train.engine=native", "train.devices=1"]
-    assert "train.device is cuda, and " in str(refusal(*gpu, here=True))
+    """Of the process that trains: this one's variables are not asked where `launch.environment` has them."""
+    monkeypatch.setattr(gpus, "by_nvml", lambda: Driver((Gpu("NVIDIA A10G", "GPU-1", 24 << 30, (8, 6), None),), "570"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    gpu = [
+        "train.device=cuda",
+        "train.engine=native",
+        "train.devices=1",
+        'launch.environment={CUDA_VISIBLE_DEVICES: ""}',
+    ]
+    assert "CUDA_VISIBLE_DEVICES= hides 1 x NVIDIA A10G" in str(refusal(*gpu, here=hidden))
 
 
 def test_stages_that_the_run_does_not_come_to_are_not_asked(folder: Path) -> None:
@@ -131,7 +143,7 @@ def test_a_csv_column_of_fractions_is_no_label(folder: Path) -> None:
         (", context: input", ["topic"]),
     ],
 )
-def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_loaded(
+def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_loaded_and_on_the_page(
     folder: Path, more: str, unread: list[str]
 ) -> None:
     rows = (f'{{"instruction": "do {n}", "input": "x", "output": "y", "topic": "z"}}\n' for n in range(60))
@@ -147,6 +159,8 @@ def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_load
         opened = context_of(recipe, open_store(recipe), create=True)
         result = run(finetune(recipe), opened, Options(until="load_data"))
         assert result.error is None and [note for note in result.notes if note.startswith("column")] == wanted
+        page = run_page(opened.store, result.run, result.record, None, None)
+        assert all(remark in page for remark in wanted)
     assert remarks("data.ignore=[input, topic]") == []
 
 

@@ -1,0 +1,91 @@
+"""What a rehearsal finds of the planted faults, and what a run alone would waste on them.
+
+`python -m tests.flows.rehearsal.fault_table` prints a table; `... fault_table 23 29` of those kinds alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+from tests.flows.rehearsal.faults import FAULTS, RECIPES, Fault, write_sound
+from trnflow.flows.finetune import ROLES, finetune
+from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
+from trnflow.flows.runner.context import open_context
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import run
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.events import EventLog
+
+
+def rehearsed(folder: Path, fault: Fault) -> Rehearsal:
+    """Return the rehearsal of a sound recipe with a fault planted. The working directory is `folder`."""
+    write_sound(folder, fault.kind)
+    fault.plant(folder)
+    with fault.around(folder):
+        try:
+            return rehearse(open_context("mine.yaml", fault.overrides))
+        except TrnflowError as error:  # the recipe, or its store, can't be opened
+            return Rehearsal(fault=error)
+
+
+def is_named(fault: Fault, rehearsal: Rehearsal) -> bool:
+    """Return whether a rehearsal says what is wrong: a remark, or a fault with a fix."""
+    if fault.remark:
+        return rehearsal.fault is None and any(fault.words in remark for remark in rehearsal.remarks)
+    return rehearsal.fault is not None and bool(rehearsal.fault.fix) and fault.words in str(rehearsal.fault)
+
+
+def ran(folder: Path, fault: Fault) -> tuple[TrnflowError | None, float]:
+    """Run a sound recipe with a fault planted, without a rehearsal. Return its error, and the seconds of its stage train
+    by its event log."""
+    write_sound(folder, fault.kind)
+    fault.plant(folder)
+    with fault.around(folder):
+        try:
+            opened = open_context("mine.yaml", (*fault.overrides, "tracking.enabled=false")).for_run(EventLog())
+            error = run(finetune(opened.recipe), opened, Options()).error
+        except TrnflowError as refused:
+            return refused, 0.0
+    train = opened.log.state.stages.get(ROLES["training"])
+    return error, train.seconds or 0.0 if train is not None else 0.0
+
+
+@contextmanager
+def new_folder() -> Iterator[Path]:
+    """Yield an empty folder, which is the working directory and has a home of its own."""
+    with tempfile.TemporaryDirectory(prefix="trnflow-fault-", ignore_cleanup_errors=True) as name, chdir(name):
+        os.environ |= {"TRNFLOW_HOME": f"{name}/home", "HF_HUB_OFFLINE": "1"}
+        yield Path(name)
+
+
+def main(numbers: list[int]) -> int:
+    row, found, tried, wasted, alarms = "{:>4}  {:60} {:8} {:>10}  {}".format, 0, 0, 0.0, 0
+    print(row("kind", "planted", "found", "training s", "what a run alone does"))
+    for name, fault in FAULTS.items():
+        if numbers and fault.number not in numbers:
+            continue
+        with new_folder() as folder:
+            named = is_named(fault, rehearsed(folder, fault))
+        with new_folder() as folder:
+            error, seconds = ran(folder, fault)
+        tried, found = tried + 1, found + named
+        wasted += seconds if error is not None else 0.0
+        ends = "ends well" if error is None else type(error).__name__
+        print(row(fault.number, name, "yes" if named else "NO", f"{seconds:.1f}", ends), flush=True)
+    for kind in RECIPES:
+        with new_folder() as folder:
+            write_sound(folder, kind)
+            rehearsal = rehearse(open_context("mine.yaml"))
+            alarms += rehearsal.fault is not None or bool(rehearsal.remarks)
+    print(f"{found} of {tried} found before a stage that costs; {alarms} false alarms of {len(RECIPES)} sound recipes")
+    print(f"{wasted:.1f} s of training before the error of a run that was not rehearsed, all together")
+    return 0 if found == tried and not alarms else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(number) for number in sys.argv[1:]]))
