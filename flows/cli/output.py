@@ -11,8 +11,9 @@ from argparse import Namespace
 from typing import NoReturn
 
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.errors import BlobLost, TrnflowError
 from trnflow.tasks.launch.warm_parents import close_all
+from trnflow.tasks.store.model_names import WITH_WHICH
 from trnflow.tasks.system.log_lines import LogLines
 from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
 
@@ -38,6 +39,11 @@ def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
     """Insert the failed command's recipe and overrides, secrets hidden, into the commands of the error's fix."""
     recipe = getattr(options, "recipe", None)
     if recipe is not None:
+        # `run` takes a recipe, not a model of it
+        if isinstance(error, BlobLost) and (model := WITH_WHICH.fullmatch(recipe)):
+            recipe = model["recipe"]
+            earlier = f"`trnflow rollback {shlex.quote(recipe)}` takes the champion before it"
+            error.fix += f", with the settings of that model; {earlier}"
         given = shlex.join([recipe, *map(hide_override, options.overrides)])
         error.fix = _OWN_RECIPE.sub(lambda match: f"`trnflow {match[1]} {given}{match['rest']}`", error.fix)
     return error

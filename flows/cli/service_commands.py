@@ -25,7 +25,7 @@ def add_commands(sub: Any, common: ArgumentParser) -> None:
     ):
         parser = add_command(sub, name, command, common, text)
         if command is deploy:
-            replacing = "delete the deployments of another checkout on the same server"
+            replacing = "delete the deployments of other checkouts on the same server"
             parser.add_argument("--replace", action="store_true", help=replacing)
 
 
@@ -65,9 +65,11 @@ def deploy(options: Namespace) -> int:
 
     deployed = deploy(open_home(), Path.cwd(), replace=options.replace)
     document = {"deployments": deployed.names, "automations": deployed.automations, "notify": deployed.notified}
+    document |= {"project": deployed.project, "others": deployed.others}
     notified = f"go to {deployed.notified}" if deployed.notified else f"are off; {VARIABLE} turns them on"
     text = f"deployed {', '.join(deployed.names)}; `trnflow worker` runs them"
-    emit(options, document, text, f"notifications {notified}")
+    others = [f"deployments of other checkouts stay: {', '.join(deployed.others)}"] if deployed.others else []
+    emit(options, document, text, f"notifications {notified}", *others)
     return 0
 
 

@@ -1,5 +1,7 @@
 """The automations that `trnflow deploy` creates in Prefect:
 
+Those of a project that is not the server's first begin with `trnflow PROJECT:`.
+
 - `trnflow: data changed` runs the deployment `retrain` on the event `trnflow.data.changed`.
 - `trnflow: retrained` notifies when a retrain was promoted, kept, stopped or failed.
 - `trnflow: NAME did not run` notifies when no retrain of a scheduled recipe ended in 1.5 times the schedule's longest
@@ -15,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.services.deployed_recipes import Case, case_of
-from trnflow.flows.services.events import CHANGED, RECIPE, RETRAINED, automation
+from trnflow.flows.services.events import CHANGED, FIRST, RETRAINED, automation, resource_id
 from trnflow.flows.services.notification import Block, find_block, forget_addresses, plain_message, retrain_message
 from trnflow.flows.services.recovery import TAG
 
@@ -36,28 +38,37 @@ def renew(
     retrain: DeploymentResponse | None,
     recipe_names: dict[Case, str],
     notify: str | None,
-    further: Iterable[AutomationCore] = (),
+    shared: Iterable[AutomationCore] = (),
+    project: str = FIRST,
+    projects: Iterable[str] = (),
 ) -> tuple[list[str], Block | None]:
-    """Create, update and delete automations so that exactly the wanted ones carry the tag `trnflow`; return their names,
-    and the block that notifies, if any.
+    """Create, update and delete automations so that a project has exactly the wanted ones with the tag `trnflow`; return
+    their names, and the block that notifies, if any.
 
-    recipe_names: {case: the recipe's own name}; notify: the value of TRNFLOW_NOTIFY, None keeps the block in use; further:
-    more wanted automations. A disabled one stays disabled. Raises ConfigError for a block that Prefect does not have, or that
-    can't notify.
+    Args:
+        recipe_names: {case: the recipe's own name}.
+        notify: The value of TRNFLOW_NOTIFY; None keeps the block in use.
+        shared: Wanted automations of all projects.
+        projects: Those with deployments on the server: automations of others are deleted. A disabled one stays disabled.
+
+    Raises ConfigError for a block that Prefect does not have, or that can't notify.
     """
     from prefect.events.filters import AutomationFilter, AutomationFilterTags
 
     ours = AutomationFilter(tags=AutomationFilterTags(all_=[TAG]))
-    present = {each.name: each for each in client.read_automations(automations=ours)}
-    block = find_block(client, notify) if notify is not None else _block_of(client, present.values())
-    wanted = {each.name: each for each in (*_wanted(retrain, recipe_names, block), *further)}
+    named = {each.name: each for each in client.read_automations(automations=ours)}
+    wanted = {each.name: each for each in shared}
+    others = tuple(_prefix(each) for each in projects if each != project)
+    present = {name: each for name, each in named.items() if name in wanted or not name.startswith(others)}
+    block = find_block(client, notify, project) if notify is not None else _block_of(client, present.values())
+    wanted |= {each.name: each for each in _wanted(retrain, recipe_names, block, project)}
     for name, each in wanted.items():
         # an unchanged automation is not updated: Prefect would begin to count its time anew
         _put(client, each.model_copy(update={"tags": [TAG]}), present.get(name))
     for name in present.keys() - wanted.keys():
         client.delete_automation(present[name].id)
     if notify is not None:
-        forget_addresses(client, block)
+        forget_addresses(client, block, project)
     return sorted(wanted), block
 
 
@@ -73,42 +84,52 @@ def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
     return max(pauses, default=None)
 
 
+def _prefix(project: str) -> str:
+    return "trnflow: " if project == FIRST else f"trnflow {project}: "
+
+
 def _wanted(
-    retrain: DeploymentResponse | None, recipe_names: dict[Case, str], block: Block | None
+    retrain: DeploymentResponse | None, recipe_names: dict[Case, str], block: Block | None, project: str
 ) -> Iterator[AutomationCore]:
     if retrain is not None:
-        yield _data_changed(retrain)
+        yield _data_changed(retrain, project)
     if block is not None:
-        yield _retrained(block)
+        yield _retrained(block, project)
     if block is not None and retrain is not None:
         for recipe, pause in _pauses(retrain, recipe_names).items():
-            yield _did_not_run(recipe, pause, block)
+            yield _did_not_run(recipe, pause, block, project)
 
 
-def _data_changed(retrain: DeploymentResponse) -> AutomationCore:
+def _data_changed(retrain: DeploymentResponse, project: str) -> AutomationCore:
     from prefect.events.actions import RunDeployment
 
     payload = {"recipe": "{{ event.payload.recipe }}", "overrides": "{{ (event.payload.overrides or []) }}"}
     run = RunDeployment(source="selected", deployment_id=retrain.id, job_variables=None, parameters=payload)
-    trigger = {"expect": {CHANGED}, "match": _match("*")}
-    return automation("trnflow: data changed", "Retrain a recipe when its data changed.", trigger, run)
+    trigger = {"expect": {CHANGED}, "match": _match("*", project)}
+    return automation(f"{_prefix(project)}data changed", "Retrain a recipe when its data changed.", trigger, run)
 
 
-def _retrained(block: Block) -> AutomationCore:
+def _retrained(block: Block, project: str) -> AutomationCore:
     description = f"Send a notification when a retraining was {', '.join(NOTIFIED[:-1])} or {NOTIFIED[-1]}."
-    trigger = {"expect": {RETRAINED + outcome for outcome in NOTIFIED}, "match": _match("*")}
-    return automation("trnflow: retrained", description, trigger, retrain_message(block))
+    trigger = {"expect": {RETRAINED + outcome for outcome in NOTIFIED}, "match": _match("*", project)}
+    return automation(f"{_prefix(project)}retrained", description, trigger, retrain_message(block))
 
 
-def _did_not_run(recipe: str, pause: timedelta, block: Block) -> AutomationCore:
+def _did_not_run(recipe: str, pause: timedelta, block: Block, project: str) -> AutomationCore:
     """Return the automation that waits for any end of a recipe's retrain."""
     within = max(1.5 * pause, timedelta(seconds=10))  # Prefect's least
     text = f"{recipe} did not run: no retrain of it ended within {_said(within)}. Does a worker run? `trnflow worker` starts one."
-    name = f"trnflow: {recipe} did not run"
+    name = f"{_prefix(project)}{recipe} did not run"
     description = f"Send a notification when no retraining of {recipe} ended within {_said(within)}."
     # one event ends a waiting time and begins the next, so each retraining begins it anew
     ended = {RETRAINED + "*"}
-    trigger = {"posture": "Proactive", "after": ended, "expect": ended, "match": _match(recipe), "within": within}
+    trigger = {
+        "posture": "Proactive",
+        "after": ended,
+        "expect": ended,
+        "match": _match(recipe, project),
+        "within": within,
+    }
     message = plain_message(block, name, text, event="trnflow.retrain.missing", recipe=recipe)
     return automation(name, description, trigger, message)
 
@@ -126,8 +147,8 @@ def _pauses(retrain: DeploymentResponse, recipe_names: dict[Case, str]) -> dict[
     return pauses
 
 
-def _match(recipe: str) -> Any:
-    return {"prefect.resource.id": f"{RECIPE}{recipe}"}
+def _match(recipe: str, project: str) -> Any:
+    return {"prefect.resource.id": resource_id(recipe, project)}
 
 
 def _put(client: SyncPrefectClient, wanted: AutomationCore, present: Automation | None) -> None:

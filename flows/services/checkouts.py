@@ -1,22 +1,24 @@
 """Keep two checkouts from overwriting one another's deployments on one Prefect server.
 
-Their deployments have the same names; Prefect stores each one's folder, which tells the checkouts apart. A *rehearsal*
-registers the new deployments under other names first.
+The first is the *project* `trnflow`, whose deployments have the names of its prefect.yaml. Those of another one end with the
+project's name, and so does its work pool. A *rehearsal* registers the new deployments under other names first.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
+from trnflow.flows.services.events import FIRST, PROJECT
 from trnflow.flows.services.recovery import TAG
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.system.redaction import hide_secrets
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -30,19 +32,73 @@ TRIAL = " (trial of deploy --replace)"
 """Ends the name of a rehearsed deployment."""
 
 
-def others_on(client: SyncPrefectClient, folder: Path, *, replace: bool) -> list[DeploymentResponse]:
-    """Return our deployments of other checkouts. Raises ConfigError if there are any, without `replace`."""
-    others = _of_others(client, folder.resolve())
-    if others and not replace:
-        names = ", ".join(sorted({deployment.name for deployment, _ in others}))
-        server = hide_secrets(str(client.api_url))
-        raise ConfigError(
-            f"Prefect's server at {server} has deployments of another checkout, {others[0][1]}: {names}",
-            "unset PREFECT_API_URL and set TRNFLOW_HOME to a home of this checkout, for a server of its own; "
-            "on another machine of the same project put the checkout into that folder and run the worker alone; "
-            "or take the server over with `trnflow deploy --replace`, which deletes those deployments",
-        )
-    return [deployment for deployment, _ in others]
+def project_of(client: SyncPrefectClient, folder: Path) -> str | None:
+    """Return the project under which a checkout's deployments are on the server; None if they are not."""
+    own = [deployment for deployment, where in _ours(client) if where == folder.resolve()]
+    return project_in(own[0]) if own else None
+
+
+def project_in(deployment: DeploymentResponse) -> str:
+    """Return the project of a deployment."""
+    return str(((deployment.job_variables or {}).get("env") or {}).get(PROJECT, FIRST))
+
+
+def new_project(client: SyncPrefectClient, folder: Path) -> str:
+    """Return the project for a checkout that has no deployments on the server: `trnflow` if no other has, else its folder's
+    name, with digits where another project has that name."""
+    taken = projects_on(client)
+    if not taken:
+        return FIRST
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.resolve().name)
+    # the first project's name is never given again, since its checkout may be away for a while
+    return f"{name}-{_digest(folder)}" if name in {*taken, FIRST} else name
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+
+
+def named(name: str, project: str) -> str:
+    """Return the name of a project's deployment or work pool. name: as prefect.yaml has it."""
+    return name if project == FIRST else f"{name}-{project}"
+
+
+@contextmanager
+def project_file(file: Path, document: Meta, project: str, pool: str) -> Iterator[Path]:
+    """Yield a prefect.yaml that names a project's deployments and work pool; `file` itself of the first project.
+
+    document: the content of `file`; pool: the work pool that is renamed.
+    """
+    if project == FIRST:
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="trnflow-deploy-") as folder:
+        written = Path(folder) / file.name
+        deployments = [_of_project(declared, project, pool) for declared in document["deployments"]]
+        written.write_text(yaml.safe_dump({**document, "deployments": deployments}), encoding="utf-8")
+        yield written
+
+
+def _of_project(declared: Meta, project: str, pool: str) -> Meta:
+    """Return a declared deployment under a project's names."""
+    place = dict(declared.get("work_pool") or {})
+    if place.get("name") == pool:
+        place["name"] = named(pool, project)
+    variables = dict(place.get("job_variables") or {})
+    variables["env"] = {**(variables.get("env") or {}), PROJECT: project}
+    work_pool = {**place, "job_variables": variables}
+    return {**declared, "name": named(str(declared["name"]), project), "work_pool": work_pool}
+
+
+def projects_on(client: SyncPrefectClient) -> dict[str, str]:
+    """Return {project: a folder of it} of our deployments."""
+    return {project_in(deployment): str(where) for deployment, where in _ours(client)}
+
+
+def replaced_by(client: SyncPrefectClient, folder: Path) -> list[DeploymentResponse]:
+    """Return our deployments that are not of this checkout as the server's first project."""
+    first = (FIRST, folder.resolve())
+    return [deployment for deployment, where in _ours(client) if (project_in(deployment), where) != first]
 
 
 def try_deployments(client: SyncPrefectClient, document: Meta, register: Callable[[Path], None]) -> None:
@@ -73,15 +129,13 @@ def checkout_of(deployment: DeploymentResponse) -> str | None:
     return steps[0] if steps and Path(steps[0]).is_absolute() else None
 
 
-def _of_others(client: SyncPrefectClient, folder: Path) -> list[tuple[DeploymentResponse, str]]:
-    """Return (deployment, folder) of those with the tag `trnflow` of other folders."""
+def _ours(client: SyncPrefectClient) -> list[tuple[DeploymentResponse, Path]]:
+    """Return (deployment, folder) of those with the tag `trnflow` that name a folder."""
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     places = [(deployment, checkout_of(deployment)) for deployment in client.read_deployments(deployment_filter=tagged)]
-    return [
-        (deployment, where) for deployment, where in places if where is not None and Path(where).resolve() != folder
-    ]
+    return [(deployment, Path(where).resolve()) for deployment, where in places if where is not None]
 
 
 def _as_trials(document: Meta) -> Meta:

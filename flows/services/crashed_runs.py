@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from trnflow.flows.services.events import RETRAINED, connected, recipe_resource, send_events
+from trnflow.flows.services.checkouts import project_in
+from trnflow.flows.services.events import FIRST, PROJECT, RETRAINED, connected, recipe_resource, send_events
 from trnflow.flows.services.recovery import FORGOTTEN_SECONDS, age, runs_in
 from trnflow.tasks.artifact import Meta
 
@@ -40,7 +42,12 @@ class CrashedRun:
 def unreported_crashes(times: int) -> list[CrashedRun]:
     """Return the last day's unreported retrains that crashed after more than `times` starts. Raises ConfigError."""
     with connected() as client:
-        retrains = [run for run in runs_in(client, ["retrain"], ["CRASHED"]) if run.deployment_id]
+        own = {
+            deployment.id
+            for deployment in client.read_deployments()
+            if project_in(deployment) == os.environ.get(PROJECT, FIRST)
+        }
+        retrains = [run for run in runs_in(client, ["retrain"], ["CRASHED"]) if run.deployment_id in own]
         crashed = [_crashed_run(run) for run in retrains if run.run_count > times and age(run) < FORGOTTEN_SECONDS]
         return [run for run in crashed if not _is_sent(client, run.event_id)]
 

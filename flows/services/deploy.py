@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import yaml
 
 from trnflow.flows.services.automations import renew
-from trnflow.flows.services.checkouts import delete, others_on, try_deployments
+from trnflow.flows.services.checkouts import (
+    delete,
+    named,
+    new_project,
+    project_file,
+    project_of,
+    projects_on,
+    replaced_by,
+    try_deployments,
+)
 from trnflow.flows.services.deployed_recipes import Case, check_recipes, offer_recipes
-from trnflow.flows.services.events import connected
+from trnflow.flows.services.events import FIRST, PROJECT, connected
 from trnflow.flows.services.notification import Block, check_block, take_setting
 from trnflow.flows.services.prefect_server import cause_of_failure, ensure_server, last_error
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG, our_flows, recovery_automations, tend_runs
@@ -46,47 +55,64 @@ SCHEDULE_SECONDS = 90.0
 
 
 class Deployed(NamedTuple):
-    """What `deploy` registered. notified: `TYPE/NAME` of the block that notifies, or None."""
+    """What `deploy` registered.
+
+    notified: `TYPE/NAME` of the block that notifies, or None; project: the checkout's name on the server; others: the folders of
+    other checkouts with deployments there.
+    """
 
     names: list[str]
     automations: list[str]
     notified: str | None
+    project: str
+    others: list[str]
 
 
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
     """Register the deployments of `folder`/prefect.yaml and their automations, and wait for the schedules' first runs.
 
-    The local server is started if no other is configured. replace: delete another checkout's deployments.
+    The local server is started if no other is configured. replace: delete other checkouts' deployments and automations, and
+    become the server's first project.
 
     Raises:
-        ConfigError: No prefect.yaml, a recipe or block that can't be read, another checkout's deployments, or no server.
+        ConfigError: No prefect.yaml, a recipe or block that can't be read, or no server.
         ProcessFailed: Prefect refused a deployment, its server failed, or a schedule has no run after `seconds`.
     """
     document = _declared(folder / PREFECT_FILE)
-    names = [str(deployment["name"]) for deployment in document["deployments"]]
     recipes = check_recipes(document, folder / PREFECT_FILE)
     notify = take_setting()
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
-    _prepare_server(home, folder, document, notify, replace=replace)
-    _register(home, folder, folder / PREFECT_FILE)
-    automations, block = _complete(names, recipes, notify)
+    project, others = _prepare_server(home, folder, document, notify, replace=replace)
+    names = [named(str(deployment["name"]), project) for deployment in document["deployments"]]
+    with project_file(folder / PREFECT_FILE, document, project, POOL) as file:
+        _register(home, folder, file)
+    automations, block = _complete(names, recipes, notify, project)
     _wait_scheduled(home, names, seconds)
-    return Deployed(sorted(names), automations, str(block) if block else None)
+    return Deployed(sorted(names), automations, str(block) if block else None, project, others)
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
-    """Tend lost flow runs, then replace this process by a Prefect worker. Raises ConfigError without a server.
+    """Tend lost flow runs, then replace this process by a Prefect worker for the deployments of the checkout in the working
+    directory. Raises ConfigError without a server.
 
     report: reports the retrains that crashed too often.
     """
     os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
+    enter_project(Path.cwd())
     tend_runs()
     report()
     environ = PATIENT | os.environ | HEARTBEATS
     if folder := temporary_folder():  # Prefect keeps a folder for each flow run; a killed worker removes none
         environ |= {"TMPDIR": str(folder), STARTER: this_process().tag}
-    words = ["worker", "start", "--pool", POOL, "--type", "process", "--limit", AT_ONCE]
+    words = ["worker", "start", "--pool", named(POOL, os.environ[PROJECT]), "--type", "process", "--limit", AT_ONCE]
     os.execve(sys.executable, [sys.executable, "-c", WORKER, *words], environ)
+
+
+def enter_project(folder: Path) -> None:
+    """Set the variable of this process and its children that names a checkout's project, unless it is set. Raises ConfigError."""
+    if PROJECT not in os.environ:
+        with connected() as client:
+            os.environ[PROJECT] = project_of(client, folder) or FIRST
 
 
 def _declared(file: Path) -> Meta:
@@ -114,14 +140,16 @@ def check_cron(text: str) -> None:
         ) from error
 
 
-def _complete(names: list[str], recipes: dict[Case, str], notify: str | None) -> tuple[list[str], Block | None]:
+def _complete(
+    names: list[str], recipes: dict[Case, str], notify: str | None, project: str
+) -> tuple[list[str], Block | None]:
     """Add to the registered deployments what prefect.yaml can't say: the list of recipes, and the automations."""
     with connected() as client:
         deployments = client.read_deployments(flow_filter=our_flows(), deployment_filter=_named(names))
         _mark(client, deployments)
         offer_recipes(client, deployments, recipes)
-        retrain = next((deployment for deployment in deployments if deployment.name == RETRAIN), None)
-        return renew(client, retrain, recipes, notify, recovery_automations())
+        retrain = next((each for each in deployments if each.name == named(RETRAIN, project)), None)
+        return renew(client, retrain, recipes, notify, recovery_automations(), project, projects_on(client))
 
 
 def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> None:
@@ -137,27 +165,33 @@ def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> N
         client.update_deployment(deployment.id, DeploymentUpdate.model_validate(changed))
 
 
-def _prepare_server(home: Path, folder: Path, document: Meta, notify: str | None, *, replace: bool) -> None:
-    """Check the new deployments, create the work pool, and delete another checkout's deployments."""
+def _prepare_server(
+    home: Path, folder: Path, document: Meta, notify: str | None, *, replace: bool
+) -> tuple[str, list[str]]:
+    """Check the new deployments and create the project's work pool; return the project, and the folders of other checkouts.
+
+    replace: delete their deployments and automations.
+    """
     with connected() as client:
-        others = others_on(client, folder, replace=replace)
         check_block(client, notify)
-        _make_pool(client)
-        if others:
+        project = FIRST if replace else project_of(client, folder) or new_project(client, folder)
+        _make_pool(client, named(POOL, project))
+        if replace and (replaced := replaced_by(client, folder)):
             # the old ones go only after Prefect accepted the new ones
             try_deployments(client, document, lambda file: _register(home, folder, file))
-            delete(client, others)
+            delete(client, replaced)
+        return project, sorted(where for name, where in projects_on(client).items() if name != project)
 
 
-def _make_pool(client: SyncPrefectClient) -> None:
-    """Create the work pool that prefect.yaml names, unless the server has it."""
+def _make_pool(client: SyncPrefectClient, name: str) -> None:
+    """Create a work pool, unless the server has it."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
     with suppress(ObjectAlreadyExists):
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
 
 
 def _register(home: Path, folder: Path, file: Path) -> None:

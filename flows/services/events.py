@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 CHANGED = "trnflow.data.changed"
 RETRAINED = "trnflow.retrain."
 """A retrain's event: this and its outcome, such as `promoted`."""
-RECIPE = "trnflow.recipe."
-"""A recipe's resource id: this and its name."""
+PROJECT = "TRNFLOW_PROJECT"
+"""The variable with the project of a deployment's runs."""
+FIRST = "trnflow"
+"""The project of a server's first checkout."""
 
 
 def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
@@ -43,8 +46,14 @@ def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
 
 
 def recipe_resource(name: str) -> dict[str, str]:
-    """Return the resource of an event about a recipe."""
-    return {"prefect.resource.id": f"{RECIPE}{name}", "prefect.resource.name": name}
+    """Return the resource of an event about a recipe, in this process's project."""
+    number = resource_id(name, os.environ.get(PROJECT, FIRST))
+    return {"prefect.resource.id": number, "prefect.resource.name": name}
+
+
+def resource_id(name: str, project: str) -> str:
+    """Return the id of a recipe's resource in a project."""
+    return f"trnflow.recipe.{name}" if project == FIRST else f"trnflow.project.{project}.recipe.{name}"
 
 
 def automation(name: str, description: str, trigger: Meta, action: ActionTypes) -> AutomationCore:

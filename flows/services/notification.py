@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from trnflow.flows.services.events import FIRST
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import add_secret
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "TRNFLOW_NOTIFY"
 OFF = "off"
-BLOCK = "trnflow"
-"""The block that `trnflow deploy` creates for an address."""
 WEBHOOK, SLACK = "webhook", "slack-webhook"
 SLACK_HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
 FIX = f"set {VARIABLE} to the address of a webhook, to TYPE/NAME of a block in Prefect, or to {OFF}"
@@ -55,11 +54,16 @@ def take_setting() -> str | None:
     return value
 
 
-def find_block(client: SyncPrefectClient, value: str) -> Block | None:
+def find_block(client: SyncPrefectClient, value: str, project: str) -> Block | None:
     """Return the block of a value of TRNFLOW_NOTIFY, None for `off`; an address gets a block. Raises ConfigError."""
     if value == OFF:
         return None
-    return _keep_address(client, value) if _is_address(value) else _existing_block(client, value)
+    return _keep_address(client, value, project) if _is_address(value) else _existing_block(client, value)
+
+
+def _block_name(project: str) -> str:
+    """Return the name of the block that `trnflow deploy` creates for an address."""
+    return "trnflow" if project == FIRST else f"trnflow-{re.sub('[^a-z0-9-]', '-', project.lower())}"
 
 
 def check_block(client: SyncPrefectClient, value: str | None) -> None:
@@ -68,13 +72,13 @@ def check_block(client: SyncPrefectClient, value: str | None) -> None:
         _existing_block(client, value)
 
 
-def forget_addresses(client: SyncPrefectClient, used: Block | None) -> None:
-    """Delete the blocks that were created for an address, except `used`."""
+def forget_addresses(client: SyncPrefectClient, used: Block | None, project: str) -> None:
+    """Delete the blocks that were created for an address of a project, except `used`."""
     from prefect.exceptions import ObjectNotFound
 
     for kind in (WEBHOOK, SLACK):
         with suppress(ObjectNotFound):
-            document = client.read_block_document_by_name(BLOCK, kind, include_secrets=False)
+            document = client.read_block_document_by_name(_block_name(project), kind, include_secrets=False)
             if used is None or document.id != used.id:
                 client.delete_block_document(document.id)
 
@@ -128,7 +132,7 @@ def _existing_block(client: SyncPrefectClient, value: str) -> Block:
     return Block(document.id, kind, name)
 
 
-def _keep_address(client: SyncPrefectClient, address: str) -> Block:
+def _keep_address(client: SyncPrefectClient, address: str, project: str) -> Block:
     from prefect.blocks.notifications import SlackWebhook
     from prefect.blocks.webhook import Webhook
     from pydantic import SecretStr
@@ -139,7 +143,8 @@ def _keep_address(client: SyncPrefectClient, address: str) -> Block:
         if is_slack
         else Webhook.model_validate({"url": address, "headers": {"Content-Type": "application/json"}})
     )
-    return Block(block.save(BLOCK, overwrite=True, _sync=True), SLACK if is_slack else WEBHOOK, BLOCK)
+    name = _block_name(project)
+    return Block(block.save(name, overwrite=True, _sync=True), SLACK if is_slack else WEBHOOK, name)
 
 
 def _is_address(value: str) -> bool:

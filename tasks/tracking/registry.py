@@ -97,7 +97,7 @@ def describe(event: Meta) -> str:
         f"Champion {event['number']} of {event['recipe']} since {event['created']}: {event.get('why', '')}",
         f"Its evaluation: {', '.join(f'{name} {value:.4g}' for name, value in figures.items())}" if figures else "",
         f"Its weights are {event['champion']} in the store {event.get('store', '')}; to copy them:",
-        f"    trnflow get '{model}' DIR",
+        f"    trnflow get '{model}' consolidate DIR",
         "To predict:",
         f"    trnflow predict '{model}' TEXT",
         f'    mlflow.pyfunc.load_model("models:/{registered_name(event["recipe"])}@champion").predict(rows)',

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -93,8 +94,10 @@ def _act(options: Namespace, found: Look) -> str:
         return "no event was sent, because no Prefect server runs (`trnflow up` starts one; --retrain needs none)"
     os.environ["PREFECT_API_URL"] = url  # read when Prefect is imported, below
     quiet()
+    from trnflow.flows.services.deploy import enter_project
     from trnflow.flows.services.events import data_changed, send_events
 
+    enter_project(Path.cwd())
     send_events([data_changed(found.to_json(), options.recipe, options.overrides)])
     return f"sent an event to Prefect at {hide_secrets(url.removesuffix('/api'))}"
 

@@ -134,7 +134,12 @@ def test_aliases_follow_the_store_and_never_an_older_event(
 def test_the_registered_model_says_why_how_good_and_how_to_get_it(client: MlflowClient, made: tuple[str, str]) -> None:
     mirror_champion(client, *made, event(1, FIRST))
     model = client.get_registered_model(REGISTERED)
-    for part in ("better than the champion on 300", "f1_weighted 0.9123", "trnflow get 'my/tiny@champion' DIR", FIRST):
+    for part in (
+        "better than the champion on 300",
+        "f1_weighted 0.9123",
+        "trnflow get 'my/tiny@champion' consolidate DIR",
+        FIRST,
+    ):
         assert part in model.description
     mirror_champion(client, *made, event(2, SECOND) | {"why": "better still"})
     assert "better still" in client.get_registered_model(REGISTERED).description

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -116,6 +117,34 @@ def test_a_served_classifier_answers_as_predict_and_says_what_a_row_lacks(classi
         status, document = post(url, {"dataframe_records": [{"text": None}]})
         assert status == 400
         assert "row 1: the column text is missing or null. Fix: give every row a text" in document["message"]
+
+
+def test_the_description_names_a_command_that_gets_the_weights(classifier: Champion) -> None:
+    script = "import mlflow; print(mlflow.MlflowClient().get_registered_model('tiny').description)"
+    lines = classifier.alone("-c", script).stdout.splitlines()
+    (command,) = [line.strip() for line in lines if line.strip().startswith("trnflow get")]
+    words = shlex.split(command)
+    gotten = classifier.shell(*words[1:-1], "weights")
+    assert gotten.returncode == 0, gotten.stderr
+    assert (classifier.shell.folder / "weights/model.safetensors").exists()
+
+
+def test_predict_names_what_helps_against_a_lost_blob_of_the_champion(classifier: Champion, tmp_path: Path) -> None:
+    blobs = classifier.shell.folder / ".trnflow/store/blobs"
+    kept = tmp_path / "blobs"
+    shutil.copytree(blobs, kept)
+    weights = classifier.shell.folder / "weights/model.safetensors"
+    same = [file for file in blobs.rglob("*") if file.is_file() and file.read_bytes() == weights.read_bytes()]
+    assert same
+    for file in same:
+        file.unlink()
+    try:
+        error = classifier.shell.error("predict", "tiny@champion", "a text", code=1)
+        assert "the blob of model.safetensors" in error and len(error.strip().splitlines()) == 2
+        assert "`trnflow run tiny` makes anew" in error and "`trnflow rollback tiny`" in error
+    finally:
+        shutil.rmtree(blobs)
+        shutil.move(kept, blobs)
 
 
 def test_a_lost_model_is_one_line_with_the_fix(classifier: Champion, tmp_path: Path) -> None:

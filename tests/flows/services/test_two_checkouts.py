@@ -1,9 +1,11 @@
-"""Two copies of the project on one Prefect server: the second does not overwrite what the first deployed, unless asked."""
+"""Two copies of the project on one Prefect server: each has its deployments, and its worker runs them alone."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.flows.prefect_api import Api, own_server
+from tests.helpers.waiting import wait_for
 from trnflow.flows.services.checkouts import DIRECTORY
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
@@ -61,26 +64,49 @@ def on_server(api: Api) -> tuple[dict[str, Any], dict[str, Any]]:
     return deployments, automations
 
 
-def test_the_second_checkout_is_refused_and_takes_over_when_asked(api: Api, tmp_path: Path) -> None:
-    first, second = checkout(tmp_path / "first"), checkout(tmp_path / "second")
+def planned(deployments: dict[str, Any]) -> dict[str, Any]:
+    """{name: (id, crons)}; a deployment that is registered again has new schedules."""
+    return {name: (id, [one["schedule"]["cron"] for one in plans]) for name, (id, _, plans) in deployments.items()}
+
+
+NAMES = {"finetune", "prepare", "retrain", "sweep", "watch"}
+
+
+def test_the_second_checkout_has_deployments_of_its_own_and_takes_over_when_asked(api: Api, tmp_path: Path) -> None:
+    first, second, third = (checkout(tmp_path / name) for name in ("first", "second", "more/second"))
     theirs = deploy_theirs(api)
-    done = deploy(api, first)
-    assert done.returncode == 0, done.stderr
+    alone = deploy(api, first, TRNFLOW_NOTIFY="http://127.0.0.1:9/first")
+    assert alone.returncode == 0, alone.stderr
     before = on_server(api)
-    assert {"finetune", "prepare", "retrain", "sweep", "watch"} == before[0].keys()
+    assert before[0].keys() == NAMES
 
-    refused = deploy(api, second)
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    error = json.loads(refused.stdout)["error"]
-    assert f"has deployments of another checkout, {first}: finetune, prepare, retrain, sweep, watch" in error["message"]
-    assert "--replace" in error["fix"]
-    assert on_server(api) == before
-    again = deploy(api, first)
-    assert again.returncode == 0, again.stderr
-    assert on_server(api)[1] == before[1]
+    for folder, ending in ((second, "-second"), (third, None)):
+        others = on_server(api)
+        beside = deploy(api, folder, TRNFLOW_NOTIFY=f"http://127.0.0.1:9/{folder.name}")
+        assert beside.returncode == 0, beside.stderr
+        document = json.loads(beside.stdout)
+        ending = ending or f"-{document['project']}"
+        assert ending.startswith("-second") and document["others"][0] == str(first)
+        deployments, automations = on_server(api)
+        mine = {name: one for name, one in deployments.items() if name not in others[0]}
+        assert mine.keys() == {f"{name}{ending}" for name in NAMES} == set(document["deployments"])
+        assert {steps[0][DIRECTORY]["directory"] for _, steps, _ in mine.values()} == {str(folder)}
+        assert {name: deployments[name] for name in others[0]} == others[0]
+        assert {name: automations[name] for name in others[1]} == others[1]
+        (action,) = automations[f"trnflow {ending[1:]}: data changed"]["actions"]
+        assert action["deployment_id"] == mine[f"retrain{ending}"][0]
+        assert f"trnflow {ending[1:]}: retrained" in automations
+    for folder in (first, second, third):
+        before = on_server(api)
+        again = deploy(api, folder)
+        assert again.returncode == 0, again.stderr
+        deployments, automations = on_server(api)
+        assert automations == before[1]
+        assert planned(deployments) == planned(before[0])
+
+    check_workers(api, {first: "prepare", second: "prepare-second"})
 
     before = on_server(api)
-
     declared = (second / "prefect.yaml").read_text()
     for right, wrong in (("deployments.py:retrain", "deployments.py:retrian"), ('"0 3 * * *"', '"0 33 * * *"')):
         (second / "prefect.yaml").write_text(declared.replace(right, wrong))  # the third of five deployments
@@ -97,11 +123,41 @@ def test_the_second_checkout_is_refused_and_takes_over_when_asked(api: Api, tmp_
     assert taken.returncode == 0, taken.stderr
     deployments, automations = on_server(api)
     assert {steps[0][DIRECTORY]["directory"] for _, steps, _ in deployments.values()} == {str(second)}
-    assert deployments.keys() == before[0].keys()  # no trials
+    assert deployments.keys() == NAMES  # no trials
+    assert not any("second" in name for name in automations)
     (action,) = automations["trnflow: data changed"]["actions"]
     assert action["deployment_id"] == deployments["retrain"][0]
-    assert f"another checkout, {second}:" in deploy(api, first).stderr
+    assert json.loads(deploy(api, first).stdout)["project"] == "first"
     now = api.get(f"deployments/{theirs['id']}")  # another project's flow, with a deployment of the same name
     assert {name: now[name] for name in ("tags", "job_variables", "updated")} == {
         name: theirs[name] for name in ("tags", "job_variables", "updated")
     }
+
+
+def check_workers(api: Api, deployments: dict[Path, str]) -> None:
+    """Run a deployment of each checkout; the worker of each must take its own run alone."""
+    ids = {folder: on_server(api)[0][name][0] for folder, name in deployments.items()}
+    wrong = {"recipe": "demo", "overrides": ["no.such=1"]}  # ends at once
+    runs = {
+        folder: api.post(f"deployments/{id}/create_flow_run", parameters=wrong, enforce_parameter_schema=False)["id"]
+        for folder, id in ids.items()
+    }
+    waiting = dict(runs)
+    for folder in reversed(deployments):
+        command = [sys.executable, "-m", "trnflow", "worker"]
+        with (folder / "worker.log").open("wb") as log:
+            worker = subprocess.Popen(
+                command, cwd=folder, env=api.environ, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            wait_for(lambda run=runs[folder]: state(api, run) in ("FAILED", "CRASHED", "COMPLETED"))
+        finally:
+            os.killpg(worker.pid, signal.SIGTERM)
+            worker.wait()
+        del waiting[folder]
+        assert state(api, runs[folder]) == "FAILED", (folder / "worker.log").read_text()
+        assert {state(api, run) for run in waiting.values()} <= {"SCHEDULED"}
+
+
+def state(api: Api, run: str) -> str:
+    return str(api.get(f"flow_runs/{run}")["state"]["type"])
