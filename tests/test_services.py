@@ -79,6 +79,19 @@ def test_systemd_accepts_the_unit(unit: str, tmp_path: Path) -> None:
     assert "Restrat" in refused.stderr  # a mistake would have been seen
 
 
+def test_the_worker_is_shut_in() -> None:
+    """systemd's measure of what a taken-over service could reach: 10 is worst, the unit had 9.0."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    worker = SERVICES / "trnflow-worker.service"
+    command = [program, "security", "--offline=true", "--threshold=40", worker]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze is too old to judge a file")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_each_variable_of_a_unit_is_one_that_its_program_reads(unit: str) -> None:
     named = environment(unit) | settings_of(file_of(unit))

@@ -195,7 +195,7 @@ def _flow(value: Any) -> str:
 
 def write_recipe(file: Path, text: str) -> Recipe:
     """Create a recipe's file and read it. Raises ConfigError if the file exists, or the settings don't fit together."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}.yaml")
+    aside = file.with_name(f"{file.stem}.{os.getpid()}.unfinished.yaml")
     try:
         aside.write_text(text, encoding="utf-8")
         recipe = load(str(aside))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,8 @@ from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets
 from trnflow.tasks.tokenize_text import TokenizeConfig
 from trnflow.tasks.training.config import TrainConfig
+
+NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
 
 class HardwareConfig(StageConfig):
@@ -176,6 +179,17 @@ class Recipe(StageConfig):
     """What MLflow records."""
     sweep: SweepConfig = SweepConfig()
     """What `trnflow sweep` varies."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(
+                "a recipe's name is made of letters, digits, `.`, `_` and `-`, with `/` between parts, none of which "
+                "begins with `.` or `-`"
+            )
+        return value
+
     _folders: Folders = PrivateAttr(default_factory=dict)
     _machine: str = PrivateAttr(default="")
     _chosen: tuple[str, ...] = PrivateAttr(default=())

@@ -3,6 +3,7 @@ nearest known name."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -108,7 +109,7 @@ def _described(problem: SettingError, read: Recipes) -> tuple[str, str]:
     value = _value(read.tree, path)
     given = "" if isinstance(value, dict) or path[:2] == HIDDEN else f" (given: {shown(value)})"
     if problem.text:
-        return f"{where}: {setting}: {problem.text}{given}", f"change {setting}"
+        return f"{where}: {setting}: {problem.text}{given}", _fix_of(problem.text, path, read)
     if problem.at_name:
         names = choices(_key(annotation_at(read.root, path[:-1])))
         close = nearest(path[-1], names)
@@ -123,6 +124,16 @@ def _described(problem: SettingError, read: Recipes) -> tuple[str, str]:
     fix = f"did you mean {setting}={close}?" if close else f"change {setting}{', or quote the value' if quote else ''}"
     what = "its value" if path[:2] == HIDDEN else shown(value)
     return f"{where}: {setting} can't be {what}: it takes {allowed(annotation)}", fix
+
+
+def _fix_of(text: str, path: tuple[str, ...], read: Recipes) -> str:
+    """Return what to do about a validator's text: what it asks for, else to change the settings that it names."""
+    known = sorted(known_settings(read.root, path))
+    asked = re.search(r": ((?:set|leave|give) .+)", text)
+    if asked and known:
+        return re.sub(rf"`?\b({'|'.join(known)})\b`?(?=[= ]|$)", lambda name: ".".join((*path, name[1])), asked[1])
+    named = [".".join((*path, name)) for name in known if re.search(rf"\b{name}\b", text)]
+    return f"change {' or '.join(named) or '.'.join(path)}"
 
 
 def _unknown(path: tuple[str, ...], where: str, read: Recipes) -> tuple[str, str]:

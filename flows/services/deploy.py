@@ -28,7 +28,7 @@ from trnflow.flows.services.deployed_recipes import Case, check_recipes, offer_r
 from trnflow.flows.services.events import FIRST, PROJECT, connected
 from trnflow.flows.services.notification import Block, check_block, take_setting
 from trnflow.flows.services.prefect_server import cause_of_failure, ensure_server, last_error
-from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG, our_flows, recovery_automations, tend_runs
+from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, PROMPT, TAG, our_flows, recovery_automations, tend_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, ProcessFailed
 from trnflow.tasks.system.home import temporary_folder
@@ -101,7 +101,7 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
     enter_project(Path.cwd())
     tend_runs()
     report()
-    environ = PATIENT | os.environ | HEARTBEATS
+    environ = PATIENT | PROMPT | os.environ | HEARTBEATS
     if folder := temporary_folder():  # Prefect keeps a folder for each flow run; a killed worker removes none
         environ |= {"TMPDIR": str(folder), STARTER: this_process().tag}
     words = ["worker", "start", "--pool", named(POOL, os.environ[PROJECT]), "--type", "process", "--limit", AT_ONCE]

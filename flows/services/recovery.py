@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.services.events import automation, connected, send_events
@@ -29,6 +30,8 @@ TAG = "trnflow"
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 # Prefect's client asks again on status 503 (SQLite is locked); 500 is the answer while PostgreSQL is away
 PATIENT = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
+# seconds between a worker's questions for runs: by Prefect's default of 10 a run waits 5 on average
+PROMPT = {"PREFECT_WORKER_QUERY_SECONDS": "1"}
 
 SILENT_SECONDS = 90.0
 PENDING_SECONDS = 300.0
@@ -166,12 +169,13 @@ def _unbegun(pending: float) -> str:
 
 
 def prefect_worker() -> None:
-    """Run Prefect's command line with `leave_counted_runs`."""
+    """Run Prefect's command line with `leave_counted_runs` and `start_flows_at_once`."""
     # a script's `trnflow worker &` begins with SIGINT ignored, by which Prefect's worker passes SIGTERM on to itself
     signal.signal(signal.SIGINT, signal.default_int_handler)
     from prefect.cli import app
 
     leave_counted_runs()
+    start_flows_at_once()
     temporary_folder()
     try:
         app()
@@ -191,6 +195,25 @@ def leave_counted_runs() -> None:
         return await submit(worker, [response for response in flow_run_response if response.flow_run.id not in counted])
 
     ProcessWorker._submit_scheduled_flow_runs = submit_free  # type: ignore[assignment,method-assign]
+
+
+def start_flows_at_once() -> None:
+    """Let Prefect's workers start a flow run's process without one before it that prepares a folder for its code.
+
+    Both import Prefect, for seconds. A deployment of ours has its code in its own folder, which the flow's process enters."""
+    from prefect.workers import process as module
+
+    process: Any = module
+    prepare = process.ProcessJobConfiguration.prepare_for_flow_run
+
+    def prepare_command(configuration: Any, *arguments: Any, **named: Any) -> None:
+        prepare(configuration, *arguments, **named)
+        configuration._command_configured = True
+
+    process.ProcessJobConfiguration.prepare_for_flow_run = prepare_command
+    # as Prefect does otherwise: a signal to the worker's process group does not reach the flow runs
+    own_group = partial(process.EngineCommandStarter, isolate_process_group=True, env_overrides_settings=True)
+    process.EngineCommandStarter = own_group
 
 
 def _announcement(run: FlowRun, flow: str) -> Event:

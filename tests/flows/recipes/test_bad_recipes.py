@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,9 @@ def test_a_name_that_can_be_no_file_is_no_recipe(name: str) -> None:
         ("data.mix={a: 5}", "data.mix.a can't be 5: it takes settings below it (source, name", ""),
         ("train=5", "train can't be 5: it takes settings below it (method, lora", ""),
         ("launch.environment={KEY: [hidden]}", "launch.environment.KEY can't be its value: it takes text", ""),
+        ("train.lora={rank: 4}", "train: lora is set, and method is full", "set train.method=lora, or train.lora=null"),
+        ("train.global_batch=97", "must be a multiple of", "change train.global_batch or train.micro_batch"),
+        ("name=''", "a recipe's name is made of letters, digits", "change name"),
         ("tokenize.train=2", "tokenize.train can't be 2: it takes settings below it (kind, vocab_size", ""),
     ],
 )  # fmt: skip
@@ -114,6 +118,23 @@ def test_a_wrong_value_says_setting_value_and_what_is_allowed(override: str, say
     error = refused("demo", override)
     assert says in error.message and fix in error.fix
     assert "[hidden]" not in error.message
+
+
+@pytest.mark.parametrize("name", ["", "-x", ".x", "a/../b", "/a", "a/", "a b", "a\x07b", "a\nb", "a//b", "a/-b"])
+def test_a_recipes_name_is_one_wherever_it_enters(name: str, tmp_path: Path) -> None:
+    (tmp_path / "named.yaml").write_text(f"extends: demo\nname: {json.dumps(name)}\n")
+    assert "a recipe's name is made of" in refused(str(tmp_path / "named.yaml")).message
+    assert "a recipe's name is made of" in refused("demo", f"name={json.dumps(name)}").message
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a-b_c.1", "größe", "1"])
+def test_a_recipe_may_be_named_so(name: str) -> None:
+    assert settings.load("demo", [f"name='{name}'"]).name == name
+
+
+def test_a_recipe_named_by_its_file_needs_a_name_too(tmp_path: Path) -> None:
+    (tmp_path / "-x.yaml").write_text("extends: demo\n")
+    assert "a recipe's name is made of" in refused(str(tmp_path / "-x.yaml")).message
 
 
 def numbers(kind: type[BaseModel], above: str = "") -> Iterator[str]:

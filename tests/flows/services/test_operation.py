@@ -105,9 +105,10 @@ def test_a_run_that_is_cancelled_is_on_record_as_cancelled(operated: Api) -> Non
         f"deployments/{deployment}/create_flow_run", parameters={"recipe": "demo", "overrides": overrides}
     )["id"]
     wait_for(lambda: process_logs(operated.home, "train"), 300)
-    # where the next run clears it, should the worker be killed
-    assert [*operated.home.glob("work/*/prefect-workspace-attempt-*/workspace.json")]
     assert not [*Path(operated.environ["TMPDIR"]).glob("prefect-workspace-*")]
+    assert [*operated.home.glob("work/*/*prefect")], (
+        "the worker's temporary files go with the next run, if it is killed"
+    )
     operated.prefect("flow-run", "cancel", run)
     wait_for(lambda: operated.get(f"flow_runs/{run}")["state_type"] == "CANCELLED", 180)
     records = [json.loads(file.read_text()) for file in (operated.home / "store/runs").glob("*.json")]
