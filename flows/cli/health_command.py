@@ -277,7 +277,7 @@ def _last(store: Store, ledger: Ledger) -> Meta | None:
     name, entries = ledger.recipe, map(ledger.entry, ledger.numbers)
     decided = [dict(entry) for entry in islice((entry for entry in entries if entry["by"] == "retrain"), 1)]
     noted = read_firings(store.home, name, store.root)[:1]
-    fired: list[Meta] = [*decided, *noted, *killed_retrains(store, name, {*run_ids(store)})]
+    fired: list[Meta] = [*noted, *decided, *killed_retrains(store, name, {*run_ids(store)})]
     if not fired:
         return None
     newest = max(fired, key=lambda one: (not is_ahead(one["created"]), one["created"]))
