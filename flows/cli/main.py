@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "store_commands": (("verify", "gc", "pin", "unpin"), ("store",)),
     "model.champion_commands": (("freeze", "promote", "rollback", "champions"), ("recipe", "store")),
     "model.history_command": (("history",), ("store",)),
+    "health_command": (("health",), ("store",)),
     "model.publish_commands": (("publish",), ("store",)),
     "model.retrain_command": (("retrain",), ("recipe",)),
     "model.watch_command": (("watch",), ("recipe",)),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.output import emit, exit_at_once
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.system.home import home_folder
@@ -82,9 +82,17 @@ def worker(options: Namespace) -> NoReturn:
 
 
 def ui(options: Namespace) -> int:
-    """Print the addresses of Prefect's and MLflow's pages."""
+    """Print the addresses of Prefect's and MLflow's pages, and of the page of health, which is written anew."""
+    from trnflow.flows.cli.health_command import look_after, page_file
     from trnflow.flows.services.pages import pages
+    from trnflow.tasks.store.location import default_root
 
-    lines = pages(home_folder(), settings.TrackingConfig())
+    home = home_folder()
+    found = look_after(home, default_root(home))
+    health = page_file(home)
+    lines = pages(home, settings.TrackingConfig())
+    lines += [f"health:  {health.absolute().as_uri()}"] if health.exists() else []
     emit(options, {"pages": lines}, *lines)
+    if found["unanswered"]:
+        exit_at_once(0)
     return 0

@@ -57,12 +57,14 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def verify(options: Namespace) -> int:
     """Read every file of the store and print damage; exit code 1 if it was not repaired."""
+    from trnflow.tasks.store.last_verify import note_verified
     from trnflow.tasks.store.verify import verify as read_all
 
     store = store_of(options)
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
     cache = None if store.is_local else store.cache
     result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
+    note_verified(store.home, store.root, result)
     counts = ", ".join(f"{count} {kind}" for kind, count in result.checked.items())
     lines = [f"{hide_secrets(store.root)}: {counts}; {result.bytes / 1e6:.1f} MB hashed"]
     for problem in result.problems:

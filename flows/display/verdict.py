@@ -24,6 +24,8 @@ def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
         f"difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to {pair['high']:+.4g}",
         f"{pair['rows']} frozen rows" + (f" of {rows['created'][:10]}" if rows else ""),
     ]
+    if pair.get("spent"):
+        parts.append(f"budget spent {pair['spent']:.0%}")
     return "; ".join(parts)
 
 

@@ -59,15 +59,16 @@ def list_firings(store: Store, ledger: Ledger) -> list[Meta]:
     `title`, the champion's number as the table has it.
     """
     entries, present = ledger.entries(), now()
+    known = {str(entry["run"]) for entry in entries}
+    nothing = dict.fromkeys(FIELDS - HIDDEN) | {"by": "retrain", "title": ""}
+    others = [*read_firings(store.home, ledger.recipe, store.root), *killed_retrains(store, ledger.recipe, known)]
+    # first: of one second, a retrain that found nothing new follows the one that judged
+    timed: list[tuple[str, Meta]] = [(min(firing["created"], present), nothing | firing) for firing in others]
     latest = present
-    timed = []
     for entry in entries:
         latest = min(latest, entry["created"])  # clocks differ, so numbers decide among entries
         shown: Meta = {field: value for field, value in entry.items() if field not in HIDDEN}
         timed.append((latest, shown | {"title": _title(entry)}))
-    nothing = dict.fromkeys(FIELDS - HIDDEN) | {"by": "retrain", "title": ""}
-    for firing in [*read_firings(store.home, ledger.recipe, store.root), *_killed(store, ledger.recipe, entries)]:
-        timed.append((min(firing["created"], present), nothing | firing))
     on_record = {*run_ids(store)}
     return [
         firing
@@ -76,8 +77,9 @@ def list_firings(store: Store, ledger: Ledger) -> list[Meta]:
     ]
 
 
-def _killed(store: Store, recipe: str, entries: list[Entry]) -> Iterator[Meta]:
-    for state in killed_runs(store, {str(entry["run"]) for entry in entries}):
+def killed_retrains(store: Store, recipe: str, known: set[str]) -> Iterator[Meta]:
+    """Yield {created, outcome, why, run} of each retrain that was killed on this machine. known: runs that were not."""
+    for state in killed_runs(store, known):
         if (state.recipe, state.kind) == (recipe, "retrain"):
             killed = killed_summary(state)
             place = f"killed at {place_of(killed)}" if killed["stage"] else "killed before its first stage"

@@ -11,9 +11,11 @@ from tests.helpers.command_line import InProcessShell
 from tests.helpers.waiting import wait_for
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
+from trnflow.flows.display.verdict import verdict_on
 from trnflow.flows.retraining.firings import KEPT_BYTES, note_firing, read_firings
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
+from trnflow.tasks.store.ledger import read_ledger
 
 RUN, LATER, AHEAD = "20260101T000000Z-abc123", "20260102T000000Z-abc123", "20990101T000000Z-abc123"
 KILLED = """
@@ -51,7 +53,7 @@ def test_a_killed_retrain_is_listed_at_its_step(tmp_path: Path) -> None:
 
 def test_firings_that_leave_no_entry_stand_between_the_decisions(tmp_path: Path) -> None:
     shell, store = opened(tmp_path)
-    add(store, "toy", outcome="kept", by="retrain", why="not better", run=RUN, created="2026-01-01T00:00:00Z")
+    add(store, "toy", outcome="kept", by="retrain", why="not better", run=RUN)  # of the same second as what follows
     note_firing(store.home, "toy", "unchanged", "as before", root=store.root)
     note_firing(store.home, "toy", "unchanged", "of another store", root="s3://other")
     note_firing(store.home, "toy", "failed", "the recipe can't be read")
@@ -97,3 +99,22 @@ def test_a_champion_whose_bytes_are_lost_is_named(tmp_path: Path) -> None:
     assert "note: champion 1 of tiny" in shell("history", "tiny").stdout
     (note,) = shell.json("history", "tiny")["notes"]
     assert "the store has lost weights" in note
+
+
+def test_a_verdict_says_what_is_spent_of_the_budget_where_the_comparison_does(tmp_path: Path) -> None:
+    _, store = opened(tmp_path)
+    pair = {
+        "metric": "f1",
+        "champion": 0.8,
+        "challenger": 0.7,
+        "difference": -0.1,
+        "low": -0.2,
+        "high": 0.0,
+        "rows": 90,
+    }
+    add(store, champion=f"sha256:{'1' * 64}")
+    add(store, outcome="kept", by="retrain", run=RUN, comparison=pair)
+    add(store, outcome="kept", by="retrain", run=LATER, comparison=pair | {"spent": 0.12})
+    entries = read_ledger(store, "tiny").entries()
+    kept = "kept: f1 0.7 against 0.8 of champion 1; difference -0.1, interval -0.2 to +0; 90 frozen rows"
+    assert [verdict_on(run, entries) for run in (RUN, LATER, AHEAD)] == [kept, f"{kept}; budget spent 12%", None]

@@ -1,0 +1,296 @@
+"""`trnflow health [RECIPE]`: whether schedule, queue, store and champions are as they should be, for monitoring.
+
+Answers within SECONDS and the time of its imports, also while servers and store do not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from base64 import b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from trnflow.flows.champions.lost import lost_champion
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.history_commands import run_ids
+from trnflow.flows.cli.model.history_command import killed_retrains
+from trnflow.flows.cli.output import emit, exit_at_once
+from trnflow.flows.display import report
+from trnflow.flows.display.health_page import health_page
+from trnflow.flows.recipes.names import model_name
+from trnflow.flows.recipes.recipe import StoreConfig
+from trnflow.flows.retraining.firings import read_firings
+from trnflow.flows.services.prefect_address import api_url
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import TrnflowError, unexpected
+from trnflow.tasks.events import log_file, unsent_runs
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.last_verify import last_verified
+from trnflow.tasks.store.layout import is_ahead
+from trnflow.tasks.store.ledger import Ledger, read_ledger, recipes_of
+from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.redaction import hide_secrets, scrub_all
+from trnflow.tasks.system.whole_file import write_whole
+from trnflow.tasks.tracking import tracking_address
+
+SECONDS = 2.0
+"""How long all parts together may take."""
+SOCKET_SECONDS = 1.5
+LATE_SECONDS = 300.0
+SPOOL_SECONDS = 86400.0
+"""The age at which events that MLflow lacks are a problem."""
+BAD = ("failed", "stopped", "killed")
+"""Outcomes of a last firing that are a problem."""
+DUE = ["SCHEDULED", "PENDING", "RUNNING"]
+
+Problems = list[str]
+
+
+def add_commands(sub: Any, store: ArgumentParser) -> None:
+    text = "say whether schedule, queue, store and champions are well; exit code 1 if not"
+    parser = add_command(sub, "health", health, store, text)
+    parser.add_argument(
+        "recipe", metavar="RECIPE", nargs="?", help="a recipe's name or file; default: all of the store"
+    )
+
+
+def health(options: Namespace) -> int:
+    """Print the state of each part and all problems; write the page of `trnflow ui`. Exit code 1 if there are any."""
+    recipe = model_name(options.recipe).recipe if options.recipe else None
+    found = look_after(home_folder(), options.store or default_root(home_folder()), recipe)
+    emit(options, found, *lines_of(found))
+    code = 0 if found["healthy"] else 1
+    if found["unanswered"]:
+        exit_at_once(code)  # their threads may wait for minutes
+    return code
+
+
+def look_after(home: Path, root: str, recipe: str | None = None) -> Meta:
+    """Return {healthy, problems, unanswered, prefect, mlflow, store, spool, verify, recipes}; None for what did not answer.
+    Writes `<home>/reports/health.html`."""
+    parts: dict[str, Callable[[Problems], Any]] = {
+        "prefect": partial(_prefect, home, recipe), "mlflow": partial(_mlflow, home), "store": partial(_space, root),
+        "spool": partial(_spool, home), "verify": partial(_verify, home, root), "recipes": partial(_recipes, home, root, recipe),
+    }  # fmt: skip
+    found, problems = _in_time(parts)
+    unanswered = [name for name in parts if name not in found]
+    problems += [f"{name}: no answer within {SECONDS:.0f} s" for name in unanswered]
+    document: Meta = {
+        "healthy": not problems, "created": now(), "problems": scrub_all(problems),
+        "unanswered": unanswered, **{name: hide_secrets(found.get(name)) for name in parts},
+    }  # fmt: skip
+    _write_page(home, document)
+    return document
+
+
+def page_file(home: Path) -> Path:
+    return home / "reports" / "health.html"
+
+
+def lines_of(found: Meta) -> list[str]:
+    """Return what is printed: a line for each part, then the problems."""
+    head = "healthy" if found["healthy"] else f"not healthy: {len(found['problems'])} problems"
+    return [
+        head,
+        report.aligned([("part", "state"), *_rows(found)]),
+        *(f"problem: {problem}" for problem in found["problems"]),
+    ]
+
+
+def _rows(found: Meta) -> list[tuple[str, str]]:
+    def shown(name: str, text: Callable[[Meta], str]) -> tuple[str, str]:
+        return name, "unknown" if found[name] is None else text(found[name])
+
+    rows = [
+        shown(
+            "prefect", lambda one: f"{one['url'] or 'no server'}; next firing {one['next'] or 'none'}; {_queue(one)}"
+        ),
+        shown("mlflow", lambda one: str(one["address"])),
+        shown("store", lambda one: f"{one['root']}: {_gb(one['bytes'])} in use, {_gb(one['free'])} free"),
+        shown(
+            "spool", lambda one: f"{one['runs']} runs that MLflow lacks, the oldest {one['oldest_seconds']:.0f} s old"
+        ),
+        shown("verify", lambda one: f"{one['created']}: {one['damaged']} damaged" if one["created"] else "never"),
+    ]
+    for one in found["recipes"] or ():
+        champion, last = one["champion"], one["last"]
+        serves, firing = "no champion", "none"
+        if champion:
+            serves = f"champion {champion['number']} ({champion['artifact'][:19]}), {champion['days']:.0f} days old"
+        if last:
+            spent = "" if last["seconds"] is None else f"; {report.seconds(last['seconds'])} s, {last['dollars']} USD"
+            firing = f"{last['created']} {last['outcome']}: {last['why']}; run {last['run'] or 'none'}{spent}"
+        rows += [(one["recipe"], f"{serves}; {one['failures']} failures in a row"), ("  last firing", firing)]
+    return rows
+
+
+def _queue(prefect: Meta) -> str:
+    return f"{prefect['running']} running, {prefect['waiting']} waiting, {prefect['late']} late"
+
+
+def _gb(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 1e9:.3g} GB"
+
+
+def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problems]:
+    """Call all parts at a time; return {name: what it returned} of those that answered, and the problems."""
+    found: Meta = {}
+    problems: dict[str, Problems] = {}
+
+    def call(name: str, part: Callable[[Problems], Any]) -> None:
+        own: Problems = []
+        try:
+            result = part(own)
+        except TrnflowError as error:
+            result, own = None, [*own, f"{name}: {error.message}"]
+        except OSError as error:
+            result, own = None, [*own, f"{name}: {error}"]
+        except Exception as error:
+            result, own = None, [*own, f"{name}: {unexpected(error).message}"]
+        problems[name], found[name] = own, result
+
+    threads = [threading.Thread(target=call, args=each, daemon=True) for each in parts.items()]
+    deadline = time.monotonic() + SECONDS
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    found = dict(found)
+    return found, [problem for name in parts if name in found for problem in problems[name]]
+
+
+def _prefect(home: Path, recipe: str | None, problems: Problems) -> Meta:
+    url = api_url(home)
+    nothing = {"url": None, "next": None, "running": 0, "waiting": 0, "late": 0}
+    if url is None:
+        return nothing
+    wanted = {
+        "flow_runs": {"state": {"type": {"any_": DUE}}, "tags": {"all_": ["trnflow"]}},
+        "flows": {"name": {"any_": ["finetune", "prepare", "retrain", "sweep"]}}, "sort": "EXPECTED_START_TIME_ASC",
+    }  # fmt: skip
+    request = Request(f"{url}/flow_runs/filter", json.dumps(wanted).encode(), {"content-type": "application/json"})
+    if login := os.environ.get("PREFECT_API_AUTH_STRING"):
+        request.add_header("authorization", f"Basic {b64encode(login.encode()).decode()}")
+    elif key := os.environ.get("PREFECT_API_KEY"):
+        request.add_header("authorization", f"Bearer {key}")
+    try:
+        with urlopen(request, timeout=SOCKET_SECONDS) as answer:
+            runs = json.loads(answer.read())
+    except OSError as error:
+        problems.append(f"prefect: the server at {hide_secrets(url)} does not answer: {error}")
+        return {**nothing, "url": url}
+    if recipe is not None:
+        runs = [run for run in runs if Path(str(run["parameters"].get("recipe"))).stem == Path(recipe).name]
+    waits = {run["id"]: run["expected_start_time"] for run in runs if run["state_type"] == "SCHEDULED"}
+    late = [start for start in waits.values() if _age(start) > LATE_SECONDS]
+    if late:
+        problems.append(f"prefect: {len(late)} runs should have begun, the first at {late[0]}: does a worker run?")
+    coming = [start for start in waits.values() if _age(start) <= 0]
+    return {
+        "url": url, "next": next(iter(coming), None), "running": sum(run["state_type"] == "RUNNING" for run in runs),
+        "waiting": sum(run["state_type"] == "PENDING" for run in runs) + len(waits) - len(coming), "late": len(late),
+    }  # fmt: skip
+
+
+def _mlflow(home: Path, problems: Problems) -> Meta:
+    address = tracking_address(home, None)
+    if address.startswith("http"):
+        try:
+            urlopen(f"{address.rstrip('/')}/health", timeout=SOCKET_SECONDS).close()
+        except OSError as error:
+            problems.append(f"mlflow: the server at {hide_secrets(address)} does not answer: {error}")
+    return {"address": hide_secrets(address)}
+
+
+def _space(root: str, problems: Problems) -> Meta:
+    if "://" in root:
+        return {"root": root, "bytes": None, "free": None}
+    folder = Path(root).expanduser()
+    free = shutil.disk_usage(folder).free
+    if free < StoreConfig().min_free_gb * 1e9:
+        problems.append(f"store: only {free / 1e6:,.0f} MB are free at {root}")
+    begun, total = time.monotonic(), 0
+    for inside, _, files in os.walk(folder):
+        total += sum(os.lstat(f"{inside}/{name}").st_size for name in files if os.path.lexists(f"{inside}/{name}"))
+        if time.monotonic() - begun > SECONDS / 2:  # a store of millions of files
+            return {"root": root, "bytes": None, "free": free}
+    return {"root": root, "bytes": total, "free": free}
+
+
+def _spool(home: Path, problems: Problems) -> Meta:
+    logs = [log_file(home, run) for run in unsent_runs(home)]
+    oldest = max((time.time() - log.stat().st_mtime for log in logs if log.exists()), default=0.0)
+    if oldest > SPOOL_SECONDS:
+        problems.append(f"spool: MLflow lacks the events of {len(logs)} runs, for {oldest / 86400:.0f} days")
+    return {"runs": len(logs), "oldest_seconds": round(max(oldest, 0.0))}
+
+
+def _verify(home: Path, root: str, problems: Problems) -> Meta:
+    last = last_verified(home, root) or {"created": None, "damaged": None}
+    if last["damaged"]:
+        problems.append(
+            f"verify: {last['damaged']} files were damaged on {last['created']}: `trnflow verify` names them"
+        )
+    return last
+
+
+def _recipes(home: Path, root: str, recipe: str | None, problems: Problems) -> list[Meta]:
+    store = Store(root, home)
+    store.check()
+    return [_recipe(store, name, problems) for name in ([recipe] if recipe else recipes_of(store))]
+
+
+def _recipe(store: Store, name: str, problems: Problems) -> Meta:
+    """Return {recipe, champion {number, artifact, created, days}, last {created, outcome, why, run, seconds, dollars},
+    failures}."""
+    ledger = read_ledger(store, name)
+    champion, stands = ledger.champion, ledger.stands
+    last = _last(store, ledger)
+    if lost := lost_champion(store, ledger):
+        problems.append(f"{name}: {lost}")
+    if last and last["outcome"] in BAD:
+        problems.append(f"{name}: the last retrain {last['outcome']} on {last['created']}: {last['why']}")
+    if last and is_ahead(last["created"]):
+        problems.append(f"{name}: the last retrain is dated in the future ({last['created']}): a clock was wrong")
+    serves = champion and {
+        "number": champion["number"], "artifact": champion["champion"], "created": champion["created"],
+        "days": round(_age(champion["created"]) / 86400, 1),
+    }  # fmt: skip
+    return {"recipe": name, "champion": serves, "last": last, "failures": stands["failures"]}
+
+
+def _last(store: Store, ledger: Ledger) -> Meta | None:
+    """Return the newest firing, with what its run took."""
+    name, entries = ledger.recipe, map(ledger.entry, ledger.numbers)
+    decided = [dict(entry) for entry in islice((entry for entry in entries if entry["by"] == "retrain"), 1)]
+    noted = read_firings(store.home, name, store.root)[:1]
+    fired: list[Meta] = [*noted, *decided, *killed_retrains(store, name, {*run_ids(store)})]
+    if not fired:
+        return None
+    newest = max(fired, key=lambda one: (not is_ahead(one["created"]), one["created"]))
+    record = (store.run(newest["run"]) or {}) if newest["run"] else {}
+    shown = {part: newest[part] for part in ("created", "outcome", "why", "run")}
+    return {**shown, "seconds": record.get("seconds"), "dollars": record.get("dollars")}
+
+
+def _age(created: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
+
+
+def _write_page(home: Path, found: Meta) -> None:
+    title = "trnflow is healthy" if found["healthy"] else "trnflow is not healthy"
+    with contextlib.suppress(OSError):  # a full disk, which the answer names
+        write_whole(page_file(home), health_page(title, found["created"], found["problems"], _rows(found)))

@@ -1,0 +1,149 @@
+"""`trnflow health`: what is well, what is not, and an answer while nothing else answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.helpers.command_line import InProcessShell, Shell
+from tests.store.test_collect import made
+from tests.store.test_ledger import add, crown
+from trnflow.flows.retraining.firings import note_firing
+from trnflow.tasks.events import log_file, unsent_file
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
+
+RUN = "20260101T000000Z-abc123"
+
+
+def opened(folder: Path) -> tuple[InProcessShell, Store]:
+    store = Store(str(folder / ".trnflow/store"), folder / ".trnflow")
+    store.prepare()
+    return InProcessShell(folder), store
+
+
+def health(shell: Shell, *arguments: str, code: int, **environ: str) -> Any:
+    done = shell("health", "--json", *arguments, **environ)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_sound_store_is_healthy_and_says_what_serves_and_what_it_cost(tmp_path: Path) -> None:
+    shell, store = opened(tmp_path)
+    model = made(store, tmp_path, "model", {"weights": b"1"})
+    crown(store, model, by="retrain", run=RUN, created="2026-01-01T00:00:00Z")
+    store.write_run(RUN, {"run": RUN, "seconds": 90.0, "dollars": 0.25, "stages": []})
+    assert shell.json("verify")["ok"] is True
+    found = health(shell, code=0)
+    assert found["healthy"] and found["problems"] == [] and found["verify"]["damaged"] == 0
+    (tiny,) = found["recipes"]
+    assert tiny["champion"]["artifact"] == model.digest and tiny["failures"] == 0
+    assert (tiny["last"]["outcome"], tiny["last"]["run"], tiny["last"]["dollars"]) == ("promoted", RUN, 0.25)
+    assert found["store"]["bytes"] > 0 and found["store"]["free"] > 0
+    lines = shell("health", "tiny").stdout.splitlines()
+    assert lines[0] == "healthy" and any("champion 1" in line for line in lines)
+    assert any(f"promoted: better; run {RUN}; 90" in line for line in lines)
+    note_firing(store.home, "tiny", "unchanged", "as before", root=store.root)
+    assert health(shell, code=0)["recipes"][0]["last"]["outcome"] == "unchanged"
+
+
+def test_each_problem_is_named_and_stands_on_the_page(tmp_path: Path) -> None:
+    shell, store = opened(tmp_path)
+    model = made(store, tmp_path, "model", {"weights": b"1"})
+    crown(store, model)
+    for _ in range(2):
+        add(store, outcome="failed", by="retrain", why="the <disk> is full", data="d")
+    add(store, "other", outcome="kept", by="retrain", created="2099-01-01T00:00:00Z")
+    (tmp_path / ".trnflow/store" / blob_name(model.files[0].digest)).unlink()
+    assert shell("verify").returncode == 1
+    for file in (log_file(store.home, RUN), unsent_file(store.home, RUN)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(log_file(store.home, RUN), (two_days_ago, two_days_ago))
+    found = health(shell, code=1)
+    problems = "\n".join(found["problems"])
+    for named in (
+        "spool: MLflow lacks the events of 1 runs, for 2 days", "verify: 2 files were damaged", "the store has lost weights",
+        "tiny: the last retrain failed", "other: the last retrain is dated in the future",
+    ):  # fmt: skip
+        assert named in problems
+    assert [one["failures"] for one in found["recipes"]] == [0, 2] and found["unanswered"] == []
+    assert len(health(shell, "other", code=1)["recipes"]) == 1
+    printed = shell("ui").stdout.splitlines()[-1]
+    page = tmp_path / ".trnflow/reports/health.html"
+    assert printed == f"health:  {page.as_uri()}"
+    html = page.read_text()
+    assert "trnflow is not healthy" in html and "the &lt;disk&gt; is full" in html and "<script" not in html
+
+
+@pytest.fixture
+def ports() -> Iterator[tuple[int, int]]:
+    """A port that refuses, and one that takes a connection and never answers."""
+    with ExitStack() as held:
+        refuses = held.enter_context(socket.socket())
+        refuses.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        silent = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
+        yield refuses.getsockname()[1], silent.getsockname()[1]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["refused", "silent"])
+def test_it_answers_while_everything_is_down(tmp_path: Path, ports: tuple[int, int], which: int) -> None:
+    address = f"http://127.0.0.1:{ports[which]}"
+    shell = Shell(tmp_path)
+    found = health(
+        shell, code=1, PREFECT_API_URL=f"{address}/api", MLFLOW_TRACKING_URI=address, TRNFLOW_STORE="s3://bucket/store",
+        AWS_ENDPOINT_URL=address, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_DEFAULT_REGION="us-east-1",
+    )  # fmt: skip
+    assert {problem.partition(":")[0] for problem in found["problems"]} == {"prefect", "mlflow", "recipes"}
+    assert found["recipes"] is None and found["spool"] == {"runs": 0, "oldest_seconds": 0}
+
+
+def test_a_store_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
+    found = health(InProcessShell(tmp_path), "--store", str(tmp_path / "nowhere"), code=1)
+    assert any("no store at" in problem for problem in found["problems"])
+
+
+class Runs(BaseHTTPRequestHandler):
+    """Answers as Prefect's API does: a run that should have begun, one that runs, one of tomorrow."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        runs = [
+            ("1", "SCHEDULED", "2026-01-01T00:00:00Z"), ("2", "RUNNING", "2026-01-01T00:00:00Z"),
+            ("3", "SCHEDULED", "2099-01-01T03:00:00Z"),
+        ]  # fmt: skip
+        answer = [
+            {"id": id, "state_type": state, "expected_start_time": start, "parameters": {"recipe": f"conf/{name}.yaml"}}
+            for name in ("tiny", "other") for id, state, start in runs
+        ]  # fmt: skip
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_the_queue_and_the_next_firing_are_told(tmp_path: Path) -> None:
+    shell, store = opened(tmp_path)
+    add(store, outcome="kept", by="retrain")
+    with HTTPServer(("127.0.0.1", 0), Runs) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        found = health(shell, "tiny", code=1, PREFECT_API_URL=url)
+        server.shutdown()
+    assert found["prefect"] == {"url": url, "next": "2099-01-01T03:00:00Z", "running": 1, "waiting": 1, "late": 1}
+    assert found["problems"] == [
+        "prefect: 1 runs should have begun, the first at 2026-01-01T00:00:00Z: does a worker run?"
+    ]
