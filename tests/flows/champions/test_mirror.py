@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FIRST, SECOND, THIRD = (f"sha256:{digit * 64}" for digit in "abc")
 REGISTERED = "my-tiny-0d9c773b"
 """The name of the model of recipe my/tiny."""
-COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
+COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True, 40, 1e-4)
 
 
 def crown(store: Store, number: int, artifact: str) -> None:
