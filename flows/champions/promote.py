@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trnflow.flows.champions.budget import next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.scoring import Scored, score
@@ -18,7 +19,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.bootstrap import LEAST_ROWS, Comparison, compare_scores, score_of
+from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, least_rows, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
@@ -124,7 +125,7 @@ class _Judging:
                 ours = ours or score(self.context, self.challenger, self.frozen.artifact, self.log)
             if verdict is None:
                 assert ours is not None and ledger.champion is not None
-                comparison = self._compare(ledger.champion, ours)
+                comparison = self._compare(ledger, ledger.champion, ours)
                 verdict = _Verdict(comparison.is_better, describe(comparison), comparison)
             titles = ledger.stands["champions"]
             if self.training is None and titles and titles[0]["artifact"] == digest:
@@ -145,8 +146,8 @@ class _Judging:
                     self.froze, verdict.why, entry["n"],
                 )  # fmt: skip
 
-    def _compare(self, champion: Entry, ours: Scored) -> Comparison:
-        """Score the champion, and compare it with the challenger. Raises DataError."""
+    def _compare(self, ledger: Ledger, champion: Entry, ours: Scored) -> Comparison:
+        """Score the champion, and compare it with the challenger at what is left of the year's budget. Raises DataError."""
         recipe, store = self.context.recipe, self.context.store
         holder = of_champion(store, champion)
         task, other = holder.artifact.meta["task"], self.challenger.artifact.meta["task"]
@@ -164,7 +165,13 @@ class _Judging:
                 store.link_files(scored.artifact, work / side) / "scores.parquet"
                 for side, scored in (("champion", theirs), ("challenger", ours))
             )
-            return compare_scores(theirs_at, ours_at, task, recipe.promote)
+            metric = score_of(recipe.promote, task).name
+            rows = self.frozen.artifact.digest
+            look = next_look(
+                recipe.promote, ledger, (self.challenger.artifact.digest, champion["champion"], rows, metric)
+            )
+            found = compare_scores(theirs_at, ours_at, task, recipe.promote, look.alpha or recipe.promote.alpha)
+            return found._replace(alpha=look.alpha, spent=look.spent, is_better=found.is_better and look.alpha > 0)
 
     def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:
         """Return the decision as an entry of the ledger."""
@@ -253,11 +260,15 @@ def _kept(store: Store, digest: str | None) -> str | None:
 def describe(pair: Comparison) -> str:
     """Return one sentence about a comparison."""
     word = "better" if pair.is_better else "not surely better"
-    word += f" ({LEAST_ROWS} rows are the least that can tell)" if pair.rows < LEAST_ROWS else ""
+    if not pair.alpha:
+        word += " (the year's budget of judgements is spent: see promote.looks_per_year)"
+    elif pair.differing < least_rows(pair.alpha):
+        word += f" ({pair.differing} rows are judged differently, {least_rows(pair.alpha)} are the least that can tell)"
     less = ", less is better" if is_less_better(pair.metric) else ""
     return (
         f"{word} than the champion on {pair.rows} frozen rows: {pair.metric} {pair.challenger:.4g} against "
-        f"{pair.champion:.4g}{less}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}"
+        f"{pair.champion:.4g}{less}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}; "
+        f"{pair.spent:.1%} of the year's budget spent"
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trnflow.flows.champions.frozen_rows import other_model
+from trnflow.flows.champions.budget import promise
+from trnflow.flows.champions.frozen_rows import newest_frozen, other_model
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, print_error
 from trnflow.flows.display import report
@@ -73,9 +75,15 @@ def _refusal(found: Plan) -> TrnflowError | None:
 
 
 def _notes(context: RunContext, plan: Plan) -> list[str]:
-    """Return a plan's notes, and that a retrain made a model which a run would not find."""
-    other = other_model(context.recipe, context.store, plan)
-    return [*plan.notes, *([other] if other else [])]
+    """Return a plan's notes, that a retrain made a model which a run would not find, and which gain can win."""
+    recipe, store = context.recipe, context.store
+    with suppress(BlobLost):
+        frozen = newest_frozen(recipe, store)
+        return [
+            *plan.notes,
+            *filter(None, [other_model(recipe, store, plan), frozen and promise(recipe, frozen.artifact.meta["rows"])]),
+        ]
+    return [*plan.notes]
 
 
 def _plan_json(step: Step, price_per_hour: float) -> Meta:

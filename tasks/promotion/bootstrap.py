@@ -1,12 +1,13 @@
-"""Compare two models on the same rows: the difference of a metric, and its interval by the paired bootstrap.
+"""Compare two models on the same rows: the difference of a metric, and its interval at the level of one judgement.
 
-Each resample draws frozen rows with replacement, the same for both models, each row with all its examples.
+Accuracy: the exact sign test on the rows that the models judge differently. Other metrics: the paired bootstrap, which
+draws frozen rows with replacement, the same for both models, each row with all its examples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from trnflow.tasks.evaluation.forward import Predictions
+
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
-Resampled = Callable[["Ints | slice"], float]
-"""Computes a model's metric on some examples: their numbers, repeated as often as they were drawn."""
+DIFFERING = 0.06
+"""The share of rows that two similar models are assumed to judge differently, to say which gain can win."""
+POWER = 0.8
+"""The chance with which that gain wins in one judgement."""
+TAIL = 20
+"""Resamples that are meant to lie beyond the interval's end: with fewer the end is too uncertain."""
+BLOCK = 1 << 17
+"""Drawn values that are held at once; bounds memory."""
 
 
 class Comparison(NamedTuple):
@@ -33,9 +42,11 @@ class Comparison(NamedTuple):
 
     Attributes:
         difference: Positive when the challenger is better.
-        low, high: Ends of the two-sided bootstrap interval of the difference.
+        low, high: Ends of the interval of the difference; chance alone passes either end with probability `alpha`.
         rows: Number of frozen rows.
-        is_better: Whether `low` exceeds `promote.margin`, with at least LEAST_ROWS.
+        is_better: Whether `low` exceeds `promote.margin`, with enough rows judged differently (`least_rows`).
+        differing: Number of rows that the models judge differently.
+        spent: The share of the year's budget that is spent, this judgement included.
     """
 
     metric: str
@@ -46,6 +57,9 @@ class Comparison(NamedTuple):
     high: float
     rows: int
     is_better: bool
+    differing: int
+    alpha: float
+    spent: float = 0.0
 
     def to_json(self) -> Meta:
         return self._asdict()
@@ -63,40 +77,190 @@ def score_of(config: PromoteConfig, task: str) -> Score:
     return chosen[0]
 
 
-# with fewer rows the interval is too narrow, and noise wins more often than promised: no model is surely better
-LEAST_ROWS = 30
+def least_rows(alpha: float) -> int:
+    """Return how many rows must be judged differently before a challenger that wins all of them can win."""
+    return math.ceil(-math.log2(alpha))
 
 
-def compare_scores(champion: Path, challenger: Path, task: str, config: PromoteConfig) -> Comparison:
-    """Compare two models by their scores on the same frozen rows. champion, challenger: their `scores.parquet`.
+def sign_test(wins: int, differing: int, rows: int, alpha: float) -> tuple[float, float]:
+    """Return the exact interval of the difference of accuracy. wins: of the differing rows, those that the challenger has
+    right."""
+    from scipy.stats import binomtest
+
+    if not differing:
+        return 0.0, 0.0
+    ends = binomtest(wins, differing).proportion_ci(1.0 - 2.0 * alpha, "exact")
+    low, high = (float(2.0 * end - 1.0) * differing / rows for end in ends)
+    return low, high
+
+
+def smallest_gain(rows: int, alpha: float, margin: float = 0.0) -> float | None:
+    """Return the gain of accuracy that wins a judgement with probability POWER, None where no gain can win.
+
+    The models are assumed to judge DIFFERING of the rows differently.
+    """
+    from scipy.special import betaincinv
+    from scipy.stats import binom
+
+    differing = round(rows * DIFFERING)
+    least = (margin * rows / differing + 1.0) / 2.0 if differing else 1.0
+    needed = int(binom.isf(alpha, differing, least)) + 1 if least < 1.0 else differing + 1
+    if needed > differing:
+        return None
+    return float(2.0 * betaincinv(needed, differing - needed + 1, POWER) - 1.0) * differing / rows
+
+
+def compare_scores(champion: Path, challenger: Path, task: str, config: PromoteConfig, alpha: float) -> Comparison:
+    """Compare two models by their scores on the same frozen rows. champion, challenger: their `scores.parquet`; alpha: the
+    probability with which chance may win.
 
     Raises:
         DataError: The files have examples of different rows.
         ConfigError: `promote.metric` is of another task.
     """
     import numpy as np
+    import pyarrow.parquet as pq
 
     score = score_of(config, task)
-    (first, sources), (second, others) = (_resampled(path, score) for path in (champion, challenger))
     # two chat templates may make different numbers of examples of a row: each model is scored on its own
-    (rows, drawn_first), (rows_of_second, drawn_second) = _clusters(sources), _clusters(others)
-    if not np.array_equal(np.unique(sources), np.unique(others)):
-        same = " other ones" if rows == rows_of_second else ""
+    sides = [pq.read_table(path).sort_by(FROZEN_ROW) for path in (champion, challenger)]
+    first, second = (np.unique(side.column(FROZEN_ROW).to_numpy()) for side in sides)
+    if not np.array_equal(first, second):
+        same = " other ones" if len(first) == len(second) else ""
         raise DataError(
-            f"the champion has scores of {rows} frozen rows, the challenger of {rows_of_second}{same}: they can't be paired",
+            f"the champion has scores of {len(first)} frozen rows, the challenger of {len(second)}{same}: they can't be paired",
             "`trnflow freeze` the recipe again with rows that both models can read",
         )
     sign = -1.0 if score.less_is_better else 1.0
-    draw = np.random.default_rng(config.seed)
-    differences = np.empty(config.resamples)
-    for number in range(config.resamples):
-        drawn = draw.integers(0, rows, rows)
-        differences[number] = sign * (second(drawn_second(drawn)) - first(drawn_first(drawn)))
-    tail = (1.0 - config.confidence) / 2.0
-    low, high = (float(value) for value in np.quantile(differences, [tail, 1.0 - tail]))
-    values = first(slice(None)), second(slice(None))
-    is_better = low > config.margin and rows >= LEAST_ROWS
-    return Comparison(score.name, *values, sign * (values[1] - values[0]), low, high, rows, is_better)
+    pair = _pair(score, *sides)
+    differing, values = int(pair.differs.sum()), pair.values
+    if score.name == "accuracy":
+        wins = (differing + round((values[1] - values[0]) * len(first))) // 2
+        low, high = sign_test(wins, differing, len(first), alpha)
+    else:
+        resamples = max(config.resamples, math.ceil(TAIL / alpha))
+        draw = np.random.default_rng(config.seed)
+        blocks = [min(pair.block, resamples - start) for start in range(0, resamples, pair.block)]
+        differences = sign * np.concatenate([pair.resample(draw, size) for size in blocks])
+        low, high = (float(value) for value in np.quantile(differences, [alpha, 1.0 - alpha]))
+    is_better = low > config.margin and differing >= least_rows(alpha)
+    difference = sign * (values[1] - values[0])
+    return Comparison(score.name, *values, difference, low, high, len(first), is_better, differing, alpha)
+
+
+class _Pair(NamedTuple):
+    """Two models on the same rows.
+
+    Attributes:
+        values: The metric of the champion and of the challenger.
+        differs: bool [rows]: which rows the two judge differently.
+        resample: (generator, how many) -> the challenger's metric less the champion's, of as many resamples.
+        block: How many resamples are drawn at once.
+    """
+
+    values: tuple[float, float]
+    differs: NDArray[np.bool_]
+    resample: Callable[[np.random.Generator, int], Floats]
+    block: int
+
+
+def _pair(score: Score, champion: pa.Table, challenger: pa.Table) -> _Pair:
+    if score.of_matrices is not None:
+        return _of_matrices(score.of_matrices, champion, challenger)
+    return (_of_sums if score.ratio is not None else _of_function)(score, (champion, challenger))
+
+
+def _of_matrices(function: Callable[[Matrices], Floats], champion: pa.Table, challenger: pa.Table) -> _Pair:
+    import numpy as np
+
+    # a classifier has one example of each row
+    texts = [champion.column("label"), champion.column("predicted"), challenger.column("predicted")]
+    columns = np.array([column.to_pylist() for column in texts])
+    names, numbers = np.unique(columns, return_inverse=True)
+    classes, (label, first, second) = len(names), numbers.reshape(columns.shape)
+    kinds, counts = np.unique(np.stack([label * classes + first, label * classes + second]), axis=1, return_counts=True)
+
+    def metric(drawn: Ints, cells: Ints) -> Floats:
+        # adds the kinds of rows that fall in the same cell
+        order = np.argsort(cells, kind="stable")
+        present, starts = np.unique(cells[order], return_index=True)
+        matrices = np.zeros((len(drawn), classes * classes), np.int64)
+        matrices[:, present] = np.add.reduceat(drawn[:, order], starts, axis=1)
+        return function(Matrices(matrices.reshape(-1, classes, classes)))
+
+    def resample(draw: np.random.Generator, size: int) -> Floats:
+        # drawing from a multinomial distribution is the same as drawing rows with replacement
+        drawn = draw.multinomial(len(label), counts / len(label), size)
+        difference: Floats = metric(drawn, kinds[1]) - metric(drawn, kinds[0])
+        return difference
+
+    values = (float(metric(counts[None], kinds[0])[0]), float(metric(counts[None], kinds[1])[0]))
+    return _Pair(values, first != second, resample, max(BLOCK // (len(counts) + classes * classes), 1))
+
+
+def _of_sums(score: Score, tables: Sequence[pa.Table]) -> _Pair:
+    import numpy as np
+
+    assert score.ratio is not None
+    # examples of one row, such as turns of a conversation, are not independent: their sums are drawn together
+    rows = [np.unique(table.column(FROZEN_ROW).to_numpy(), return_inverse=True)[1] for table in tables]
+    parts = [
+        np.bincount(row, part)
+        for table, row in zip(tables, rows, strict=True)
+        for part in score.ratio(_examples(table))
+    ]
+
+    def ratios(total: Sequence[Floats]) -> tuple[Floats, Floats]:
+        return total[0] / np.maximum(total[1], 1), total[2] / np.maximum(total[3], 1)
+
+    def resample(draw: np.random.Generator, size: int) -> Floats:
+        drawn = draw.integers(0, len(parts[0]), (size, len(parts[0])), np.int32)
+        first, second = ratios([part[drawn].sum(axis=1) for part in parts])
+        return second - first
+
+    first, second = ratios([part.sum() for part in parts])
+    return _Pair((float(first), float(second)), parts[0] != parts[2], resample, max(BLOCK // len(parts[0]), 1))
+
+
+def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:
+    """Resample a metric that is only a function: slow, one call for each resample and model."""
+    import numpy as np
+
+    (rows, of_first), (_, of_second) = (_clusters(table.column(FROZEN_ROW).to_numpy()) for table in tables)
+    first, second = map(_examples, tables)
+
+    def metric(side: Predictions | RowSums, examples: Ints | slice) -> float:
+        columns: list[Any] = [column[examples] for column in side if isinstance(column, np.ndarray)]
+        drawn: Any = (
+            RowSums._make([*columns, columns[0].sum()]) if isinstance(side, RowSums) else type(side)._make(columns)
+        )
+        value = score(drawn)
+        return math.nan if value is None else value
+
+    def resample(draw: np.random.Generator, size: int) -> Floats:
+        drawn = draw.integers(0, rows, (size, rows))
+        return np.array([metric(second, of_second(row)) - metric(first, of_first(row)) for row in drawn])
+
+    named = [table.column("predicted").to_numpy() for table in tables if "predicted" in table.column_names]
+    differs = named[0] != named[1] if named else np.ones(rows, np.bool_)
+    values = metric(first, slice(None)), metric(second, slice(None))
+    return _Pair(values, differs, resample, max(BLOCK // rows, 1))
+
+
+def _examples(table: pa.Table) -> Predictions | RowSums:
+    """Return a model's scores as the metrics' functions read them."""
+    import numpy as np
+
+    from trnflow.tasks.evaluation.forward import Predictions
+
+    if "label" not in table.column_names:
+        nll, tokens, size = (table.column(name).to_numpy() for name in ("nll", "tokens", "bytes"))
+        return RowSums(nll, tokens, size, float(nll.sum()))
+    names = np.array([table.column(name).to_pylist() for name in ("label", "predicted")])
+    expected, predicted = np.unique(names, return_inverse=True)[1].reshape(names.shape)
+    # frozen rows have no probabilities: no class has a column
+    probabilities = np.empty((len(expected), 0), np.float32)
+    return Predictions(expected, predicted, probabilities, table.column("loss").to_numpy())
 
 
 def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
@@ -114,57 +278,3 @@ def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:
         return found
 
     return len(sizes), examples_of
-
-
-def _resampled(scores: Path, score: Score) -> tuple[Resampled, Ints]:
-    """Return a function that computes the metric of drawn examples, and the frozen row of each example."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(scores)
-    sources = table.column(FROZEN_ROW).to_numpy()
-    return (_of_classes if "label" in table.column_names else _of_sums)(table, score), sources
-
-
-def _of_classes(table: pa.Table, score: Score) -> Resampled:
-    import numpy as np
-
-    from trnflow.tasks.evaluation.forward import Predictions
-
-    labels, guesses = (table.column(name).to_pylist() for name in ("label", "predicted"))
-    place = {name: number for number, name in enumerate(sorted({*labels, *guesses}))}
-    expected, predicted = (np.array([place[name] for name in names], np.int64) for names in (labels, guesses))
-    if score.of_matrices is not None:
-        return _from_confusion(expected * len(place) + predicted, len(place), score.of_matrices)
-    # frozen rows have no probabilities: no class has a column
-    found = Predictions(expected, predicted, np.empty((len(expected), 0), np.float32), table.column("loss").to_numpy())
-    return _of_rows(score, lambda rows: Predictions._make(column[rows] for column in found), found)
-
-
-def _of_sums(table: pa.Table, score: Score) -> Resampled:
-    nll, tokens, size = (table.column(name).to_numpy() for name in ("nll", "tokens", "bytes"))
-    found = RowSums(nll, tokens, size, float(nll.sum()))
-    return _of_rows(score, lambda rows: RowSums(nll[rows], tokens[rows], size[rows], float(nll[rows].sum())), found)
-
-
-def _of_rows(score: Score, drawn: Callable[[Ints | slice], Any], found: Any) -> Resampled:
-    """Return a function of drawn examples. drawn: makes the rows that the metric's function reads."""
-    if score.ratio is not None:
-        over, under = score.ratio(found)
-        return lambda rows: float(over[rows].sum() / max(int(under[rows].sum()), 1))
-
-    def value(rows: Ints | slice) -> float:
-        result = score(drawn(rows))
-        return math.nan if result is None else result
-
-    return value
-
-
-def _from_confusion(cells: Ints, classes: int, function: Callable[[Matrices], Floats]) -> Resampled:
-    """Return a function of drawn examples. cells: true class * classes + predicted class of each example."""
-    import numpy as np
-
-    def value(rows: Ints | slice) -> float:
-        counts = np.bincount(cells[rows], minlength=classes * classes).reshape(1, classes, classes)
-        return float(function(Matrices(counts))[0])
-
-    return value

@@ -24,17 +24,21 @@ WITH_COLUMN = ("label_share", "longest", "lengths")
 
 
 class PromoteConfig(StageConfig):
-    """When a challenger replaces the champion: the lower end of the bootstrap interval of the difference must exceed
-    `margin`, and at least 30 frozen rows must have been compared."""
+    """When a challenger replaces the champion: the lower end of the interval of the difference must exceed `margin`, and
+    enough frozen rows must be judged differently that chance would rarely let it win them all."""
 
     metric: Metric | None = None
     """The metric by which two models are compared. Default: weighted F1 for classification, bits per byte for language models."""
     margin: NonNegative = 0.0
     """The amount by which the challenger must surely be better, in units of the metric."""
-    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
-    """The confidence of the two-sided bootstrap interval."""
-    resamples: Annotated[int, Field(ge=100, le=100_000)] = 2000
-    """The number of bootstrap resamples."""
+    confidence: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.95
+    """The probability that in a year of judgements no challenger is promoted by chance alone."""
+    looks_per_year: Annotated[int, Field(ge=1, le=10_000)] = 365
+    """The number of judgements that share the year's 1 - `confidence`: 365 for a retrain each night, 12 for one each month.
+    When they are used up, no challenger is promoted until the oldest is a year old."""
+    resamples: Annotated[int, Field(ge=100, le=10_000_000)] = 2000
+    """The least number of bootstrap resamples. At least 20 are drawn for each that may lie beyond the interval's end: 146,000
+    with the defaults. Accuracy needs none."""
     frozen_days: Positive = 180.0
     """The age in days from which `trnflow champions` says that the frozen rows are old."""
     keep_models: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -42,6 +46,11 @@ class PromoteConfig(StageConfig):
     judged, promoted or not. The champion's run is kept besides. Counts when a model is judged."""
     seed: Seed = 0
     """The seed of the bootstrap."""
+
+    @property
+    def alpha(self) -> float:
+        """The probability with which chance may win one judgement."""
+        return (1.0 - self.confidence) / self.looks_per_year
 
 
 class CheckConfig(StageConfig):

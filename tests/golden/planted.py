@@ -152,7 +152,7 @@ FAULTS = [
     Fault("promotion: the margin does not count", "tasks/promotion/bootstrap.py",
           "is_better = low > config.margin and", "is_better = low > 0 and", "promotion/test_bootstrap.py"),
     Fault("promotion: few rows are enough", "tasks/promotion/bootstrap.py",
-          "rows >= LEAST_ROWS", "rows >= 1", "promotion/test_bootstrap.py"),
+          "differing >= least_rows(alpha)", "differing >= 1", "promotion/test_bootstrap.py"),
     Fault("retrain: a check of few rows stops it by chance", "flows/retraining/checks.py",
           "or measured.by_chance", "", "flows/retraining/test_checks.py"),
     Fault("retrain: a growing file counts as changed", "flows/retraining/watch.py",

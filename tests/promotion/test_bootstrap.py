@@ -13,10 +13,16 @@ import pytest
 from numpy.typing import NDArray
 
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, score_of
+from trnflow.tasks.promotion.bootstrap import Comparison, least_rows, score_of, sign_test, smallest_gain
+from trnflow.tasks.promotion.bootstrap import compare_scores as compare_at
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 LABELS = ["anger", "joy", "sad"]
+ALPHA = 0.025  # one tail of an interval of 95 %
+
+
+def compare_scores(first: Path, second: Path, task: str, config: PromoteConfig, alpha: float = ALPHA) -> Comparison:
+    return compare_at(first, second, task, config, alpha)
 
 
 def classes(path: Path, predicted: NDArray[Any], truth: NDArray[Any]) -> Path:
@@ -64,7 +70,7 @@ def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> N
     draw = np.random.default_rng(1)
     first, second = answers(draw, truth, 0.7), answers(draw, truth, 0.8)
     paths = classes(tmp_path / "a", first, truth), classes(tmp_path / "b", second, truth)
-    found = compare_scores(*paths, "classification", PromoteConfig(metric="accuracy", resamples=5000))
+    found = compare_scores(*paths, "classification", PromoteConfig(metric="loss", resamples=5000))
     right = (first == truth).astype(float), (second == truth).astype(float)
     theirs = bootstrap(
         right, lambda a, b, axis: (b - a).mean(axis=axis), paired=True, method="percentile", n_resamples=5000, rng=3
@@ -72,12 +78,34 @@ def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> N
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
 
 
-@pytest.mark.parametrize(("rows", "is_better"), [(29, False), (30, True)])
-def test_few_rows_are_not_enough(tmp_path: Path, truth: NDArray[Any], rows: int, is_better: bool) -> None:
+@pytest.mark.parametrize("metric", ["accuracy", "f1_weighted", "loss"])
+@pytest.mark.parametrize(("rows", "is_better"), [(12, False), (13, True)])
+def test_few_rows_are_not_enough(tmp_path: Path, truth: NDArray[Any], rows: int, is_better: bool, metric: str) -> None:
     wrong = np.full(rows, "none")
     paths = classes(tmp_path / "a", wrong, truth[:rows]), classes(tmp_path / "b", truth[:rows], truth[:rows])
-    found = compare_scores(*paths, "classification", PromoteConfig(metric="accuracy", resamples=100))
-    assert (found.low, found.is_better) == (1.0, is_better)
+    config = PromoteConfig(metric=metric)
+    found = compare_scores(*paths, "classification", config, config.alpha)
+    assert (found.differing, found.is_better) == (rows, is_better)
+    assert least_rows(config.alpha) == 13
+
+
+def test_the_sign_test_is_exact() -> None:
+    """By the sum of the binomial distribution: the interval's end passes 0 where the tail passes alpha."""
+    for differing in (13, 18, 60, 120):
+        for wins in range(differing + 1):
+            tail = sum(math.comb(differing, more) for more in range(wins, differing + 1)) / 2**differing
+            low, high = sign_test(wins, differing, 2000, ALPHA / 50)
+            assert (low > 0) == (tail < ALPHA / 50)
+            assert low <= (2 * wins - differing) / 2000 <= high
+
+
+def test_the_smallest_gain_is_that_of_the_binomial_distribution() -> None:
+    alpha = PromoteConfig().alpha
+    gains = [smallest_gain(rows, alpha) for rows in (300, 500, 1000, 2000)]
+    assert [round(100 * gain, 1) for gain in gains if gain] == [5.4, 4.7, 3.4, 2.5]
+    assert smallest_gain(200, alpha) is None and smallest_gain(0, alpha) is None
+    with_margin = smallest_gain(2000, alpha, 0.01)
+    assert with_margin is not None and with_margin > 0.03 and smallest_gain(2000, alpha, 0.06) is None
 
 
 def test_of_200_challengers_that_differ_by_noise_at_most_five_percent_win(tmp_path: Path, truth: NDArray[Any]) -> None:
@@ -163,7 +191,8 @@ def test_a_clear_difference_wins_and_margin_and_confidence_raise_the_bar(tmp_pat
     assert found() == found()
     assert found(seed=1) != found()
     assert not found(margin=0.2).is_better
-    assert found(confidence=0.999).low < found().low
+    assert found(metric="accuracy", margin=0.2).low == found(metric="accuracy").low
+    assert compare_scores(*paths, "classification", PromoteConfig(), 0.0005).low < found().low
     assert not compare_scores(*paths[::-1], "classification", PromoteConfig()).is_better
 
 

@@ -39,6 +39,7 @@ def add_commands(sub: Any, recipe: ArgumentParser, store: ArgumentParser) -> Non
 
 def freeze(options: Namespace) -> int:
     """Freeze the test rows of a recipe's present data, and print their number. Runs `load_data` if it is not cached."""
+    from trnflow.flows.champions.budget import promise
     from trnflow.flows.champions.frozen_rows import freeze as freeze_test_rows
 
     context = open_context(options.recipe, options.overrides, offline=options.offline)
@@ -47,7 +48,13 @@ def freeze(options: Namespace) -> int:
         frozen = freeze_test_rows(context, EventLog(progress))
     found = frozen.to_json()
     where = f"{recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})"
-    emit(options, {"recipe": recipe.name, **found}, f"froze {found['rows']} test rows of {where}")
+    said = promise(recipe, found["rows"])
+    emit(
+        options,
+        {"recipe": recipe.name, **found, "promise": said},
+        f"froze {found['rows']} test rows of {where}",
+        *filter(None, [said]),
+    )
     return 0
 
 

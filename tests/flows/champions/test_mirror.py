@@ -39,7 +39,7 @@ REGISTERED = "my-tiny-0d9c773b"
 FILES = {"MLmodel", "conda.yaml", "input_example.json", "python_env.yaml", "requirements.txt", "stored_model.py"} | {
     "serving_input_example.json"
 }
-COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True)
+COMPARED = Comparison("f1_weighted", 0.8, 0.9, 0.1, 0.05, 0.15, 200, True, 40, 1e-4)
 
 
 def crown(store: Store, number: int, artifact: str) -> None:
