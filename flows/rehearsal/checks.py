@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from trnflow.flows.finetune import ROLES, remarks_of_columns
 from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ModelError, StoreError
 from trnflow.tasks.store import Store
@@ -14,9 +15,6 @@ from trnflow.tasks.store import Store
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta
     from trnflow.tasks.training.memory.estimate import Memory
-
-STATE = 1.5
-"""Bytes of a checkpoint for each byte of AdamW's two moments: the fp32 weights are saved beside them."""
 
 
 def remarks_of(recipe: Recipe, sampled: Artifact) -> Iterator[str]:
@@ -48,14 +46,10 @@ def remarks_of_texts(recipe: Recipe, texts: Artifact, tokens: Artifact) -> Itera
 def check_disk(recipe: Recipe, store: Store, memory: Memory | None, parameters: int) -> None:
     """Raise StoreError unless checkpoints, the published model and its export fit on the store's disk; the least that
     they take, by the traced memory."""
-    training = recipe.training
-    sharded = training.devices if training.fsdp or training.zero1 else training.tensor_parallel_size
-    state = int(STATE * memory.optimizer * sharded) if memory else 0
     width = 4 if recipe.consolidate.dtype == "float32" else 2
-    # a store elsewhere takes the states; the home's disk holds one at a time
-    kept = training.keep_checkpoints if store.backend.local else 1
+    states = checkpoint_bytes(recipe.training, store, memory) if memory else 0
     try:
-        store.check_space(kept * state + 2 * width * parameters, int(recipe.store.min_free_gb * 1e9))
+        store.check_space(states + 2 * width * parameters, int(recipe.store.min_free_gb * 1e9))
     except StoreError as error:
         error.message = error.message.replace("this stage needs", "checkpoints, model and export need")
         error.args, error.stage = (error.message,), ROLES["training"]

@@ -16,6 +16,7 @@ from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlo
 from trnflow.flows.runner.claim import Turn, describe_maker
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.job import stage_job
+from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
 from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.run_log import say
@@ -32,6 +33,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Lease, LeaseLost
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.redaction import scrub
+from trnflow.tasks.training.memory.estimate import Memory
 
 
 def find_result(step: Step, context: RunContext, note: Callable[[str], None]) -> Stored | None:
@@ -115,6 +117,17 @@ class _Attempt:
         why = f"made meanwhile by {describe_maker(self.store, self.name, self.key)}"
         return Stored(stored.artifact, "hit", why, 0.0, stored.figures)
 
+    def _expected_bytes(self) -> int:
+        """Return what the stage may write: twice the size of its input artifacts, a rough guess; of training that begins,
+        at least its checkpoints."""
+        expected = 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))
+        graphs = next((step.artifact for step in self.before if step.node.stage.role == "graphs"), None)
+        memory = graphs.meta["memory"] if graphs else None
+        if self.stage.role != "training" or memory is None or self.store.partial(self.key).steps():
+            return expected
+        states = checkpoint_bytes(self.context.recipe.training, self.store, Memory.from_json(memory))
+        return max(expected, states)
+
     def make(self, lease: Lease) -> Stored:
         settings = keyed_params(self.step.config)
         report = self.context.log.stage(self.name, key=self.key, attempt=lease.attempt, settings=settings)
@@ -125,9 +138,7 @@ class _Attempt:
             say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document))
             journal["document"] = self.document
         with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
-            # what the stage may write: twice the size of its input artifacts, a rough guess
-            expected = 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))
-            self.store.check_space(expected, int(self.context.recipe.store.min_free_gb * 1e9))
+            self.store.check_space(self._expected_bytes(), int(self.context.recipe.store.min_free_gb * 1e9))
             meta = self._run(work, journal, self._hearing(report, journal, lease))
             self._refuse_changed_inputs()
             artifact = self.store.ingest(work / "out", self.stage.kind, meta)

@@ -23,6 +23,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.pack.packers import ALIGN
 from trnflow.tasks.errors import MachineError, ModelError, ProcessFailed, TrnflowError
 from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.store import Store
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import known_memory
 from trnflow.tasks.training.memory.estimate import Memory, check_memory, gib
@@ -30,6 +31,9 @@ from trnflow.tasks.training.memory.trace_process import Traced, trace_in_process
 
 ROW_FIELDS = ("task", "lengths", "labels", "vocab_size", "pad_id", "bos_id", "eos_id")
 """The metadata of packed rows on which the measured memory depends."""
+
+STATE = 1.5
+"""Bytes of a checkpoint for each byte of AdamW's two moments: the fp32 weights are saved beside them."""
 
 UNTRACED = "not traced yet: `plan --trace` traces it, and `run` does before it runs a data stage"
 
@@ -149,6 +153,14 @@ def refuse_what_cannot_fit(recipe: Recipe, plan: Plan, environ: Mapping[str, str
     report = report_memory(recipe, plan, partial(trace_in_process, environ=environ, preload=preload))
     if report.error is not None:
         raise report.error
+
+
+def checkpoint_bytes(config: TrainConfig, store: Store, memory: Memory) -> int:
+    """Return the least that the checkpoints which training keeps take on the store's disk, or the home's."""
+    sharded = config.devices if config.fsdp or config.zero1 else config.tensor_parallel_size
+    # a store elsewhere takes the states; the home's disk holds one at a time
+    kept = config.keep_checkpoints if store.backend.local else 1
+    return kept * int(STATE * memory.optimizer * sharded)
 
 
 def fit_to_machine(recipe: Recipe, model: Source, memo: Memo, trace: Trace | None) -> Recipe:

@@ -45,6 +45,8 @@ HEAVY = {
     "torch": ("torch",),
     "transformers": ("transformers.modeling_utils",),
     "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
+    "scikit-learn": ("sklearn.metrics",),
+    "matplotlib": ("matplotlib.backends.backend_agg", "matplotlib.figure"),
 }
 """{distribution: modules to import for a stage that uses it}"""
 

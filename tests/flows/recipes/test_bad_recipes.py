@@ -169,7 +169,7 @@ def test_a_models_config_that_is_no_json_object_is_named(tmp_path: Path, text: s
 
 def test_suggested_commands_can_be_pasted(trnflow: Shell) -> None:
     """The fix names the recipe's file and the overrides as they were given, quoted: what it says, done, is the fix."""
-    (trnflow.folder / "my own.yaml").write_text("extends: mine.yaml\n")
+    (trnflow.folder / "my own.yaml").write_text("extends: mine.yaml\nname: mine\n")
     given = ["my own.yaml", "data.source=rows", "format.separator=' - '"]
     said = trnflow.error("get", given[0], "load_data", "dest", *given[1:], code=2)
     command = shlex.split(said.partition("fix: `")[2].partition("`")[0])

@@ -54,3 +54,13 @@ def test_a_planted_fault_breaks_a_real_run(folder: Path, name: str) -> None:
 def test_every_kind_has_a_variant() -> None:
     assert {fault.number for fault in FAULTS.values()} == {*range(1, 31)}
     assert len(FAULTS) >= 60
+
+
+@pytest.mark.slow
+def test_a_disk_too_small_for_checkpoints_stops_a_run_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
+    error, seconds = ran(tmp_path, FAULTS["a disk too small"])
+    assert "free on the disk" in str(error) and seconds == 0.0
