@@ -52,7 +52,7 @@ def plan(options: Namespace) -> int:
     if error is not None:
         complete(error, options)
     price = recipe.price_per_hour
-    notes = _notes(context, found)
+    notes = [*_notes(context, found), *_promise(context)]
     document = {
         "recipe": recipe.name,
         "stages": [_plan_json(step, price) for step in steps],
@@ -75,15 +75,18 @@ def _refusal(found: Plan) -> TrnflowError | None:
 
 
 def _notes(context: RunContext, plan: Plan) -> list[str]:
-    """Return a plan's notes, that a retrain made a model which a run would not find, and which gain can win."""
-    recipe, store = context.recipe, context.store
+    """Return a plan's notes, and that a retrain made a model which a run would not find."""
+    other = other_model(context.recipe, context.store, plan)
+    return [*plan.notes, *([other] if other else [])]
+
+
+def _promise(context: RunContext) -> list[str]:
+    """Return the note on the smallest gain that can win on the newest frozen rows, if there are any."""
     with suppress(BlobLost):
-        frozen = newest_frozen(recipe, store)
-        return [
-            *plan.notes,
-            *filter(None, [other_model(recipe, store, plan), frozen and promise(recipe, frozen.artifact.meta["rows"])]),
-        ]
-    return [*plan.notes]
+        frozen = newest_frozen(context.recipe, context.store)
+        sentence = promise(context.recipe, frozen.artifact.meta["rows"]) if frozen else ""
+        return [sentence] if sentence else []
+    return []
 
 
 def _plan_json(step: Step, price_per_hour: float) -> Meta:

@@ -269,7 +269,8 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     for command in (("show", "tiny.yaml", "consolidate"), ("get", "tiny.yaml", "consolidate", "model")):
         assert tiny.json(*command, *warm)["artifact"] == predicted["model"]
     for command in (("plan", "tiny.yaml"), ("explain", "tiny.yaml", "train")):
-        (note,) = tiny.json(*command, *warm)["notes"]
+        note, *promise = tiny.json(*command, *warm)["notes"]
+        assert [said[:36] for said in promise] == ["160 frozen rows are too few for any "] * (command[0] == "plan")
         assert f"made the model {third['challenger'][:19]}" in note and "without 7 training rows" in note
     assert tiny.json("promote", "tiny.yaml", *warm)["challenger"] == third["challenger"]
     again = retrain(tiny, *warm)
