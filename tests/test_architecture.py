@@ -60,7 +60,8 @@ def test_plumbing_imports_plumbing_alone() -> None:
 
 
 def test_each_heavy_library_has_its_place() -> None:
-    assert all(name.startswith("trnflow.tasks.tracking") for name in users("mlflow"))
+    loggers = ("trnflow.tasks.tracking", "trnflow.tasks.prediction.stored_model")
+    assert all(name.startswith(loggers) for name in users("mlflow"))
     assert all(name.startswith("trnflow.flows.sweeps") for name in users("optuna"))
     places = ("trnflow.tasks.training.xla", "trnflow.tasks.export.lowering", "trnflow.tasks.export.program_runners")
     assert all(name.startswith(places) for name in users("torch_xla"))

@@ -214,7 +214,7 @@ def test_the_page_of_a_run_begins_with_what_was_decided_about_its_model(tiny: In
     first = html.partition('<p class="note">')[2].partition("</p>")[0]
     figures = f"{pair['metric']} {pair['challenger']:.4g} against {pair['champion']:.4g} of champion {champion}"
     assert first.startswith(f"kept: {figures}; difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to ")
-    assert first.endswith(f"; 160 frozen rows of {past[-1]['created'][:10]}")
+    assert f"; 160 frozen rows of {past[-1]['created'][:10]}; budget spent " in first
     promoted = next(entry for entry in past if entry["outcome"] == "promoted" and entry["run"] != kept["run"])
     assert '<p class="note">promoted: ' in Path(tiny.json("report", promoted["run"])["path"]).read_text()
 
@@ -240,7 +240,7 @@ def test_history_tells_all_decisions_newest_first(tiny: InProcessShell) -> None:
     kept = next(one for one in past if one["outcome"] == "kept")
     assert kept["comparison"]["metric"] == "f1_weighted" and kept["challenger"] != kept["champion"] and kept["run"]
     lines = tiny("history", "tiny").stdout.splitlines()
-    assert lines[0].split()[:4] == ["n", "created", "outcome", "by"] and len(lines) == len(past) + 2
+    assert lines[0].split()[:4] == ["n", "created", "outcome", "by"] and len(lines) == len(past) + 3
     assert "nothing happened to models of other" in tiny("history", "other").stdout
     assert tiny.json("history", "other")["history"] == []
 
