@@ -14,6 +14,7 @@ from trnflow.flows.services.prefect_address import configured_url
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.memory import machine_memory
 from trnflow.tasks.system.private_files import is_private
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 
@@ -60,7 +61,7 @@ def _package(name: str) -> Check:
 
 
 def _memory() -> Check:
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    size = machine_memory() / 1e9
     return Check(size >= 4, "memory", f"{size:.0f} GB, {os.cpu_count()} cores", "training needs 4 GB at least")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trnflow.tasks.errors import MissingDependency, ModelError
 from trnflow.tasks.system.gpus import usable_gpus
+from trnflow.tasks.system.memory import machine_memory
 from trnflow.tasks.training.config import TrainConfig
 
 NEURON_PACKAGES = ("libneuronxla", "neuronx-cc", "torch-neuronx")
@@ -56,11 +57,7 @@ def known_memory(config: TrainConfig) -> int | None:
         return int(config.device_memory_gib * 2**30)
     if config.device != "cpu":
         return None
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # the cgroup's limit (v1 or v2), where there is one
-    files = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-    limits = [int(text) for text in map(_line, files) if text.isdecimal()]
-    return min([machine, *limits]) // config.devices
+    return machine_memory() // config.devices
 
 
 def device_memory(config: TrainConfig) -> int | None:

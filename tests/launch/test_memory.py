@@ -10,7 +10,8 @@ from tests.launch import stages
 from trnflow.tasks.errors import MachineError
 from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.local import run_job
-from trnflow.tasks.launch.memory import machine_memory, memory_limit
+from trnflow.tasks.launch.memory import memory_limit
+from trnflow.tasks.system.memory import machine_memory
 
 BEGAN = [pytest.param((), id="started"), pytest.param(("json",), id="forked")]
 
