@@ -81,14 +81,15 @@ class RecipeTree:
         tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
         parsed = [_parse_override(override) for override in overrides]
         notes: list[str] = []
-        chooses, given = False, dict[str, Any]()
+        chooses, given, wanted = False, dict[str, Any](), deepcopy(tree)
+        own = [(setting, value) for setting, value in parsed if setting != ON]
+        for setting, value in own:
+            _merge(wanted, _nested(setting, value), root)
         for setting, value in parsed:
             if setting == ON:
-                notes += _move_to_hardware(value, tree, origins, root)
+                notes += _move_to_hardware(value, tree, origins, root, wanted)
                 chooses = value in hardware.THIS_MACHINE
-        for setting, value in parsed:
-            if setting == ON:
-                continue
+        for setting, value in own:
             place = SettingOrigin(f"{OVERRIDE}{'.'.join(setting)}")
             nested = _nested(setting, value)
             _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
@@ -241,8 +242,12 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     return setting, read_value(value, f"{OVERRIDE}{'.'.join(setting)}")
 
 
-def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel]) -> list[str]:
+def _move_to_hardware(
+    name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel], wanted: dict[str, Any]
+) -> list[str]:
     """Merge `conf/base/hardware/NAME`, or what fits this machine, into a recipe's tree. Return notes for the user.
+
+    wanted: the tree with the user's overrides, for which this machine's hardware is chosen.
 
     Raises ConfigError when there is no such file, or no GPU for `gpu`.
     """
@@ -250,7 +255,7 @@ def _move_to_hardware(name: Any, tree: dict[str, Any], origins: Origins, root: t
     settings: dict[str, Any] = {}
     places: Origins = {}
     if name in (hardware.AUTO, "gpu"):
-        settings, why = hardware.choose_for_this_machine(name, tree)
+        settings, why = hardware.choose_for_this_machine(name, wanted)
         notes.append(why)
         name = "cpu" if settings["train"]["device"] == "cpu" else name
     if not settings or name == "cpu":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.gpus import Usable, usable_gpus
+from trnflow.tasks.system.redaction import fill_variables
 
 AUTO = "auto"
 THIS_MACHINE = (AUTO, "gpu", "cpu")
@@ -23,6 +25,9 @@ CHOSEN = (
     *(LORA_TYPE[0], "export.target", "evaluate.device"),
 )
 """Settings that follow from the machine, unless the recipe has them."""
+
+CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""Environment variables that decide which GPUs a process sees."""
 
 BFLOAT16 = (8, 0)
 """The capability from which GPUs compute in bfloat16."""
@@ -63,8 +68,10 @@ def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
         train.pop(name, None)
 
 
-find_gpus: Callable[[], Usable] = cache(usable_gpus)
-"""Asked once a process: all plans and runs of a command choose alike."""
+@cache  # asked once a process: all plans and runs of a command choose alike
+def find_gpus(**variables: str) -> Usable:
+    """Return the GPUs that a process with these variables, beside this one's, can use for training."""
+    return usable_gpus({**os.environ, **variables})
 
 
 def fixes_hardware(tree: dict[str, Any]) -> bool:
@@ -76,15 +83,24 @@ def fixes_hardware(tree: dict[str, Any]) -> bool:
 def choose_for_this_machine(wanted: str, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return (settings, why, in a line) for this machine: its GPUs, else its processor.
 
-    wanted: of THIS_MACHINE; tree: the recipe's. Raises ConfigError for `gpu` where none is usable.
+    wanted: of THIS_MACHINE; tree: the recipe's. Raises ConfigError for `gpu` where none is usable, and where
+    `launch.environment` names GPUs by an environment variable that is not set.
     """
-    usable = find_gpus() if wanted != "cpu" else Usable(why="--on cpu asks for it")
+    usable = find_gpus(**_cuda_variables(tree)) if wanted != "cpu" else Usable(why="--on cpu asks for it")
     if usable.gpus:
         return _on_gpus(usable, tree)
     if wanted == "gpu":
         raise ConfigError(f"--on gpu: {usable.why}", "use --on cpu, or --on auto, which takes what is there")
     settings = {"hardware": {"name": "this machine"}, "train": {"engine": "native", "device": "cpu", "devices": 1}}
     return settings, f"this machine: trains on the processor, because {usable.why}; engine native"
+
+
+def _cuda_variables(tree: dict[str, Any]) -> dict[str, str]:
+    """Return what `launch.environment` says of CUDA_VARIABLES, filled in."""
+    values = {name: _at(tree, "launch", "environment", name) for name in CUDA_VARIABLES}
+    # what is no text is refused when the recipe is validated
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    return {name: fill_variables(text, f"launch.environment.{name}") for name, text in texts.items()}
 
 
 def _on_gpus(usable: Usable, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -39,11 +39,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(gpus, "NVML", (str(made_up.library(folder)),) if made_up else ())
         monkeypatch.setattr(gpus, "SMI", ())
         monkeypatch.setattr(gpus, "installed_torch", lambda: BUILD)
-        monkeypatch.setattr(hardware, "find_gpus", gpus.usable_gpus)
+        hardware.find_gpus.cache_clear()
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     plant(None)
-    return plant
+    yield plant
+    hardware.find_gpus.cache_clear()
 
 
 @pytest.fixture
@@ -83,6 +84,43 @@ def test_the_global_batch_stays(machine, recipe) -> None:
     chosen = recipe("global_batch: 100")
     assert (chosen.train.devices, chosen.train.global_batch) == (4, 100)
     assert "4 x NVIDIA H100 80GB HBM3" in chosen.machine and "of 8: a global batch of 100" in chosen.machine
+
+
+def test_overrides_beside_on_gpu_decide_what_is_chosen(machine, recipe) -> None:
+    machine(Machine((H100,) * 8))
+    chosen = recipe("global_batch: 32", "on=gpu", "train.global_batch=100", "train.method=lora", "train.micro_batch=5")
+    assert (chosen.train.devices, chosen.train.micro_batch, chosen.consolidate.dtype) == (4, 5, "base")
+
+
+def test_only_the_gpus_that_the_training_process_sees_count(machine, recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(Machine((T4, A10G, A10G)))
+
+    def choice(variables: str, *overrides: str) -> tuple[str, int]:
+        chosen = recipe("global_batch: 32", *overrides, f"launch.environment={variables}")
+        return chosen.hardware.name, chosen.train.devices
+
+    for on in ((), ("on=auto",)):
+        assert choice("{CUDA_VISIBLE_DEVICES: '1'}", *on) == ("NVIDIA A10G", 1)
+        by_address = "{CUDA_VISIBLE_DEVICES: '0', CUDA_DEVICE_ORDER: PCI_BUS_ID}"
+        assert choice(by_address, *on) == ("Tesla T4", 1)
+        assert choice("{CUDA_VISIBLE_DEVICES: ''}", *on) == ("this machine", 1)
+    with pytest.raises(ConfigError, match="--on gpu: CUDA_VISIBLE_DEVICES= hides 1 x Tesla T4, 2 x NVIDIA A10G"):
+        choice("{CUDA_VISIBLE_DEVICES: ''}", "on=gpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("CARDS", "0,1")
+    assert choice("{CUDA_VISIBLE_DEVICES: '${CARDS}'}") == ("2 x NVIDIA A10G", 2)
+    monkeypatch.delenv("CARDS")
+    with pytest.raises(ConfigError, match="launch.environment.CUDA_VISIBLE_DEVICES: the environment variable CARDS"):
+        choice("{CUDA_VISIBLE_DEVICES: '${CARDS}'}")
+
+
+def test_an_amd_gpu_and_wsl_are_named(machine, recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "device").touch()
+    monkeypatch.setattr(gpus, "ROCM", tmp_path / "device")
+    assert "on the processor, because the AMD GPU here needs ROCm, which is not supported" in recipe().machine
+    machine(Machine((A10G,)))
+    monkeypatch.setattr(gpus, "WSL", tmp_path / "device")
+    assert "trains on NVIDIA A10G (22.4 GiB, driver 570.86.15, WSL)" in recipe().machine
 
 
 def test_what_a_recipe_says_stays_and_one_that_fixes_its_hardware_is_left_alone(machine, recipe) -> None:

@@ -23,10 +23,10 @@ def test_a_machine_with_a_gpu_leaves_alone_what_a_processor_has_trained(
     lines = [line for line in RECIPE.splitlines() if not line.startswith(("extends", "export"))]
     (tmp_path / "tiny.yaml").write_text("\n".join([*lines, "export: {target: none}"]))
     write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
-    monkeypatch.setattr(hardware, "find_gpus", lambda: Usable(why="no NVIDIA GPU was found"))
+    monkeypatch.setattr(hardware, "find_gpus", lambda **variables: Usable(why="no NVIDIA GPU was found"))
     assert shell.json("retrain", "tiny.yaml", "--direct")["promoted"]
 
-    monkeypatch.setattr(hardware, "find_gpus", lambda: A10G)
+    monkeypatch.setattr(hardware, "find_gpus", lambda **variables: A10G)
     assert shell.json("config", "tiny.yaml")["train"]["device"] == "cuda"
     same = shell.json("retrain", "tiny.yaml", "--dry-run")
     assert not same["changed"] and same["why"].endswith(", on another machine")

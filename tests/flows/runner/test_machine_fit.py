@@ -34,7 +34,7 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def choose(gib: float, count: int, trace=_trace) -> settings.Recipe:
         card = Gpu("NVIDIA A10G", "GPU-1", int(gib * 2**30), (8, 6))
-        monkeypatch.setattr(hardware, "find_gpus", lambda: Usable((card,) * count, driver="570"))
+        monkeypatch.setattr(hardware, "find_gpus", lambda **variables: Usable((card,) * count, driver="570"))
         recipe = settings.load(str(tmp_path / "own.yaml"))
         context = context_of(recipe, open_store(recipe))
         model = context.resolver.ask_once(model_source, recipe.model)
