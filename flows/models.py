@@ -78,8 +78,12 @@ def find_model(
     if name.which is not None and is_recipe(name.recipe):
         recipe, store = _open_recipe(name.recipe, overrides, root)
         name = name._replace(recipe=recipe.name)
+    elif overrides:
+        raise ConfigError(
+            f"{text} is no recipe, so {overrides[0]} can't change it",
+            "name a recipe; a text to predict that looks like a setting goes after --",
+        )
     else:
-        _refuse_overrides(text, overrides)
         store = Store(root or default_root(home_folder()), home_folder())
         store.check()
     meaning = find_stored(store, name, want[:1])
@@ -152,11 +156,3 @@ def _unknown(store: Store, name: ModelName) -> ConfigError:
 def _open_recipe(text: str, overrides: Sequence[str], root: str | None) -> tuple[settings.Recipe, Store]:
     recipe = settings.load(text, [*([f"store.root={root}"] if root else []), *overrides])
     return recipe, open_store(recipe)
-
-
-def _refuse_overrides(text: str, overrides: Sequence[str]) -> None:
-    if overrides:
-        raise ConfigError(
-            f"{text} is no recipe, so {overrides[0]} can't change it",
-            "name a recipe; a text to predict that looks like a setting goes after --",
-        )

@@ -254,16 +254,12 @@ def _texts(columns: dict[str, Column], wanted: str | list[str] | None, without: 
     texts = [column for name, column in columns.items() if column.is_text and name not in without]
     if not texts:  # short ones, such as search queries
         texts = [column for name, column in columns.items() if name.lower() in TEXTS and _is_short_text(column)]
-    return sorted(texts, key=lambda column: (not _is_long(column, texts), _place(column.name, TEXTS), -column.words))
+    half = max((column.words for column in texts), default=0.0) / 2  # a title is not what a text column's name says
+    return sorted(texts, key=lambda column: (column.words < half, _place(column.name, TEXTS), -column.words))
 
 
 def _is_short_text(column: Column) -> bool:
     return not column.nested and column.numbers is None and bool(column.examples) and not column.can_be_classes
-
-
-def _is_long(column: Column, texts: list[Column]) -> bool:
-    """Return whether a text is at least half as long as the longest: a title is not what a text column's name says."""
-    return 2 * column.words >= max(other.words for other in texts)
 
 
 def _pair(texts: list[Column]) -> list[Column]:

@@ -25,24 +25,20 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
     decision: of the promotion that was tried; None after a rollback.
     """
     try:
-        return _mirror(recipe, store, decision)
+        readers = mlflow_delivery(recipe, store, wait_seconds=0.0)
+        if not readers:
+            return None
+        ledger = read_ledger(store, recipe.name)
+        champion = ledger.champion
+        assert champion is not None
+        context = context_of(recipe, store).for_run(EventLog(*readers), kind="mirror")
+        lost = decision.challenger if decision and decision.challenger != decision.champion else None
+        with begin_log(context, Options(), tags={"trnflow.action": champion["outcome"]}):
+            write_champion(
+                context.log, store, ledger, challenger=lost, comparison=_figures(decision), frozen=champion["frozen"]
+            )
     except (TrnflowError, OSError) as error:
         return f"MLflow does not show the champion: {scrub(str(error))}"
-
-
-def _mirror(recipe: Recipe, store: Store, decision: Decision | None) -> str | None:
-    readers = mlflow_delivery(recipe, store, wait_seconds=0.0)
-    if not readers:
-        return None
-    ledger = read_ledger(store, recipe.name)
-    champion = ledger.champion
-    assert champion is not None
-    context = context_of(recipe, store).for_run(EventLog(*readers), kind="mirror")
-    lost = decision.challenger if decision and decision.challenger != decision.champion else None
-    with begin_log(context, Options(), tags={"trnflow.action": champion["outcome"]}):
-        write_champion(
-            context.log, store, ledger, challenger=lost, comparison=_figures(decision), frozen=champion["frozen"]
-        )
     return readers[0].note or None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +26,17 @@ ADAPTER = "adapter/"
 
 
 class Kind(NamedTuple):
-    """What is published (`--what`): kind of the artifact, and the file that makes the folder loadable."""
+    """What is published (`--what`): kind of the artifact, the stage that makes it, the file that makes it loadable."""
 
     artifact: str
+    stage: str
     loadable: str
 
 
 KINDS = {
-    "model": Kind("model", "config.json"),
-    "adapter": Kind("model", "adapter_config.json"),
-    "export": Kind("exported", "export.json"),
+    "model": Kind("model", ROLES["model"], "config.json"),
+    "adapter": Kind("model", ROLES["model"], "adapter_config.json"),
+    "export": Kind("exported", ROLES["export"], "export.json"),
 }
 
 TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
@@ -44,8 +44,7 @@ HUB_TYPES = {entry.name: entry.hub for entry in SCORES if entry.hub}
 """{metric: the hub's name of its type}"""
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """The result of a publication.
 
     to: as the user gave it; artifact: a digest; copied: number of files that the destination did not have.
@@ -57,9 +56,6 @@ class Published:
     files: int
     bytes: int
     copied: int
-
-    def to_json(self) -> Meta:
-        return dict(vars(self))
 
 
 def publish(
@@ -110,7 +106,7 @@ def _files(artifact: Artifact, what: str) -> tuple[File, ...]:
     if artifact.kind != kind.artifact:
         raise ConfigError(
             f"{artifact.digest[:19]} is of kind {artifact.kind}, and --what {what} needs {kind.artifact}",
-            f"name the artifact of {ROLES['export' if what == 'export' else 'model']}",
+            f"name the artifact of {kind.stage}",
         )
     if what == "adapter":
         files = tuple(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
 from collections.abc import Callable
+from typing import TypeVar
 
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.system.home import home_folder
+
+N = TypeVar("N", int, float)
 
 RUN_NAMES = "a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion"
 
@@ -23,6 +27,18 @@ def add_command(
     parser = sub.add_parser(name, parents=[parent], help=text)
     parser.set_defaults(command=command)
     return parser
+
+
+def number(kind: type[N], low: float, high: float = sys.float_info.max) -> Callable[[str], N]:
+    """Return the `type` of an argument that is a number from `low` to `high`."""
+
+    def parse(text: str) -> N:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ArgumentTypeError(f"a number from {low:g} {'on' if high == sys.float_info.max else f'to {high:g}'}")
+        return value
+
+    return parse
 
 
 def add_run(parser: ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import sys
 import webbrowser
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run, store_of
 from trnflow.flows.cli.output import emit
@@ -24,9 +24,6 @@ from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.model_names import find_artifact, find_run
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
-
-if TYPE_CHECKING:
-    from trnflow.flows.display.run_page import Previous
 
 ACTED = ("hit", "ran", "skip")
 """What a run did with a stage: took it from the store, ran it, or left it out."""
@@ -135,7 +132,7 @@ def diff(options: Namespace) -> int:
     store = store_of(options)
     sides = [find_run(store, model_name(text)) for text in (options.before, options.after)]
     before, after = (hide_secrets(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
-    found = compare_runs(before, after, (_documents(store, before), _documents(store, after)))
+    found = _compared(store, before, after)
     heads = [run_summary(run, document) for run, document in zip(sides, (before, after), strict=True)]
     lines = [
         f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
@@ -170,23 +167,22 @@ def write_report(options: Namespace) -> int:
     return 0
 
 
-def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> Previous | None:
-    """Return the recipe's run before `run`, with what changed since. ids: of all runs, newest first."""
-    from trnflow.flows.display.run_page import Previous
-
+def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> tuple[str, Meta] | None:
+    """Return the recipe's run before `run`, and what changed since. ids: of all runs, newest first."""
     for earlier in ids[ids.index(run) + 1 :]:
         before = store.run(earlier) or {}
         if before.get("recipe") == document.get("recipe"):
-            sides = hide_secrets(before), hide_secrets(document)
-            return Previous(earlier, compare_runs(*sides, (_documents(store, sides[0]), _documents(store, sides[1]))))
+            return earlier, _compared(store, hide_secrets(before), hide_secrets(document))
     return None
 
 
-def _documents(store: Store, run: Meta) -> dict[str, Meta]:
-    found = {
-        stage["stage"]: store.record(stage["stage"], stage["key"]) for stage in run.get("stages", []) if stage["key"]
-    }
-    return {stage: record["document"] for stage, record in found.items() if record}
+def _compared(store: Store, before: Meta, after: Meta) -> Meta:
+    keys = [
+        {stage["stage"]: stage["key"] for stage in run.get("stages", []) if stage["key"]} for run in (before, after)
+    ]
+    found = [{stage: store.record(stage, key) for stage, key in each.items()} for each in keys]
+    was, now_is = ({stage: record["document"] for stage, record in each.items() if record} for each in found)
+    return compare_runs(before, after, (was, now_is))
 
 
 def _diff_lines(part: str, changes: list[Meta]) -> Iterator[str]:

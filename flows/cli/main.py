@@ -29,10 +29,10 @@ from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "new_commands": (("new",), ("common",)),
-    "run_commands": (("run", "prepare"), ("recipe",)),
+    "run_commands": (("run", "prepare"), ("online",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
-    "rehearse_command": (("rehearse",), ("recipe",)),
+    "rehearse_command": (("rehearse",), ("online",)),
     "accept": (("accept",), ("recipe",)),
     "model.predict": (("predict",), ("store",)),
     "live.runs_command": (("runs",), ("store",)),
@@ -40,13 +40,13 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "live.status_command": (("status",), ("store",)),
     "live.logs_command": (("logs",), ("store",)),
     "store_commands": (("verify", "gc", "pin", "unpin"), ("store",)),
-    "model.champion_commands": (("freeze", "promote", "rollback", "champions"), ("recipe", "store")),
+    "model.champion_commands": (("freeze", "promote", "rollback", "champions"), ("recipe", "online", "store")),
     "model.history_command": (("history",), ("store",)),
     "health_command": (("health",), ("store",)),
     "model.publish_commands": (("publish",), ("store",)),
-    "model.retrain_command": (("retrain",), ("recipe",)),
-    "model.watch_command": (("watch",), ("recipe",)),
-    "model.sweep_command": (("sweep",), ("recipe",)),
+    "model.retrain_command": (("retrain",), ("online",)),
+    "model.watch_command": (("watch",), ("online",)),
+    "model.sweep_command": (("sweep",), ("online",)),
     "recipe_commands": (("config", "recipes", "settings", "schema"), ("common", "recipe")),
     "service_commands": (("doctor", "up", "down", "deploy", "worker", "ui"), ("common",)),
     "completion": (("completion",), ("common",)),
@@ -176,9 +176,11 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
         metavar="HARDWARE",
         help="run on this hardware: auto (this machine's GPUs, else its processor), gpu, cpu, or a name such as g5.xlarge",
     )
+    online = argparse.ArgumentParser(add_help=False, parents=[recipe])
+    online.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     store = argparse.ArgumentParser(add_help=False, parents=[common])
     store.add_argument("--store", metavar="ROOT", help="a folder or URL; default: TRNFLOW_STORE, else <home>/store")
-    parents = {"common": common, "recipe": recipe, "store": store}
+    parents = {"common": common, "recipe": recipe, "online": online, "store": store}
 
     top = _Parser(
         prog="trnflow",

@@ -56,7 +56,7 @@ def plan(options: Namespace) -> int:
     document = {
         "recipe": recipe.name,
         "stages": [_plan_json(step, price) for step in steps],
-        "expected": total(steps, price),
+        "expected": total((step.to_json() for step in steps), price),
         "memory": memory.to_json(),
         "notes": notes,
         **({"error": error.to_json()} if error else {}),

@@ -13,19 +13,18 @@ from trnflow.flows.runner.context import open_context
 from trnflow.tasks.system.redaction import scrub
 
 
-def add_commands(sub: _SubParsersAction[ArgumentParser], recipe: ArgumentParser) -> None:
+def add_commands(sub: _SubParsersAction[ArgumentParser], online: ArgumentParser) -> None:
     parser = add_command(
         sub,
         "rehearse",
         rehearse_recipe,
-        recipe,
+        online,
         "run every stage on a few rows with a small model, and find what would fail",
     )
     parser.epilog = (
         "A rehearsal can't find a bad learning rate, a loss that diverges after hours, or what goes wrong only at full "
         "width or on many machines."
     )
-    parser.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
 
 
 def rehearse_recipe(options: Namespace) -> int:

@@ -24,13 +24,12 @@ from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
 
 
-def add_commands(sub: Any, recipe: ArgumentParser) -> None:
-    stages = ArgumentParser(add_help=False, parents=[recipe])
+def add_commands(sub: Any, online: ArgumentParser) -> None:
+    stages = ArgumentParser(add_help=False, parents=[online])
     stages.add_argument(
         "--force", metavar="STAGE", action="append", default=[], help="run this stage although it is cached"
     )
     stages.add_argument("--direct", action="store_true", help="run without Prefect")
-    stages.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     everything = add_command(sub, "run", run, stages, "run a recipe; cached stages are not run again")
     everything.add_argument("--until", metavar="STAGE", help="stop after this stage")
     everything.add_argument(

@@ -6,7 +6,7 @@ import re
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from trnflow.flows.cli.arguments import add_command, store_of
+from trnflow.flows.cli.arguments import add_command, number, store_of
 from trnflow.flows.cli.history_commands import all_records
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
@@ -35,17 +35,18 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
         "--yes", action="store_true", help="move garbage to the trash, and free what the trash held for a grace period"
     )
     collect.add_argument(
-        "--keep-last",
-        type=_count,
-        default=Policy.keep_last,
-        metavar="N",
+        "--keep-last", type=number(int, 0), default=Policy.keep_last, metavar="N",
         help="the runs to keep of each recipe (%(default)s)",
+    )  # fmt: skip
+    collect.add_argument(
+        "--keep-days",
+        type=number(float, 0),
+        default=Policy.keep_days,
+        metavar="D",
+        help="also keep runs younger than D days",
     )
     collect.add_argument(
-        "--keep-days", type=_age, default=Policy.keep_days, metavar="D", help="also keep runs younger than D days"
-    )
-    collect.add_argument(
-        "--grace", type=_age, default=Policy.grace, metavar="SECONDS",
+        "--grace", type=number(float, 0), default=Policy.grace, metavar="SECONDS",
         help="keep everything younger (%(default)s); must be longer than a run takes from one stage to the next",
     )  # fmt: skip
     keep = add_command(sub, "pin", pin, store, "keep an artifact, or all of a run, whatever gc's options")
@@ -141,17 +142,3 @@ def _target(text: str, store: Store) -> Meta:
     artifact = find_artifact(store, name)
     makers = [record for record in all_records(store) if record["artifact"] == artifact]
     return {"artifact": artifact, "records": [{"stage": record["stage"], "key": record["key"]} for record in makers]}
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
-
-
-def _age(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(text)
-    return value

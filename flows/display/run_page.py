@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trnflow.flows.display.report import change_cells, number, seconds
 from trnflow.flows.finetune import ROLES
@@ -42,27 +42,15 @@ LEFT, TOP, WIDTH, HEIGHT = 64, 8, 346, 150
 DIFFERENCES = ("settings", "data", "code", "env", "artifacts", "metrics")
 
 
-class Previous(NamedTuple):
-    """The recipe's run before.
-
-    Attributes:
-        run: Its id.
-        changes: How the two differ, as `compare_runs` returns it.
-    """
-
-    run: str
-    changes: Meta
-
-
 def run_page(
-    store: Store, run: str, document: Meta, verdict: str | None, previous: Previous | None, lineage: Meta | None
+    store: Store, run: str, document: Meta, verdict: str | None, previous: tuple[str, Meta] | None, lineage: Meta | None
 ) -> str:
     """Return the page of a run as HTML, without secrets. A note says if the store has lost the evaluation.
 
     Args:
         document: The run record.
         verdict: What was decided about its model, which stands first; None without a decision.
-        previous: None for the recipe's first run.
+        previous: (id of the recipe's run before, how the two differ by `compare_runs`); None for the first.
         lineage: `Family.up` of the run's last artifact, None without one.
     """
     document = hide_secrets(document)
@@ -235,12 +223,13 @@ def _figures(document: Meta) -> Meta | None:
     return table(("stage", "figure", "value"), rows, ("value",)) if rows else None
 
 
-def _difference(previous: Previous | None) -> Meta:
+def _difference(previous: tuple[str, Meta] | None) -> Meta:
     if previous is None:
         return {"before": "the run before", "changes": None, "unchanged": "This is the recipe's first run on record."}
-    rows = [(part, *change_cells(change)) for part in DIFFERENCES for change in previous.changes[part]]
+    before, found = previous
+    rows = [(part, *change_cells(change)) for part in DIFFERENCES for change in found[part]]
     changes = table(("part", "name", "before", "after"), rows, ()) if rows else None
-    return {"before": previous.run, "changes": changes, "unchanged": "Nothing differs."}
+    return {"before": before, "changes": changes, "unchanged": "Nothing differs."}
 
 
 def _tree(node: Meta, name: str) -> Meta:

@@ -19,7 +19,9 @@ from pydantic_core import PydanticUndefined
 from trnflow.flows.recipes.schema import ANY_NAME, allowed, config_below, config_in, takes_null
 from trnflow.tasks.config import NOT_KEYED
 
-UNKEYED = ("name", "description", "checks", "hardware", "store", "launch", "task_runner", "tracking", "sweep")
+UNKEYED = (
+    "name", "description", "promote", "checks", "hardware", "store", "launch", "run", "task_runner", "tracking", "sweep",
+)  # fmt: skip
 """Sections and settings that are in no stage's key."""
 _SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
 

@@ -133,12 +133,6 @@ def open_context(name: str, overrides: Iterable[str] = (), *, offline: bool = Fa
     return context_of(recipe, open_store(recipe), offline=offline, create=create)
 
 
-def open_recipe(name: str, overrides: Iterable[str]) -> tuple[Recipe, Store]:
-    """Return a recipe and its store, made if new."""
-    context = open_context(name, overrides)
-    return context.recipe, context.store
-
-
 def context_of(
     recipe: Recipe, store: Store, *, offline: bool = False, create: bool = False, answers: Answers | None = None
 ) -> RunContext:

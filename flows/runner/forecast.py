@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.keys.explain import difference
@@ -11,18 +11,6 @@ from trnflow.tasks.store import Store
 
 ANYWAY = ("hit", "skip")
 """The actions of stages that cost nothing: the artifact is in the store, or no other stage needs it."""
-
-
-class Expected(Protocol):
-    """What a planned step is expected to cost."""
-
-    action: str
-    seconds: float | None
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def bytes(self) -> int | None: ...
 
 
 class Forecast(NamedTuple):
@@ -39,15 +27,15 @@ def forecast(store: Store, records: list[Meta], known: Meta) -> Forecast:
         records: Of the stage, newest first.
         known: The tables of the key document that are known before the run, which alone are compared.
     """
-    for record in sorted(records, key=lambda record: _distance(record["document"], known)):
+
+    def distance(record: Meta) -> int:
+        return len(difference({part: record["document"][part] for part in known}, known))
+
+    for record in sorted(records, key=distance):
         attempt = store.attempt(record["key"], record["attempt"])
         if attempt.get("seconds") is not None:
             return Forecast(float(attempt["seconds"]), attempt.get("bytes"))
     return Forecast()
-
-
-def _distance(document: Meta, known: Meta) -> int:
-    return len(difference({part: document[part] for part in known}, known))
 
 
 def dollars(seconds: float, price_per_hour: float) -> float:
@@ -55,23 +43,21 @@ def dollars(seconds: float, price_per_hour: float) -> float:
     return seconds / 3600 * price_per_hour
 
 
-def total(steps: Iterable[Expected], price_per_hour: float) -> Meta:
-    """Return the expected cost of a plan: the sums over the stages that would run or may run. Stages with the action
-    `hit` (the artifact is in the store) or `skip` (no other stage needs it) are not counted.
+def total(stages: Iterable[Mapping[str, Any]], price_per_hour: float) -> Meta:
+    """Return what the stages of a plan that would run or may run are expected to cost together.
 
     Args:
-        steps: The planned steps.
-        price_per_hour: Price of the hardware in USD per hour.
+        stages: As `Step.to_json` returns them.
+        price_per_hour: USD.
 
     Returns:
-        {"seconds": wall-clock seconds, "bytes": size of the stages' artifacts, "dollars": USD for these seconds,
-        "unknown": the names of the stages whose seconds can't be predicted, which count as 0 seconds}.
+        {seconds, bytes, dollars, "unknown": the names of the stages whose seconds can't be predicted, which count as 0}.
     """
-    due = [step for step in steps if step.action not in ANYWAY]
-    seconds = sum(step.seconds or 0.0 for step in due)
+    due = [stage for stage in stages if stage["action"] not in ANYWAY]
+    seconds = sum(stage["seconds"] or 0.0 for stage in due)
     return {
         "seconds": seconds,
-        "bytes": sum(step.bytes or 0 for step in due),
+        "bytes": sum(stage["bytes"] or 0 for stage in due),
         "dollars": dollars(seconds, price_per_hour),
-        "unknown": [step.name for step in due if step.seconds is None],
+        "unknown": [stage["stage"] for stage in due if stage["seconds"] is None],
     }

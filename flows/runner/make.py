@@ -71,7 +71,7 @@ def make_result(step: Step, inputs: dict[str, Any], before: list[Step], context:
     while True:
         with attempt.claim(superseded) as claimed:
             if isinstance(claimed, Stored):
-                attempt.compare_with(claimed)
+                attempt.note_difference(claimed.artifact.digest)
                 return claimed
             try:
                 return attempt.make(claimed)
@@ -150,7 +150,7 @@ class _Attempt:
             self.store, self.document, artifact, journal["attempt"], holds=journal["holds"], unusable=self._replaces,
             **shard_entries(self.store, journal),
         )  # fmt: skip
-        self._note_difference(artifact.digest, recorded)
+        self.note_difference(recorded)
         self.store.partial(self.key).prune(0)
         if recorded != artifact.digest:
             artifact = self.store.artifact(recorded)
@@ -224,14 +224,10 @@ class _Attempt:
         """Return whether this run's artifact replaces another run's record."""
         return self.forced or check_record(self.store, published, self.stage.kind, self.context.lost).artifact is None
 
-    def compare_with(self, stored: Stored) -> None:
-        """Note that another run made other bytes than this attempt, if it made any."""
-        if self.made is not None:
-            self._note_difference(self.made, stored.artifact.digest)
-
-    def _note_difference(self, made: str, published: str) -> None:
-        if made != published:
+    def note_difference(self, published: str) -> None:
+        """Note that another run published other bytes than this attempt made, if it made any."""
+        if self.made is not None and self.made != published:
             self.context.note(
-                f"{self.name} is not deterministic: this run made {made[:19]}, "
+                f"{self.name} is not deterministic: this run made {self.made[:19]}, "
                 f"the record says {published[:19]}; the record counts"
             )

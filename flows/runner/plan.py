@@ -253,11 +253,6 @@ class Plan:
             self._foreseen[step.name] = step.node.stage.foresee(step.config, known)
         return self._foreseen[step.name]
 
-    def forget(self, digest: str) -> None:
-        """Look up all steps anew, after a blob turned out missing or corrupt."""
-        self.lost.add(digest)
-        self.predict()
-
     def _value(self, item: Node | Artifact | Source | Lookup) -> Any:
         if isinstance(item, Node):
             return self.steps[item.name].artifact or item

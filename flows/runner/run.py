@@ -15,7 +15,7 @@ from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.make import find_result, make_result
 from trnflow.flows.runner.mlflow_log import end_log
 from trnflow.flows.runner.plan import Options, Plan, Step
-from trnflow.flows.runner.run_log import begin_log, write_failure, write_plan, write_step
+from trnflow.flows.runner.run_log import begin_log, write_failure, write_step
 from trnflow.flows.runner.stored import Stored
 from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
@@ -130,7 +130,7 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
         start_warm_parents(due, context)
         plan.graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
     if options.record:
-        write_plan(context.log, plan.until(options))
+        context.log.write("planned", stages=[step.to_json() for step in plan.until(options)])
     for _ in range(REPAIRS):
         try:
             for step in plan.until(options):
@@ -144,7 +144,8 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
             context.log.write("repair", digest=error.digest)
             # forced stages are forced once
             context.force -= {step.name for step in plan.steps.values() if step.settled}
-            plan.forget(error.digest)
+            plan.lost.add(error.digest)
+            plan.predict()
     raise StoreError(f"blobs of the store {context.store.root} keep turning out corrupt", "check the disk it lies on")
 
 

@@ -57,10 +57,6 @@ def begin_log(
         yield
 
 
-def write_plan(log: EventLog, steps: list[Step]) -> None:
-    log.write("planned", stages=[step.to_json() for step in steps])
-
-
 def write_step(context: RunContext, step: Step) -> None:
     context.log.write("stage_ended", **step.outcome(), facts=step.facts, **for_mlflow(context, step))
 
@@ -82,19 +78,11 @@ def say(log: EventLog, stage: str, text: str) -> None:
 def checkout_state() -> Meta | None:
     """Return {"commit": the git commit of the code, "dirty": whether tracked files have uncommitted changes}; None
     outside a checkout, or if git can't be run."""
-    folder = Path(__file__).parent
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(folder),
-        "status",
-        "--porcelain=v2",
-        "--branch",
-        "--untracked-files=no",
-    ]
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
     commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid")), None)

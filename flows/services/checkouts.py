@@ -51,11 +51,8 @@ def new_project(client: SyncPrefectClient, folder: Path) -> str:
         return FIRST
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.resolve().name)
     # the first project's name is never given again, since its checkout may be away for a while
-    return f"{name}-{_digest(folder)}" if name in {*taken, FIRST} else name
-
-
-def _digest(folder: Path) -> str:
-    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    return f"{name}-{digest}" if name in {*taken, FIRST} else name
 
 
 def named(name: str, project: str) -> str:

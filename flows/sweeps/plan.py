@@ -12,6 +12,7 @@ from typing import Any
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.recipes.reference import UNKEYED
 from trnflow.flows.sweeps.space import FORM, Dimension, combinations, override, parse, separate
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
@@ -22,19 +23,7 @@ from trnflow.tasks.system.redaction import hide_override, hide_secrets
 
 SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # These sections have no influence on training's metrics: a resumed sweep may change them.
-FREE_SECTIONS = (
-    "description",
-    "checks",
-    "hardware",
-    "store",
-    "launch",
-    "task_runner",
-    "tracking",
-    "sweep",
-    "promote",
-    "export",
-    "evaluate",
-)
+FREE_SECTIONS = ({*UNKEYED} - {"name"}) | {"export", "evaluate"}
 
 
 @dataclass(frozen=True)

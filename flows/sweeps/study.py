@@ -59,14 +59,14 @@ class Tried(NamedTuple):
 class SweepStudy:
     """The study of one sweep. Threads may share it. Methods raise StoreError.
 
-    is_new: the study had no trial when it was opened.
+    is_new: the study had no trial when it was opened; study: Optuna's.
     """
 
     def __init__(
         self, study: Study, config: SweepConfig, space: Sequence[Dimension], database: str, *, is_new: bool
     ) -> None:
         self.is_new = is_new
-        self._study, self._config, self._space, self._database = study, config, space, database
+        self.study, self._config, self._space, self._database = study, config, space, database
         self._lock = threading.Lock()
         self._grid = combinations(space) if config.sampler == "grid" else None
 
@@ -74,7 +74,7 @@ class SweepStudy:
     def identity(self) -> str:
         """The id of the sweep's own run, in which MLflow nests the trials' runs."""
         with self._access():
-            return str(self._study.user_attrs[RUN])
+            return str(self.study.user_attrs[RUN])
 
     @property
     def total(self) -> int:
@@ -97,7 +97,7 @@ class SweepStudy:
     def trials(self) -> list[Tried]:
         """Return all trials by number, also those that a killed sweep left running."""
         with self._access():
-            records = self._study.get_trials(deepcopy=False)
+            records = self.study.get_trials(deepcopy=False)
         repeated = _repeated(records)
         return [_tried(trial, trial.number in repeated, _kills(trial, records)) for trial in records]
 
@@ -115,7 +115,7 @@ class SweepStudy:
         from optuna.trial import TrialState
 
         with self._access():
-            records = self._study.get_trials(deepcopy=False)
+            records = self.study.get_trials(deepcopy=False)
             repeated, queued = _repeated(records), []
             states = {"RUNNING"}
             if not any(trial.state.name in ("COMPLETE", "PRUNED") for trial in records):
@@ -124,16 +124,16 @@ class SweepStudy:
                 is_open = trial.state.name in states and trial.number not in repeated
                 if is_open and _kills(trial, records) < MOST_KILLS:
                     # queued first: a kill between the two calls loses no trial
-                    self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
+                    self.study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
                     queued.append(trial.number)
                 if trial.state.name == "RUNNING":
-                    self._study.tell(trial.number, state=TrialState.FAIL)
+                    self.study.tell(trial.number, state=TrialState.FAIL)
         return queued
 
     def next(self) -> Trial | None:
         """Begin a queued trial, else one that the sampler proposes; None if the sweep has all its trials."""
         with self._access():
-            records = self._study.get_trials(deepcopy=False)
+            records = self.study.get_trials(deepcopy=False)
             repeated = _repeated(records)
             counted = [trial for trial in records if trial.number not in repeated]
             if not any(trial.state.name == "WAITING" for trial in records):
@@ -141,13 +141,13 @@ class SweepStudy:
                 if self._number(tried) >= self.total:
                     return None
                 if self._grid is not None:
-                    self._study.enqueue_trial(next(some for some in self._grid if some not in tried))
+                    self.study.enqueue_trial(next(some for some in self._grid if some not in tried))
             begun = sum(trial.state.name != "WAITING" for trial in counted)
             # proposals depend on the seed and earlier results alone, so that a resumed sweep proposes the same. After a
             # lost database this holds up to the first pruned trial: a training found in the store reports no
             # evaluations.
-            self._study.sampler = self._sampler(self._config.seed + begun)
-            return self._study.ask({dimension.setting: dimension.distribution() for dimension in self._space})
+            self.study.sampler = self._sampler(self._config.seed + begun)
+            return self.study.ask({dimension.setting: dimension.distribution() for dimension in self._space})
 
     def note(self, trial: Trial, attribute: str, value: Json) -> None:
         """Record an attribute of a trial, before its end."""
@@ -182,23 +182,19 @@ class SweepStudy:
         from optuna.trial import TrialState
 
         with self._access():
-            self._study.tell(trial, value, TrialState[state])
+            self.study.tell(trial, value, TrialState[state])
 
     @property
     def winner(self) -> Meta | None:
         """The document that `set_winner` recorded last, or None."""
         with self._access():
-            document: Meta | None = self._study.user_attrs.get(WINNER)
+            document: Meta | None = self.study.user_attrs.get(WINNER)
         return document
 
     def set_winner(self, document: Meta) -> None:
         """Record the winner: trial, settings, run, metrics, test, around (its sections `export` and `evaluate`)."""
         with self._access():
-            self._study.set_user_attr(WINNER, document)
-
-    def figure_source(self) -> Study:
-        """Return the Optuna study, for Optuna's plotting functions."""
-        return self._study
+            self.study.set_user_attr(WINNER, document)
 
     def _sampler(self, seed: int) -> BaseSampler:
         from optuna.samplers import RandomSampler, TPESampler
@@ -258,11 +254,8 @@ def _storage(database: str, options: dict[str, Any]) -> RDBStorage:
 
     try:  # Optuna calls `format` on the URL
         return RDBStorage(database.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
-    except (
-        ImportError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # no driver; tables of another Optuna; a port that is no number
+    # no driver; tables of another Optuna; a port that is no number
+    except (ImportError, RuntimeError, ValueError) as error:
         if install := missing_driver(error):
             raise MissingDependency(
                 f"the driver of the database {hide_secrets(database)} is not installed", install

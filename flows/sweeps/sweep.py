@@ -110,7 +110,7 @@ class Sweep:
     def write_page(self, content: Meta) -> None:
         """Write sweep.html."""
         with database_errors(self.plan.database(self.store.home)):
-            page = sweep_page(hide_secrets(content), self.study.figure_source())
+            page = sweep_page(hide_secrets(content), self.study.study)
         write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
 
     def _work(self, slot: int) -> None:

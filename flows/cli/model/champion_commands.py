@@ -19,11 +19,10 @@ from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store.ledger.entries import Entry
 
 
-def add_commands(sub: Any, recipe: ArgumentParser, store: ArgumentParser) -> None:
-    keep = add_command(sub, "freeze", freeze, recipe, "keep the present test rows, to compare models on them")
-    keep.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
+def add_commands(sub: Any, recipe: ArgumentParser, online: ArgumentParser, store: ArgumentParser) -> None:
+    add_command(sub, "freeze", freeze, online, "keep the present test rows, to compare models on them")
     better = add_command(
-        sub, "promote", promote, recipe, "make a model the champion if it is better on the frozen rows"
+        sub, "promote", promote, online, "make a model the champion if it is better on the frozen rows"
     )
     better.add_argument(
         "challenger",
@@ -31,7 +30,6 @@ def add_commands(sub: Any, recipe: ArgumentParser, store: ArgumentParser) -> Non
         metavar="MODEL",
         help="a run of the recipe (`last`: its last with a model), a digest, or RECIPE@newest; default: RECIPE itself",
     )
-    better.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
     add_command(sub, "rollback", rollback, recipe, "make the earlier champion the champion again")
     listing = add_command(sub, "champions", champions, store, "list the champions, of one recipe with their past")
     listing.add_argument("recipe", nargs="?", metavar="RECIPE", help="the name of a recipe; default: all recipes")
@@ -76,11 +74,7 @@ def promote(options: Namespace) -> int:
         text = options.challenger
         challenger = of_recipe(recipe, store) if text is None else find_contender(text, recipe, store)
         found = promote_model(context, challenger, EventLog(progress))
-    lines = (
-        [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"]
-        if found.froze
-        else []
-    )
+    lines = [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"] * found.froze
     verb = "is now champion" if found.promoted else "is not promoted; the champion stays"
     lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
     note = mirror(recipe, store, found)

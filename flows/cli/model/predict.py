@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.cli.arguments import add_command, add_model
+from trnflow.flows.cli.arguments import add_command, add_model, number
 from trnflow.flows.cli.model.serve import check_installed, serve
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
@@ -40,10 +40,16 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="write the predictions here, as json lines in the order of the rows")
     parser.add_argument("--export", action="store_true", help="predict with the StableHLO export (classifiers only)")
     parser.add_argument(
-        "--max-new-tokens", type=_count, default=256, metavar="N", help="the most tokens of an answer (%(default)s)"
+        "--max-new-tokens",
+        type=number(int, 1, 1 << 24),
+        default=256,
+        metavar="N",
+        help="the most tokens of an answer (%(default)s)",
     )
     parser.add_argument("--serve", action="store_true", help="open a page at 127.0.0.1 to try the model (extra: serve)")
-    parser.add_argument("--port", type=_port, metavar="N", help="the port of --serve; default: a free one from 7860")
+    parser.add_argument(
+        "--port", type=number(int, 1, 65535), metavar="N", help="the port of --serve; default: a free one from 7860"
+    )
 
 
 def predict(options: Namespace) -> int:
@@ -155,17 +161,3 @@ def _shown(result: Meta) -> str:
         short = text if len(text) <= TEXTS_SHOWN else f"{text[: TEXTS_SHOWN - 1]}…"
         return f"{max(result['probabilities'].values()):.3f}  {result['label']}  {short}"
     return f"{result['prompt']}{result['generated']}\n"
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value <= 1 << 24:
-        raise ValueError(text)
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 < value < 1 << 16:
-        raise ValueError(text)
-    return value

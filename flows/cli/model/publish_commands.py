@@ -6,13 +6,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from trnflow.flows.champions.publish import KINDS, evaluation_of
+from trnflow.flows.champions.publish import publish as publish_artifact
 from trnflow.flows.cli.arguments import add_command, add_model
 from trnflow.flows.cli.output import emit
-from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import find_model
-
-STAGES = {"model": ROLES["model"], "adapter": ROLES["model"], "export": ROLES["export"]}
-"""What is published -> the stage that makes it."""
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
@@ -21,7 +19,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     )
     add_model(send)
     send.add_argument("to", metavar="DIR|s3://...|hf://USER/NAME")
-    send.add_argument("--what", choices=[*STAGES], default="model", help="what is published (%(default)s)")
+    send.add_argument("--what", choices=[*KINDS], default="model", help="what is published (%(default)s)")
     send.add_argument(
         "--replace", action="store_true", help="replace another model in a hub's repository, whose history keeps it"
     )
@@ -29,14 +27,12 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def publish(options: Namespace) -> int:
     """Copy a model, its adapter or its export to a folder, an object store or a hub, with a card of its metrics."""
-    from trnflow.flows.champions.publish import evaluation_of
-    from trnflow.flows.champions.publish import publish as publish_artifact
-
-    store, artifact, _ = find_model(options.recipe, options.overrides, root=options.store, want=(STAGES[options.what],))
+    want = (KINDS[options.what].stage,)
+    store, artifact, _ = find_model(options.recipe, options.overrides, root=options.store, want=want)
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
     done = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
     text = f"published {done.what} {done.artifact[:19]} to {done.to}: {done.files} files, {done.bytes / 1e6:.1f} MB"
-    emit(options, done.to_json(), f"{text}{'' if done.copied else ' (all there already)'}")
+    emit(options, done._asdict(), f"{text}{'' if done.copied else ' (all there already)'}")
     return 0
 
 

@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from trnflow.flows.runner.graph import Graph
 
 
-def add_commands(sub: Any, recipe: ArgumentParser) -> None:
+def add_commands(sub: Any, online: ArgumentParser) -> None:
     again = add_command(
-        sub, "retrain", retrain, recipe, "train again if anything changed; promote the model if it is better"
+        sub, "retrain", retrain, online, "train again if anything changed; promote the model if it is better"
     )
     again.add_argument("--dry-run", action="store_true", help="say what would be judged and why; train nothing")
     again.add_argument("--wait", action="store_true", help="wait while another retrain of the recipe is under way")
     again.add_argument("--direct", action="store_true", help="run without Prefect")
-    again.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
 
 
 def retrain(options: Namespace) -> int:

@@ -25,9 +25,9 @@ OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
 """Options that set the settings of the same name in the section `sweep`."""
 
 
-def add_commands(sub: Any, recipe: ArgumentParser) -> None:
+def add_commands(sub: Any, online: ArgumentParser) -> None:
     found = add_command(
-        sub, "sweep", run_sweep, recipe, "run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
+        sub, "sweep", run_sweep, online, "run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
     )
     found.add_argument("--trials", metavar="N", help="the number of trials (default: 20)")
     found.add_argument("--metric", metavar="NAME", help="the metric of training to compare by (default: eval_loss)")
@@ -36,7 +36,6 @@ def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     found.add_argument("--parallel", metavar="N", help="trials at a time (default: 1)")
     found.add_argument("--name", metavar="NAME", help="the sweep's name (default: the recipe's)")
     found.add_argument("--no-rehearse", action="store_true", help="do not rehearse long trials first")
-    found.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
 
 
 def run_sweep(options: Namespace) -> int:

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.arguments import add_command, number
 from trnflow.flows.cli.output import complete, emit_json, say_error
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.runner.context import open_recipe
+from trnflow.flows.runner.context import open_context
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.redaction import hide_secrets, scrub, scrubbed
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 300.0
 
 
-def add_commands(sub: Any, recipe: ArgumentParser) -> None:
-    watching = add_command(sub, "watch", watch, recipe, "announce that a recipe's data changed, until Ctrl-C")
+def add_commands(sub: Any, online: ArgumentParser) -> None:
+    watching = add_command(sub, "watch", watch, online, "announce that a recipe's data changed, until Ctrl-C")
     watching.add_argument(
-        "--every", type=_seconds, default=EVERY_SECONDS, metavar="S", help="seconds between two looks (300)"
+        "--every",
+        type=number(float, 1, 86400),
+        default=EVERY_SECONDS,
+        metavar="S",
+        help="seconds between two looks (300)",
     )
     watching.add_argument("--once", action="store_true", help="look once; run it again to look again")
     watching.add_argument("--retrain", action="store_true", help="retrain here, in place of an event for Prefect")
-    watching.add_argument("--offline", action="store_true", help="ask no hub: use the last known revisions")
 
 
 def watch(options: Namespace) -> int:
@@ -62,8 +65,9 @@ def _look(options: Namespace, printed: str) -> str:
     """Look once and act on a change. printed: the finding that was printed last. Returns the present one."""
     from trnflow.flows.retraining.watch import look, note_announced
 
-    recipe, store = open_recipe(options.recipe, options.overrides)  # it may have been edited since the last look
-    found = look(recipe, store, every=options.every, offline=options.offline)
+    context = open_context(options.recipe, options.overrides)  # it may have been edited since the last look
+    store = context.store
+    found = look(context.recipe, store, every=options.every, offline=options.offline)
     is_change = found.outcome == "changed"
     done = _act(options, found) if is_change else ""
     if is_change:
@@ -129,10 +133,3 @@ def _print_error(options: Namespace, error: TrnflowError, printed: str) -> str:
         say_error(error)
         sys.stdout.flush()
     return error.message
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 1 <= seconds <= 86400:
-        raise ArgumentTypeError("a number from 1 to 86400")
-    return seconds

@@ -10,7 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from trnflow.flows.display import report
-from trnflow.flows.runner.forecast import ANYWAY, dollars
+from trnflow.flows.runner.forecast import ANYWAY, dollars, total
 from trnflow.flows.services.run_view.artifacts import Page
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import Event, Reader, RunState
@@ -89,12 +89,10 @@ def plan_rows(stages: list[PlannedStage], price_per_hour: float) -> list[Meta]:
 def plan_summary(stages: list[PlannedStage], price_per_hour: float) -> str:
     """Return a line with the expected seconds and dollars of a run and the stages of unknown duration. price_per_hour:
     USD."""
-    due = [one for one in stages if one["action"] not in ANYWAY]
-    seconds = sum(one["seconds"] or 0.0 for one in due)
-    cost = f", {dollars(seconds, price_per_hour):.2f} dollars" if price_per_hour else ""
-    unknown = [one["stage"] for one in due if one["seconds"] is None]
-    rest = f"; unknown: {', '.join(unknown)}" if unknown else ""
-    return f"Expected: {report.seconds(seconds)} seconds{cost}{rest}"
+    sums = total(stages, price_per_hour)
+    cost = f", {sums['dollars']:.2f} dollars" if price_per_hour else ""
+    rest = f"; unknown: {', '.join(sums['unknown'])}" if sums["unknown"] else ""
+    return f"Expected: {report.seconds(sums['seconds'])} seconds{cost}{rest}"
 
 
 def _rename(name: str) -> None:

@@ -11,14 +11,22 @@ import yaml
 
 from tests.conftest import PROJECT
 from tests.helpers.command_line import Shell
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.files import conf_folder
-from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.recipes.reference import json_schema, markdown, settings_of
+from trnflow.flows.recipes.recipe import Recipe, load
+from trnflow.flows.recipes.reference import UNKEYED, json_schema, markdown, settings_of
+from trnflow.tasks.sources.model_source import ModelConfig
 
 
 def test_every_setting_has_a_meaning() -> None:
     missing = [one.name for one in settings_of(Recipe) if not one.meaning]
     assert not missing
+
+
+def test_a_section_that_no_stage_reads_is_in_no_key() -> None:
+    recipe = load("demo")
+    read = {type(node.config) for node in finetune(recipe).nodes} | {ModelConfig}
+    assert {name for name in Recipe.model_fields if type(getattr(recipe, name)) not in read} == {*UNKEYED}
 
 
 def test_the_page_of_settings_is_current() -> None:

@@ -64,7 +64,7 @@ def test_of_a_stage_whose_inputs_are_not_known_the_settings_tell(house: House) -
 def test_what_never_ran_is_unknown_and_named(tmp_path: Path) -> None:
     outcome = House(tmp_path).expected("a", least=1)
     assert (outcome.seconds, outcome.bytes) == (None, None)
-    assert total([outcome], 1.0) == {"seconds": 0.0, "bytes": 0, "dollars": 0.0, "unknown": ["count"]}
+    assert total([outcome.to_json()], 1.0) == {"seconds": 0.0, "bytes": 0, "dollars": 0.0, "unknown": ["count"]}
 
 
 def test_hits_and_skips_are_in_no_sum_and_dollars_need_a_price() -> None:
@@ -74,7 +74,13 @@ def test_hits_and_skips_are_in_no_sum_and_dollars_need_a_price() -> None:
         step("train", "run", seconds=1800.0, expected_bytes=2_500_000_000),
         step("consolidate", "maybe", seconds=900.0, expected_bytes=500),
     ]
-    assert total(outcomes, 8.0) == {"seconds": 2700.0, "bytes": 2_500_000_500, "dollars": 6.0, "unknown": []}
+    found = total((outcome.to_json() for outcome in outcomes), 8.0)
+    assert found == {
+        "seconds": 2700.0,
+        "bytes": 2_500_000_500,
+        "dollars": 6.0,
+        "unknown": [],
+    }
     rows: dict[str, Any] = {line.split()[0]: line.split() for line in report.plan_table(outcomes, 8.0).splitlines()}
     assert rows["train"][2:6] == ["1800", "2.5", "GB", "4.00"]
     assert rows["total"][1:5] == ["2700", "2.5", "GB", "6.00"]
