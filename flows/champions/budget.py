@@ -6,10 +6,11 @@ from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
 from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.services.schedules import firings_per_year
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.promotion.bootstrap import DIFFERING, POWER, least_rows, smallest_gain
-from trnflow.tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.promotion.settings import LOOKS, PromoteConfig
 from trnflow.tasks.store.ledger import Ledger
 from trnflow.tasks.store.ledger.entries import Entry
 
@@ -49,14 +50,33 @@ def _compared(entry: Entry, comparison: Meta) -> tuple[str | None, ...]:
     return entry["challenger"], entry["replaces"] or entry["champion"], entry["frozen"], comparison["metric"]
 
 
+class Looks(NamedTuple):
+    """The section `promote` with `looks_per_year` filled in, and where that number is from."""
+
+    config: PromoteConfig
+    origin: str
+
+
+def looks_of(recipe: Recipe) -> Looks:
+    """Return what a recipe's judgements cost: the setting decides, else the schedule, however the command was started."""
+    config = recipe.promote
+    if config.looks_per_year is not None:
+        return Looks(config, "promote.looks_per_year")
+    scheduled = firings_per_year(recipe)
+    number, origin = scheduled or (LOOKS, "the default, since no schedule retrains it")
+    return Looks(
+        config.model_copy(update={"looks_per_year": number}), f"{'the schedule in ' if scheduled else ''}{origin}"
+    )
+
+
 def promise(recipe: Recipe, rows: int) -> str:
     """Return a sentence on the smallest gain that can win on so many frozen rows, "" for a language model."""
     if recipe.format.task != "classification":
         return ""
-    config = recipe.promote
+    config, origin = looks_of(recipe)
     margin = 0.0 if config.metric and is_less_better(config.metric) else config.margin
     gain = smallest_gain(rows, config.alpha, margin)
-    given = f"{config.looks_per_year} looks a year, {DIFFERING:.0%} of the rows judged differently"
+    given = f"{config.looks_per_year} looks a year by {origin}, {DIFFERING:.0%} of the rows judged differently"
     if gain is None:
         least = int(-(-least_rows(config.alpha) // DIFFERING))
         fix = f"freeze more ({least} without a margin), or lower promote.looks_per_year"

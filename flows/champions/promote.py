@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trnflow.flows.champions.budget import next_look
+from trnflow.flows.champions.budget import looks_of, next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.scoring import Scored, score
@@ -167,10 +167,9 @@ class _Judging:
             )
             metric = score_of(recipe.promote, task).name
             rows = self.frozen.artifact.digest
-            look = next_look(
-                recipe.promote, ledger, (self.challenger.artifact.digest, champion["champion"], rows, metric)
-            )
-            found = compare_scores(theirs_at, ours_at, task, recipe.promote, look.alpha or recipe.promote.alpha)
+            config = looks_of(recipe).config
+            look = next_look(config, ledger, (self.challenger.artifact.digest, champion["champion"], rows, metric))
+            found = compare_scores(theirs_at, ours_at, task, config, look.alpha or config.alpha)
             return found._replace(alpha=look.alpha, spent=look.spent, is_better=found.is_better and look.alpha > 0)
 
     def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:

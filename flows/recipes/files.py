@@ -66,7 +66,7 @@ class RecipeTree:
     """A recipe as its files say, merged and not validated.
 
     name: of the recipe, if its files give it none; machine: what was chosen for this machine or differs there, for the
-    user; chosen: the settings that this machine may have decided.
+    user; chosen: the settings that this machine may have decided; folder: of the recipe's file, None of a shipped one.
     """
 
     root: type[BaseModel]
@@ -75,6 +75,7 @@ class RecipeTree:
     origins: Origins
     machine: str = ""
     chosen: tuple[str, ...] = ()
+    folder: Path | None = None
 
     def with_overrides(self, overrides: Iterable[str]) -> RecipeTree:
         """Return the recipe with `section.setting=value` texts merged in, `on=NAME` first. Raises ConfigError."""
@@ -97,7 +98,7 @@ class RecipeTree:
             _merge(given, nested, root)
             origins |= dict.fromkeys(_settings_in(value, setting), place)
         chosen = hardware.open_settings(given) if chooses else ()
-        return RecipeTree(root, self.name, tree, origins, "; ".join(notes), chosen)
+        return replace(self, tree=tree, origins=origins, machine="; ".join(notes), chosen=chosen)
 
     def for_this_machine(self) -> RecipeTree:
         """Return the recipe with this machine's hardware if it fixes none; what the recipe says stays."""
@@ -121,7 +122,7 @@ def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
     malformed, or recipes extend each other in a circle.
     """
     path = _find(name, Path.cwd())
-    return RecipeTree(root, path.stem, *_read(path, [], root))
+    return RecipeTree(root, path.stem, *_read(path, [], root), folder=_own_folder(path))
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
@@ -211,8 +212,12 @@ def _load(path: Path) -> tuple[dict[str, Any], Origins]:
     tree, lines = read_yaml(data, str(path))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections", "see `trnflow config demo`")
-    folder = None if path.is_relative_to(conf_folder().resolve()) else path.parent
-    return tree, {setting: SettingOrigin(f"{path}:{line}", folder) for setting, line in lines.items()}
+    return tree, {setting: SettingOrigin(f"{path}:{line}", _own_folder(path)) for setting, line in lines.items()}
+
+
+def _own_folder(path: Path) -> Path | None:
+    """Return the folder of a recipe's file, None of a shipped one."""
+    return None if path.is_relative_to(conf_folder().resolve()) else path.parent
 
 
 def _bases(value: Any, where: str) -> list[str]:

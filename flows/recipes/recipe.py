@@ -193,6 +193,7 @@ class Recipe(StageConfig):
     _folders: Folders = PrivateAttr(default_factory=dict)
     _machine: str = PrivateAttr(default="")
     _chosen: tuple[str, ...] = PrivateAttr(default=())
+    _own_folder: Path | None = PrivateAttr(default=None)
 
     @property
     def machine(self) -> str:
@@ -203,6 +204,11 @@ class Recipe(StageConfig):
     def folders(self) -> Folders:
         """{setting: folder that a relative path in its value is joined to}; without an entry the working directory."""
         return self._folders
+
+    @property
+    def own_folder(self) -> Path | None:
+        """The folder of the recipe's file; None of a shipped recipe."""
+        return self._own_folder
 
     def folder(self, setting: str) -> Path:
         """Return the folder that a relative path in a setting's value is joined to."""
@@ -249,6 +255,7 @@ class Recipe(StageConfig):
             section[last] = value
         recipe = Recipe.model_validate(document)
         recipe._folders, recipe._machine, recipe._chosen = self._folders, self._machine, self._chosen
+        recipe._own_folder = self._own_folder
         return recipe
 
     def to_json(self) -> dict[str, Any]:
@@ -282,6 +289,6 @@ def validated(read: RecipeTree, name: str) -> Recipe:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise refused(error, Recipes(Recipe, name, tree, read.origins)) from None
-    recipe._machine, recipe._chosen = read.machine, read.chosen
+    recipe._machine, recipe._chosen, recipe._own_folder = read.machine, read.chosen, read.folder
     recipe._folders = {".".join(setting): origin.folder for setting, origin in read.origins.items() if origin.folder}
     return recipe

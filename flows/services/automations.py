@@ -10,7 +10,6 @@ The names of a project that is not the server's first begin with `trnflow PROJEC
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -20,6 +19,7 @@ from trnflow.flows.services.deployed_recipes import Case, case_of
 from trnflow.flows.services.events import CHANGED, FIRST, RETRAINED, automation, resource_id
 from trnflow.flows.services.notification import Block, find_block, forget_addresses, plain_message, retrain_message
 from trnflow.flows.services.recovery import TAG
+from trnflow.flows.services.schedules import dates_of
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 NOTIFIED = ("promoted", "kept", "stopped", "failed")
 """The outcomes of a retrain that are notified."""
-DATES = 1000
-"""How many dates of a schedule are looked at to find its longest pause."""
 
 
 def renew(
@@ -74,12 +72,7 @@ def renew(
 
 def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
     """Return the longest time between two of the schedule's next 1000 dates, or None."""
-    from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
-
-    kinds: dict[str, Any] = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}
-    document = schedule.schedule.model_dump()
-    kind = next(kind for name, kind in kinds.items() if name in document)
-    dates = asyncio.run(kind.model_validate(document).get_dates(DATES, start=datetime.now(UTC)))
+    dates = dates_of(schedule.schedule.model_dump(), datetime.now(UTC))
     pauses = [later - earlier for earlier, later in pairwise(dates)]
     return max(pauses, default=None)
 

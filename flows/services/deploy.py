@@ -24,7 +24,7 @@ from trnflow.flows.services.checkouts import (
     replaced_by,
     try_deployments,
 )
-from trnflow.flows.services.deployed_recipes import Case, check_recipes, offer_recipes
+from trnflow.flows.services.deployed_recipes import PREFECT_FILE, Case, check_recipes, offer_recipes
 from trnflow.flows.services.events import FIRST, PROJECT, connected
 from trnflow.flows.services.notification import Block, check_block, take_setting
 from trnflow.flows.services.prefect_server import cause_of_failure, ensure_server, last_error
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 POOL = "local"
-PREFECT_FILE = "prefect.yaml"
 RETRAIN = "retrain"
 """The deployment that an event about changed data runs."""
 # Flow runs of a worker at a time. Without a limit, a worker that was away starts all late runs at once; with four, the

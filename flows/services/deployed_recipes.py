@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
+PREFECT_FILE = "prefect.yaml"
 PARAMETER = "recipe"
 
 
@@ -26,13 +28,31 @@ def case_of(parameters: Meta) -> Case:
     return str(parameters.get(PARAMETER)), *map(str, parameters.get("overrides") or ())
 
 
+def is_template(case: Case) -> bool:
+    """Return whether Prefect fills `{{ }}` in."""
+    return any("{{" in text for text in case)
+
+
+def schedules_of(document: Any, flow: str) -> Iterator[tuple[Meta, Meta]]:
+    """Yield (schedule, parameters) of each active schedule of a flow's deployments. document: of a prefect.yaml, which may be
+    malformed."""
+    deployments = document.get("deployments") if isinstance(document, dict) else None
+    for deployment in deployments if isinstance(deployments, list) else ():
+        if not isinstance(deployment, dict) or deployment.get("paused"):
+            continue
+        if re.split("[:.]", str(deployment.get("entrypoint")))[-1] != flow:
+            continue
+        for schedule in _schedules(deployment):
+            if isinstance(schedule, dict) and schedule.get("active", True):
+                yield schedule, {**(deployment.get("parameters") or {}), **(schedule.get("parameters") or {})}
+
+
 def check_recipes(document: Meta, file: object) -> dict[Case, str]:
     """Read all recipes that a prefect.yaml names; return {case: the recipe's own name}. Raises ConfigError."""
     names: dict[Case, str] = {}
     for deployment, parameters in _parameters(document):
         case = case_of(parameters)
-        # Prefect fills `{{ }}` in
-        if parameters.get(PARAMETER) is None or any("{{" in text for text in case):
+        if parameters.get(PARAMETER) is None or is_template(case):
             continue
         try:
             names[case] = settings.load(case[0], case[1:]).name
@@ -60,6 +80,9 @@ def _parameters(document: Meta) -> Iterator[tuple[str, Meta]]:
     """Yield (name, parameters) of each deployment, and of each of its schedules."""
     for deployment in document["deployments"]:
         own = deployment.get("parameters") or {}
-        schedules = [*(deployment.get("schedules") or ()), *filter(None, [deployment.get("schedule")])]
-        for further in ({}, *(schedule.get("parameters") or {} for schedule in schedules)):
+        for further in ({}, *(schedule.get("parameters") or {} for schedule in _schedules(deployment))):
             yield str(deployment["name"]), {**own, **further}
+
+
+def _schedules(deployment: Meta) -> list[Any]:
+    return [*(deployment.get("schedules") or ()), *filter(None, [deployment.get("schedule")])]

@@ -20,6 +20,9 @@ LIMITS: dict[str, float] = {"rows": 0.1, "label_share": 0.1, "longest": 100_000.
 """The default of `limit`."""
 AGAINST_CHAMPION = ("rows", "label_share", "lengths")
 """Checks that compare with the data of the champion."""
+LOOKS = 365
+"""`promote.looks_per_year` without a schedule."""
+MOST_LOOKS = 10_000
 WITH_COLUMN = ("label_share", "longest", "lengths")
 
 
@@ -33,9 +36,10 @@ class PromoteConfig(StageConfig):
     """The amount by which the challenger must surely be better, in units of the metric."""
     confidence: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.95
     """The probability that in a year of judgements no challenger is promoted by chance alone."""
-    looks_per_year: Annotated[int, Field(ge=1, le=10_000)] = 365
-    """The number of judgements that share the year's 1 - `confidence`: 365 for a retrain each night, 12 for one each month.
-    When they are used up, no challenger is promoted until the oldest is a year old."""
+    looks_per_year: Annotated[int, Field(ge=1, le=MOST_LOOKS)] | None = None
+    """The number of judgements that share the year's 1 - `confidence`. When they are used up, no challenger is promoted until
+    the oldest is a year old. Default: the firings of the recipe's retrain in a year, by the schedule in `prefect.yaml` (12 of
+    a monthly one); without a schedule 365."""
     resamples: Annotated[int, Field(ge=100, le=10_000_000)] = 2000
     """The least number of bootstrap resamples. At least 20 are drawn for each that may lie beyond the interval's end: 146,000
     with the defaults. Accuracy needs none."""
@@ -50,7 +54,7 @@ class PromoteConfig(StageConfig):
     @property
     def alpha(self) -> float:
         """The probability with which chance may win one judgement."""
-        return (1.0 - self.confidence) / self.looks_per_year
+        return (1.0 - self.confidence) / (self.looks_per_year or LOOKS)
 
 
 class CheckConfig(StageConfig):
