@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.chaos.data import rows
+from tests.chaos.data import bomb, rows, with_long_cell
 from tests.chaos.house import House
 from tests.chaos.outside import MlflowServer, ObjectStore
 from tests.helpers.postgres import Postgres
@@ -139,6 +139,27 @@ def change_rows(scene: Scene, chance: random.Random) -> str:
     return f"{count} rows"
 
 
+def put(train: Callable[[], bytes], what: str) -> Callable[[Scene, random.Random], str]:
+    def do(scene: Scene, chance: random.Random) -> str:
+        scene.house.put(train())
+        return what
+
+    return do
+
+
+def break_blob(scene: Scene, chance: random.Random) -> str:
+    """Cut any blob in half: of an input, of the champion, of the frozen rows."""
+    blobs = scene.store.names("blobs/")
+    if not blobs:
+        return "there is none"
+    scene.store.cut(name := chance.choice(blobs))
+    return name
+
+
+def mend_rows(scene: Scene) -> None:
+    change_rows(scene, random.Random(0))
+
+
 def restart_worker(scene: Scene) -> None:
     scene.house.start_worker()
 
@@ -164,6 +185,9 @@ ACTS = (
     Act("fill disk", fill_disk, empty_disk),
     Act("change rows", change_rows),
     Act("change rows", change_rows),
+    Act("gzip bomb", put(bomb, "4 GiB in a line"), mend_rows),
+    Act("long cell", put(lambda: with_long_cell(rows(400)), "200 MB"), mend_rows),
+    Act("break blob", break_blob, lambda scene: scene.store.restore()),
 )
 WITH_POSTGRES = (*ACTS, Act("kill PostgreSQL", kill_postgres, start_postgres))
 

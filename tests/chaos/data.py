@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -21,11 +22,11 @@ CHANGES = (
     ("tokenize: {max_length: 16, train: {kind: wordpiece, vocab_size: 200}}", "tokenize: {max_length: 16}"),
     ("model:\n", "model:\n  tokenizer: tokenizer\n"),
     ("max_steps: 1}", "max_steps: 40, engine: native, devices: 1, threads: 1}\npromote: {margin: 0.2}"),
-    ("tracking: {enabled: false}\n", 'launch: {environment: {USE_TORCH_XLA: "0"}}\n'),
+    ("tracking: {enabled: false}\n", 'launch: {memory_gib: 2, environment: {USE_TORCH_XLA: "0"}}\n'),
 )
 """What differs from the recipe of the tests of champions: no tokenizer is trained, one thread trains for 40 steps, MLflow
-records, and no process imports torch_xla, which takes a quarter of a retrain's processor time. The margin keeps a model that
-is better by luck from being promoted."""
+records, no process imports torch_xla, which takes a quarter of a retrain's processor time, and a stage's memory is limited.
+The margin keeps a model that is better by luck from being promoted."""
 
 
 def write_project(folder: Path, recipe: str = "") -> None:
@@ -76,6 +77,16 @@ def rows(count: int, wrong: float = 0.05, positive: float = 0.5, seed: int = 7) 
 def broken(sound: bytes) -> bytes:
     """Rows whose last line was cut off in the middle."""
     return sound[:-20]
+
+
+def bomb() -> bytes:
+    """One row of 4 GiB in 18 MB: the members of a gzip file are one text."""
+    return gzip.compress(b'{"label": "pos", "text": "') + gzip.compress(b"a" * 2**26, 1) * 64
+
+
+def with_long_cell(sound: bytes) -> bytes:
+    """Rows and one more, whose text has 200 MB."""
+    return b'%b\n{"label": "pos", "text": "%b"}' % (sound, b"a " * 10**8)
 
 
 def without_labels(sound: bytes) -> bytes:

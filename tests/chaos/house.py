@@ -22,7 +22,10 @@ from typing import Any
 from tests.chaos.data import NAMES, write_project
 from tests.flows.prefect_api import Api
 from tests.helpers.event_logs import process_logs
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
 
+GZIP = b"\x1f\x8b"
 MARK = "TRNFLOW_CHAOS"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 EVENTS = {"event": {"prefix": ["trnflow.retrain."]}}
@@ -161,11 +164,24 @@ class House:
         """The logs of all trainings that were begun here."""
         return {file.name for file in process_logs(self.home, "train")}
 
+    def break_blob(self) -> None:
+        """Cut the test rows of the newest run in half, in a store that is a folder. The next run makes the same bytes."""
+        (load_data, *_) = self.records()[-1]["stages"]
+        files = Store(str(self.home / "store"), self.home).artifact(load_data["artifact"]).files
+        (rows,) = (file for file in files if file.path == "test.parquet")
+        blob = self.home / "store" / blob_name(rows.digest)
+        half = blob.read_bytes()[: rows.size // 2]
+        blob.unlink()
+        blob.write_bytes(half)
+
     def put(self, train: bytes) -> None:
-        """Replace the training rows at once, as a careful writer of data does."""
-        new = self.folder / "train.jsonl.new"
+        """Replace the training rows at once, as a careful writer of data does. train: plain, or compressed by gzip."""
+        new, rows = self.folder / "train.jsonl.new", self.folder / "rows"
+        file = rows / ("train.jsonl.gz" if train.startswith(GZIP) else "train.jsonl")
         new.write_bytes(train)
-        new.replace(self.folder / "rows/train.jsonl")
+        for other in {*rows.glob("train.*")} - {file}:
+            other.unlink()
+        new.replace(file)
 
 
 DEPLOYMENT = f"""

@@ -68,6 +68,7 @@ class ObjectStore:
     def __init__(self, folder: Path) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self.whole = dict[str, bytes]()
         self.server = start(["moto.server", "-H", "127.0.0.1", "-p", str(port)], folder / "s3.log")
         wait_for_answer(self.url, self.server)
         self.client.create_bucket(Bucket=BUCKET)
@@ -101,6 +102,16 @@ class ObjectStore:
 
     def document(self, name: str) -> Any:
         return json.loads(self.client.get_object(Bucket=BUCKET, Key=f"store/{name}")["Body"].read())
+
+    def cut(self, name: str) -> None:
+        """Replace an object by its first half, until `restore`."""
+        self.whole[name] = self.client.get_object(Bucket=BUCKET, Key=f"store/{name}")["Body"].read()
+        self.client.put_object(Bucket=BUCKET, Key=f"store/{name}", Body=self.whole[name][: len(self.whole[name]) // 2])
+
+    def restore(self) -> None:
+        for name, body in self.whole.items():
+            self.client.put_object(Bucket=BUCKET, Key=f"store/{name}", Body=body)
+        self.whole.clear()
 
     def close(self) -> None:
         end(self.proxy)

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.chaos.data import NAMES, broken, rows, without_labels
+from tests.chaos.data import NAMES, bomb, broken, rows, with_long_cell, without_labels
 from tests.chaos.databases import environment, prepared
 from tests.chaos.house import House, is_final, wait_for
 from tests.chaos.ledger import BUSY, JUDGED, Firing, faults, firing, judged, sequence
@@ -44,6 +44,7 @@ class Day(NamedTuple):
             are of every firing of the day.
         during: Training rows that replace `train` when the training has begun.
         firings: How many firings must end so, of an outcome that judges nothing.
+        breaks: Whether a blob is cut in half that the day's run makes again.
     """
 
     what: str
@@ -51,6 +52,7 @@ class Day(NamedTuple):
     outcome: str
     during: bytes | None = None
     firings: int = 1
+    breaks: bool = False
 
     @property
     def count(self) -> int:
@@ -70,9 +72,13 @@ def days() -> list[Day]:
         Day("mended", sound, "unchanged"),
         Day("labels missing", without_labels(sound), "failed"),
         Day("labels back", sound, "unchanged"),
+        Day("a bomb", bomb(), "failed"),
+        Day("a cell of 200 MB", with_long_cell(sound), "failed"),
+        Day("without them", sound, "unchanged"),
         Day("drifted", rows(415, positive=0.95), "stopped"),
         Day("as before", sound, "unchanged"),
         Day("a worse one", rows(420, wrong=0.9), "kept"),
+        Day("a broken blob", rows(425), "kept", breaks=True),
         Day("changed during a run", rows(430), "kept", during=rows(440)),
     ]
 
@@ -89,6 +95,8 @@ class Week:
         """Change the rows, and wait until the day has ended as it must."""
         before, trainings = set(self.firings), self.house.trainings()
         say(f"     -- {day.what}")
+        if day.breaks:
+            self.house.break_blob()
         if day.train is not None:
             self.house.put(day.train)
         changed = datetime.now(UTC)
