@@ -303,7 +303,7 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
 
 
 def _emit_failure(name: str, error: Exception) -> None:
-    known = scrubbed(error if isinstance(error, TrnflowError) else unexpected(error))
+    known = scrubbed(unexpected(error))
     _emit(name, Retrained(name, None, False, known.message, error=known))
 
 

@@ -52,6 +52,10 @@ class TrnflowError(Exception):
         """Return {type, message, fix}."""
         return {"type": type(self).__name__, "message": self.message, "fix": self.fix}
 
+    def placed(self) -> dict[str, Any]:
+        """Return {stage, type, message, fix}; stage is None outside one."""
+        return {"stage": self.stage or None, **self.to_json()}
+
 
 class ConfigError(TrnflowError):
     exit_code = 2
@@ -147,7 +151,9 @@ def of_machine(error: BaseException) -> MachineError | None:
 
 
 def unexpected(error: Exception) -> TrnflowError:
-    """Return any exception as a MachineError, or as a ProcessFailed that asks for a report."""
+    """Return any exception as a TrnflowError: itself, a MachineError, or a ProcessFailed that asks for a report."""
+    if isinstance(error, TrnflowError):
+        return error
     return of_machine(error) or ProcessFailed(
         f"unexpected {type(error).__name__}{_place(error)}: {error}", "run it again with --debug and report it"
     )

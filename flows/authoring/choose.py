@@ -191,20 +191,14 @@ def _instruction(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | 
         column = taken["response"]
         raise Question(
             f"{column.name} has {column.describe()}",
-            {
-                f"data.label={column.name}": "they are classes",
-                "format.task=instruction": "they are answers to write",
-            },
+            {f"data.label={column.name}": "they are classes", "format.task=instruction": "they are answers to write"},
         )
     draft = Draft("instruct")
     settings = draft.settings["format"]
     settings["task"] = "instruction"
     if (ask, answer) == ("prompt", "completion"):
         draft.taken = [("prompt", taken["instruction"]), ("answer", taken["response"])]
-        settings |= {
-            "prompt_template": f"{{{{ {taken['instruction'].name} }}}}",
-            "response": taken["response"].name,
-        }
+        settings |= {"prompt_template": f"{{{{ {taken['instruction'].name} }}}}", "response": taken["response"].name}
         draft.why["format.prompt_template"] = "prompt and completion are joined as they are, without headings"
         return draft
     draft.taken = list(taken.items())
@@ -296,10 +290,7 @@ def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list
     if len(open_ones) > 1 or (open_ones and not amounts):
         raise Question(
             f"which column holds what is to be predicted? {listed({column.name: column for column in open_ones})}",
-            {
-                **dict(map(_as_label, open_ones[:6])),
-                "format.task=text": "none of them: learn to write such texts",
-            },
+            {**dict(map(_as_label, open_ones[:6])), "format.task=text": "none of them: learn to write such texts"},
         )
     if amounts:
         return amounts

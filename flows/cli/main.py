@@ -107,7 +107,7 @@ def fail(error: TrnflowError, options: argparse.Namespace) -> int:
     """Print an error on stderr, and with --json a document on stdout; return its exit code."""
     error = scrubbed(complete(error, options))
     if options.json:
-        print(json.dumps({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}}))
+        print(json.dumps({"schema": 1, "error": error.placed()}))
     return print_error(error, options)
 
 

@@ -56,7 +56,8 @@ def run_page(
     document = hide_secrets(document)
     notes, report, evaluation = _evaluation(store, document)
     head = f"{document['outcome']} {document['ended']}, {seconds(document['seconds'])} s"
-    price = _price(document)
+    price = float(document.get("resolved", {}).get("hardware", {}).get("price_per_hour", 0.0))  # USD
+    price *= bool(document.get("dollars"))
     spent = f", {document['dollars']:.2f} USD" if price else ""
     about = f"; {subtitle_of(report)}" if report else ""
     error = document.get("error")
@@ -87,12 +88,6 @@ def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, M
             return [f"the evaluation is no longer in the store: {error.message}"], None, None
         report = read_json(Path(folder) / "report.json")
         return report["notes"], report, evaluation_part(Path(folder), report)
-
-
-def _price(document: Meta) -> float:
-    """Return the USD per hour of the run's hardware; 0 if it has none, or the run cost nothing."""
-    price = document.get("resolved", {}).get("hardware", {}).get("price_per_hour", 0.0)
-    return float(price) if document.get("dollars") else 0.0
 
 
 def _stages(document: Meta, price: float) -> Meta:

@@ -18,7 +18,8 @@ def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
     if pair is None:
         return f"{entry['outcome']}: {entry['why']}"
     number = stands["champions"][0]["number"] - (entry["outcome"] == "promoted")
-    rows = next((each for each in by_number.values() if _froze(each, entry)), None)
+    frozen = (each for each in by_number.values() if each["outcome"] == "frozen" and each["n"] < entry["n"])
+    rows = next((each for each in frozen if each["frozen"] == entry["frozen"]), None)
     parts = [
         f"{entry['outcome']}: {pair['metric']} {pair['challenger']:.4g} against {pair['champion']:.4g} of champion {number}",
         f"difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to {pair['high']:+.4g}",
@@ -27,7 +28,3 @@ def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
     if pair.get("spent"):
         parts.append(f"budget spent {pair['spent']:.0%}")
     return "; ".join(parts)
-
-
-def _froze(entry: Entry, decided: Entry) -> bool:
-    return entry["outcome"] == "frozen" and entry["frozen"] == decided["frozen"] and entry["n"] < decided["n"]

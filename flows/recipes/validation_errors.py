@@ -26,7 +26,7 @@ from trnflow.tasks.errors import ConfigError
 
 REMOVED = {
     "model.trust_remote_code": "was removed: it ran code beside the weights that is in no stage's key, so a change of that code "
-    "was a hit, and the code was not in the result",
+    "was a hit, and the code was not in the result"
 }
 """{setting that was removed: why}"""
 # No error shows values of this mapping: they may be secrets.
@@ -61,15 +61,13 @@ class SettingError(NamedTuple):
 
 def refused(error: ValidationError, read: Recipes) -> ConfigError:
     """Return one ConfigError about all problems, with the fix of the first."""
-    problems = dict.fromkeys(_problem(entry, read.root) for entry in error.errors(include_url=False))
+    problems = dict[SettingError, None]()
+    for entry in error.errors(include_url=False):
+        text = entry["msg"].partition(", ")[2].rstrip(".") if entry["type"] in OURS else ""
+        setting, at_name = _setting(entry["loc"], read.root)
+        problems[SettingError(setting, entry["type"], at_name, text)] = None
     described = [_described(problem, read) for problem in problems if not _is_covered(problem, problems)]
     return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])
-
-
-def _problem(entry: Any, root: type[BaseModel]) -> SettingError:
-    setting, at_name = _setting(entry["loc"], root)
-    text = entry["msg"].partition(", ")[2].rstrip(".") if entry["type"] in OURS else ""
-    return SettingError(setting, entry["type"], at_name, text)
 
 
 def _setting(loc: Sequence[int | str], root: Any) -> tuple[tuple[str, ...], bool]:
@@ -111,7 +109,8 @@ def _described(problem: SettingError, read: Recipes) -> tuple[str, str]:
     if problem.text:
         return f"{where}: {setting}: {problem.text}{given}", _fix_of(problem.text, path, read)
     if problem.at_name:
-        names = choices(_key(annotation_at(read.root, path[:-1])))
+        table = table_in(annotation_at(read.root, path[:-1]))
+        names = choices(table.__args__[0] if table is not None else str)  # of the table's keys
         close = nearest(path[-1], names)
         wanted = f"one of {', '.join(names)}" if names else "text"
         return (
@@ -159,9 +158,3 @@ def _value(tree: Any, path: tuple[str, ...]) -> Any:
         elif isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
             tree = tree[int(name)]
     return tree
-
-
-def _key(annotation: Any) -> Any:
-    """Return the type annotation of a table's keys."""
-    table = table_in(annotation)
-    return table.__args__[0] if table is not None else str

@@ -50,13 +50,9 @@ class Checked(NamedTuple):
         if self.measured.value is None:
             return f"the check {name} can't be applied: {self.measured.why}"
         word = "within" if self.result == "passed" else "above"
-        value, most = (f"{number:,.4g}" if number < 1e4 else f"{number:,.0f}" for number in self._numbers)
+        numbers = (self.measured.value, self.check.most)
+        value, most = (f"{number:,.4g}" if number < 1e4 else f"{number:,.0f}" for number in numbers)
         return f"the check {name} found {value}, {word} its limit {most} ({self.measured.why})"
-
-    @property
-    def _numbers(self) -> tuple[float, float]:
-        assert self.measured.value is not None
-        return self.measured.value, self.check.most
 
 
 def check_data(change: RetrainReason, log: EventLog) -> tuple[Checked, ...]:

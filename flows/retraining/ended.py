@@ -68,9 +68,7 @@ def write_ended(store: Store, ended: Retrained, data: str | None) -> Entry | Non
 
 def entry_of(ended: Retrained, data: str | None) -> NewEntry:
     """Return the ledger's entry about a retrain that judged no model."""
-    error = None
-    if ended.error is not None:
-        error = {"stage": ended.error.stage or None, **ended.error.to_json()}
+    error = ended.error.placed() if ended.error else None
     return NewEntry(
         outcome=ended.outcome, by="retrain", why=ended.why, run=ended.run, data=data, challenger=ended.challenger,
         frozen=ended.frozen, checks=list(ended.checks), error=error,

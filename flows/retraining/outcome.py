@@ -67,7 +67,7 @@ class Retrained:
         document["checks"] = list(self.checks)
         document["report"] = f"trnflow report {self.run}" if self.run else None
         if self.error is not None:
-            document["error"] = {"stage": self.error.stage or None, **self.error.to_json()}
+            document["error"] = self.error.placed()
         return document
 
     def _metrics(self) -> Meta | None:

@@ -85,7 +85,7 @@ def record_failure(recipe: Recipe, store: Store, error: Exception, *, offline: b
 
 def failure(recipe: Recipe, store: Store, error: Exception) -> Retrained:
     """Return the outcome of a retrain that failed, with the present champion and frozen rows. Writes nothing."""
-    known = scrubbed(error if isinstance(error, TrnflowError) else unexpected(error))
+    known = scrubbed(unexpected(error))
     return _with_present(recipe, store, Retrained(recipe.name, None, False, known.message, error=known))
 
 

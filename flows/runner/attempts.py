@@ -14,9 +14,6 @@ from trnflow.tasks.store.layout import document_name
 from trnflow.tasks.store.lease import LeaseLost
 from trnflow.tasks.system.clock import now
 
-PREVIEW = "-preview"
-"""The end of the id of a run that only shows rows."""
-
 
 def attempt_id(run: str, stage: str) -> str:
     """Return a new id: `<run id>-<stage name>-<number>`."""

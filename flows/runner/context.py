@@ -107,27 +107,16 @@ def new_run_id() -> str:
 
 
 def open_store(recipe: Recipe) -> Store:
-    """Return the recipe's store, which need not exist yet and is not created. The home is created if it is missing.
-
-    Raises:
-        ConfigError: The store exists, but is damaged or in a format of another version.
-    """
+    """Return the recipe's store, which is not created; the home is. Raises ConfigError for a store of another format."""
     store = Store(store_root(recipe), open_home())
     store.is_made()
     return store
 
 
 def open_context(name: str, overrides: Iterable[str] = (), *, offline: bool = False, create: bool = True) -> RunContext:
-    """Read a recipe, and open its store.
+    """Read a recipe (see `load`), and open its store. Raises ConfigError, StoreError.
 
-    Args:
-        name: A name in `conf/` or the path of a YAML file.
-        overrides: `section.setting=value` texts.
-        offline: Make no requests to a hub; use its last answers.
-        create: Create the store if it is missing.
-
-    Raises:
-        ConfigError, StoreError: The recipe or the store can't be used.
+    offline: make no requests to a hub, use its last answers; create: create the store if it is missing.
     """
     recipe = load(name, overrides)
     return context_of(recipe, open_store(recipe), offline=offline, create=create)

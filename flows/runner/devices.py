@@ -34,9 +34,7 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
 
 
 def devices_of(stage: Stage, config: Any, recipe: Recipe, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the devices for which a stage of a recipe needs leases.
-
-    environment: `launch.environment`, filled in."""
+    """Return the names of the devices for which a stage of a recipe needs leases. environment: as for `device_names`."""
     # precompile measures memory on the device if it is to find the micro batch
     if stage.role == "training" or (stage.role == "graphs" and config.micro_batch == "auto"):
         return device_names(recipe, environment)
@@ -71,12 +69,7 @@ def device_key(name: str) -> str:
 
 
 def filled_environment(launch: LaunchConfig) -> dict[str, str]:
-    """Return the variables of `launch.environment`, each `${NAME}` in a value replaced by the environment variable NAME.
-    The values are secrets from now on.
-
-    Raises:
-        ConfigError: An environment variable is not set.
-    """
+    """Return `launch.environment` with each `${NAME}` filled in; the values are secrets from now on. Raises ConfigError."""
     filled = {name: fill_variables(value, f"launch.environment.{name}") for name, value in launch.environment.items()}
     for value in filled.values():
         add_secret(value)

@@ -28,13 +28,9 @@ def stage_job(
     environment: dict[str, str],
     **others: Any,
 ) -> Job:
-    """Return the job that runs a stage.
+    """Return the job that runs a stage. Raises CodeError if code of the stage has changed since its key document.
 
-    Args:
-        document: The key document. Raises CodeError if code of the stage has changed since.
-        inputs: By parameter name; their files are on this machine.
-        environment: Further variables of the process; their values are secret.
-        others: Further attributes of the job.
+    environment: further variables of the process, whose values are secret; others: further attributes of the job.
     """
     variables = stage.environ(config) | environment
     return Job.of(

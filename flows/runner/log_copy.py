@@ -26,11 +26,6 @@ class LogCopy(Reader):
         with log_file(self._store.home, self._run).open("rb") as file:
             file.seek(self._offset)
             lines = file.read()
-        if lines and self._store.backend.create(copy_name(self._run, self._number), lines):
+        if lines and self._store.backend.create(f"logs/{self._run}/{self._number}.jsonl", lines):
             self._offset += len(lines)
             self._number += 1
-
-
-def copy_name(run: str, number: int) -> str:
-    """Return the name, in the store, of a part of a run's event log."""
-    return f"logs/{run}/{number}.jsonl"

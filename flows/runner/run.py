@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from trnflow.flows.runner.attempts import PREVIEW
 from trnflow.flows.runner.context import RunContext, make_plan
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.make import find_result, make_result
@@ -21,6 +20,7 @@ from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
+from trnflow.tasks.events.retention import PREVIEW
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
 REPAIRS = 10

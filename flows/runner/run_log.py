@@ -16,8 +16,9 @@ from trnflow.flows.runner.log_copy import LogCopy
 from trnflow.flows.runner.mlflow_log import ON_RECORD, destination_of, for_mlflow
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import TrnflowError, is_interruption, unexpected
+from trnflow.tasks.errors import is_interruption
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.events.log import error_document
 
 
 @contextmanager
@@ -62,8 +63,7 @@ def write_step(context: RunContext, step: Step) -> None:
 
 
 def write_failure(log: EventLog, stage: str, error: BaseException) -> None:
-    known = error if isinstance(error, TrnflowError) else unexpected(error) if isinstance(error, Exception) else None
-    document = known.to_json() if known else {"type": type(error).__name__, "message": str(error), "fix": ""}
+    document = {name: value for name, value in error_document(error).items() if name != "stage"}
     log.write("stage_failed", stage=stage, error=document, stopped=is_interruption(error))
 
 

@@ -52,14 +52,10 @@ class Recorded(NamedTuple):
 
 
 def check_record(store: Store, record: Meta, kind: str, lost: set[str]) -> Recorded:
-    """Check whether the artifact of a record can be used; reads no blob.
+    """Check by sizes and stamps whether the artifact of a record can be used; reads no blob, and of a remote store looks
+    at none.
 
-    In a local store each blob's size is compared with the artifact's list of files, and its stamp with that of its last
-    verification. Blobs of a remote store are not looked at.
-
-    Args:
-        kind: Of the artifacts that the stage makes.
-        lost: Digests of blobs that are known to be missing or corrupt.
+    kind: of the artifacts that the stage makes; lost: digests of blobs that are known to be missing or corrupt.
     """
     try:
         artifact = store.artifact(record["artifact"])

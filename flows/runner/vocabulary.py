@@ -1,6 +1,4 @@
-"""Check that the model that training starts from (`train.warm_start_from`) has the vocabulary of this run's rows: each
-token id must stand for the same token in the model's tokenizer and in that of the rows.
-"""
+"""Check that the model of `train.warm_start_from` has the vocabulary of this run's rows."""
 
 from __future__ import annotations
 
@@ -21,13 +19,9 @@ FIX = (
 
 
 def check_vocabulary(store: Store, start: Artifact, tokens: Artifact) -> None:
-    """Raise ConfigError if a token id stands for different tokens in the tokenizers of `start` and `tokens`.
+    """Raise ConfigError if an id that both tokenizers have stands for different tokens.
 
-    Only ids that both tokenizers have are compared. Neither tokenizer.json is read if their digests are equal.
-
-    Args:
-        start: The model that training starts from, an artifact of consolidate or train.
-        tokens: This run's artifact of tokenize_text.
+    start: an artifact of consolidate or train; tokens: this run's artifact of tokenize_text.
     """
     ours, theirs = _tokenizer(tokens), _tokenizer(start)
     if ours.digest == theirs.digest:
@@ -44,12 +38,7 @@ def check_vocabulary(store: Store, start: Artifact, tokens: Artifact) -> None:
 
 
 def refuse_unknown_vocabulary(recipe: Recipe, plan: Plan) -> None:
-    """Raise ConfigError if training starts from an earlier model, and this run may first train a tokenizer of its own
-    (`tokenize.train`).
-
-    The vocabulary of a tokenizer that is yet to be trained can't be compared with the model's before the run. No error
-    is raised if the store has this run's artifact of tokenize_text, which contains the trained tokenizer.
-    """
+    """Raise ConfigError if training starts from an earlier model, and the run's tokenizer is yet to be trained."""
     both = recipe.tokenize.train and recipe.train.warm_start_from
     if both and plan.roles["tokens"].artifact is None:
         raise ConfigError(

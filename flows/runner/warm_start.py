@@ -1,9 +1,4 @@
-"""Find the model that training starts from, as `train.warm_start_from` names it.
-
-A recipe may name itself, to train on from its own newest model. If nothing else has changed since that model was made,
-training starts again from the model that it was made of (or from none, for a first champion): the key is then the same
-as before, and the result is a hit.
-"""
+"""Find the model that training starts from, as `train.warm_start_from` names it: perhaps the recipe's own newest one."""
 
 from __future__ import annotations
 
@@ -35,11 +30,8 @@ LEAST = 8
 class EarlierModel:
     """A model of the store that training can start from.
 
-    Attributes:
-        artifact: The artifact of consolidate or train.
-        setting: The name of the setting, such as train.warm_start_from, for messages.
-        document: The key document of the training that made it; None if the setting is a digest, or the record is gone.
-        is_champion: Whether the setting is `NAME@champion` or `NAME@N`.
+    setting: its name, for messages; document: the key document of the training that made it, None if the setting is a
+    digest or the record is gone; is_champion: whether the setting is `NAME@champion` or `NAME@N`.
     """
 
     artifact: Artifact
@@ -108,8 +100,8 @@ def _unknown(name: ModelName) -> ConfigError:
 def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
     """Return (the model that training starts from, or None; a note for the user, or "").
 
-    That is `earlier`, unless this training repeats the one that made it: then it is the model which that one started from,
-    so that the key is the same, and the result is a hit. A champion that started from none gives None.
+    That is `earlier`, unless this training repeats the one that made it: then it is the model which that one started from
+    (None for a champion that started from none), so that the key is the same, and the result is a hit.
 
     document: the key document of the training that is about to start, without its starting model.
     """

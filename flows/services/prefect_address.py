@@ -34,15 +34,11 @@ def recorded_server(home: Path) -> dict[str, Any]:
 
 
 def _active_profile() -> dict[str, Any]:
-    document = _toml(_profiles_path())
-    name = os.environ.get("PREFECT_PROFILE") or document.get("active")
-    return dict(document.get("profiles", {}).get(name, {}))
-
-
-def _profiles_path() -> Path:
     named = _setting("PREFECT_PROFILES_PATH", lambda table: table.get("profiles_path"))
     folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    return Path(named or folder / "profiles.toml")
+    document = _toml(Path(named or folder / "profiles.toml"))
+    name = os.environ.get("PREFECT_PROFILE") or document.get("active")
+    return dict(document.get("profiles", {}).get(name, {}))
 
 
 def _setting(variable: str, read: Callable[[dict[str, Any]], str | None]) -> str | None:

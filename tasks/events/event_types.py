@@ -249,8 +249,5 @@ def checked_event(document: Meta) -> Event | None:
 
 def stages_of(event: Planned) -> list[PlannedStage]:
     """Return the stages of a plan, without entries that have no name or action."""
-    return [
-        one
-        for one in event["stages"]
-        if isinstance(one, dict) and isinstance(one.get("stage"), str) and "action" in one
-    ]
+    stages = (one for one in event["stages"] if isinstance(one, dict) and "action" in one)
+    return [one for one in stages if isinstance(one.get("stage"), str)]

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import StoreError, TrnflowError, is_interruption, unexpected
+from trnflow.tasks.errors import StoreError, is_interruption, unexpected
 from trnflow.tasks.events.event_types import SCHEMA, Event
 from trnflow.tasks.events.retention import FILE, prune_logs, run_folder
 from trnflow.tasks.events.state import RunState, present
 from trnflow.tasks.system.private_files import make_home
-from trnflow.tasks.system.redaction import scrub, scrub_all
+from trnflow.tasks.system.redaction import map_leaves, scrub_all
 
 PROGRESS_SECONDS = 1.0
 """The shortest time between two lines of progress of a stage."""
@@ -154,7 +154,7 @@ class EventLog:
         seconds = round(time.monotonic() - self._begun, 3)
         return {
             "outcome": "completed" if error is None else "cancelled" if is_interruption(error) else "failed",
-            "error": None if error is None else _error_of(error),
+            "error": None if error is None else error_document(error),
             "seconds": seconds,
             "dollars": round(seconds / 3600 * self.state.price_per_hour, 4),
             "lost": self.lost,
@@ -173,11 +173,12 @@ class EventLog:
         with self._lock:
             document: Meta = {"n": self._next, "time": present() if at is None else round(at, 3), "event": event}
             clean = scrub_all(fields)
-            document |= clean if event == "run_begun" else _cut(clean)
+            document |= clean if event == "run_begun" else map_leaves(_cut, clean)
             happened = cast(Event, document)
             self.state.take(happened)
             if event == "progress":
-                self._write_progress(document)
+                if self._bytes < NO_PROGRESS_BYTES and self._is_due(document, "file", PROGRESS_SECONDS):
+                    self._write_line(document)
                 if not self._is_due(document, "readers", READER_SECONDS):
                     return
             elif event != "metrics" or self._has_room_for_metrics():
@@ -247,10 +248,6 @@ class EventLog:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _write_progress(self, document: Meta) -> None:
-        if self._bytes < NO_PROGRESS_BYTES and self._is_due(document, "file", PROGRESS_SECONDS):
-            self._write_line(document)
-
     def _is_due(self, document: Meta, where: str, pause: float) -> bool:
         """Return whether progress is to be passed on: the last of a count always is."""
         now, name = time.monotonic(), (where, f"{document['stage']} {document['unit']}")
@@ -315,37 +312,25 @@ def events_of(report: Meta) -> Iterator[tuple[str, Meta, float | None]]:
 
 
 def _cut(value: Any) -> Json:
-    """Return a JSON value with its texts cut to TEXT_LENGTH."""
-    if isinstance(value, dict):
-        return {name: _cut(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cut(item) for item in value]
-    if isinstance(value, str) and len(value) > TEXT_LENGTH:
-        return f"{value[: TEXT_LENGTH - 1]}…"
-    return value
+    """Return a value; of a text at most TEXT_LENGTH characters."""
+    return f"{value[: TEXT_LENGTH - 1]}…" if isinstance(value, str) and len(value) > TEXT_LENGTH else value
 
 
 def _line_of(document: Meta) -> bytes:
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
     except ValueError:  # a loss that is not a number, which JSON does not have
-        text = json.dumps(_finite(document), allow_nan=False, ensure_ascii=False)
+        text = json.dumps(map_leaves(_finite, document), allow_nan=False, ensure_ascii=False)
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _error_of(error: BaseException) -> Meta:
-    """Return {stage, type, message, fix} of the error that ended a run."""
-    if isinstance(error, TrnflowError):
-        return {"stage": error.stage or None, **error.to_json()}
+def error_document(error: BaseException) -> Meta:
+    """Return {stage, type, message, fix} of any error."""
     if isinstance(error, Exception):
-        return {"stage": None, **unexpected(error).to_json()}
-    return {"stage": None, "type": type(error).__name__, "message": scrub(str(error)), "fix": ""}
+        return unexpected(error).placed()
+    return {"stage": None, "type": type(error).__name__, "message": str(error), "fix": ""}
 
 
 def _finite(value: Any) -> Json:
-    """Return a JSON value with the texts NaN, Infinity and -Infinity in place of these numbers."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+    """Return a value; the text NaN, Infinity or -Infinity for such a number."""
     return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.system.json_lines import parsed
 
 FILE = "events.jsonl"
 UNSENT = "mlflow/cursor.json"
@@ -25,6 +27,7 @@ PRUNED = ".pruned"
 PAUSE_SECONDS = 3600.0
 """The shortest time between two looks at all logs."""
 PREVIEW = "-preview"
+"""The end of the id of a run that only shows rows."""
 
 
 def run_folder(home: Path, run: str) -> Path:
@@ -76,7 +79,8 @@ def prune_logs(home: Path, keep: str = "") -> None:
         runs = logged_runs(home)
         if len(runs) <= KEPT_RUNS:
             return
-        sizes = {run: _bytes_of(run_folder(home, run)) for run in runs}
+        files = {run: (file for file in run_folder(home, run).rglob("*") if file.is_file()) for run in runs}
+        sizes = {run: sum(file.stat().st_size for file in some) for run, some in files.items()}
         total = sum(sizes.values())
         for run in reversed(list(_removable(home, runs)) if total > KEPT_BYTES else []):
             if total <= KEPT_BYTES:
@@ -92,20 +96,13 @@ def _removable(home: Path, runs: list[str]) -> Iterator[str]:
     for run in runs:
         is_new = len(units) < KEPT_RUNS
         if not run.endswith(PREVIEW):
-            units.add(_sweep_of(log_file(home, run)) or run)
+            units.add(str(first_line(log_file(home, run)).get("parent") or run))  # the run's sweep
         if not is_new:
             yield run
 
 
-def _sweep_of(file: Path) -> str | None:
-    """Return the id of the sweep that a run belongs to, or None."""
-    try:
-        with file.open("rb") as handle:
-            parent = json.loads(handle.readline()).get("parent")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return parent if isinstance(parent, str) else None
-
-
-def _bytes_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def first_line(file: Path) -> Meta:
+    """Return the first event of a log, unchecked; {} if it can't be read."""
+    with contextlib.suppress(OSError), file.open("rb") as handle:
+        return parsed(handle.readline()) or {}
+    return {}

@@ -208,13 +208,8 @@ class RunState:
     def _begin(self, event: RunBegun) -> None:
         self.run, self.recipe, self.kind = event["run"], event["recipe"], event["kind"]
         self.parent, self.begun, self.settings = event["parent"], event["time"], event["settings"]
-        self.store, self.options, self.host, self.checkout = (
-            event["store"],
-            event["options"],
-            event["host"],
-            event["checkout"],
-        )
-        self.price_per_hour, self.outcome = event["price_per_hour"], "running"
+        self.store, self.options, self.host = event["store"], event["options"], event["host"]
+        self.checkout, self.price_per_hour, self.outcome = event["checkout"], event["price_per_hour"], "running"
 
     def _end_stage(self, event: StageEnded) -> None:
         ended = self._of(event["stage"])

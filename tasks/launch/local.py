@@ -24,6 +24,7 @@ from trnflow.tasks.launch.memory import memory_limit, shown, takes_less
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.warm_parents import ForkedGuard, process_environ, start_guard
 from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.process import how_ended
 from trnflow.tasks.system.redaction import substitutions
 
 Emit = Callable[[Meta], None]
@@ -103,22 +104,12 @@ class Guarded:
             )
             if forked is not None:
                 return forked
+        guard = [sys.executable, "-I", "-S", guard_module.__file__, str(self._job.grace_seconds), str(self._memory)]
+        stdin, stdout, stderr = descriptors
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                guard_module.__file__,
-                str(self._job.grace_seconds),
-                str(self._memory),
-                *python(entry, *arguments),
-            ],
-            env=environ,
-            stdin=descriptors[0],
-            stdout=descriptors[1],
-            stderr=descriptors[2],
+            [*guard, *python(entry, *arguments)], env=environ, stdin=stdin, stdout=stdout, stderr=stderr,
             start_new_session=True,
-        )
+        )  # fmt: skip
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._lifeline)
@@ -219,19 +210,12 @@ class Guarded:
                 f"{takes_less(name)}end other programs, or take a machine with more memory; its log is {log}",
             )
         return ProcessFailed(
-            f"the process of {name} died without a word ({_how_ended(self._status)}){_tail(log)}",
+            f"the process of {name} died without a word ({how_ended(self._status)}){_tail(log)}",
             f"read the whole log, {log}",
         )
 
     def _stopped(self) -> TrnflowError:
         return Interrupted(f"{self._job.name} was interrupted", "run the same command again")
-
-
-def _how_ended(status: int) -> str:
-    """Return "exit code N", or "signal NAME" for a negative status."""
-    if status >= 0:
-        return f"exit code {status}"
-    return f"signal {signal.Signals(-status).name if -status in {*signal.Signals} else -status}"
 
 
 def _tail(log: Path, lines: int = 20) -> str:

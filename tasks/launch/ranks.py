@@ -22,6 +22,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, ProcessFailed
 from trnflow.tasks.launch.guard import die_with_parent
 from trnflow.tasks.launch.memory import takes_less
+from trnflow.tasks.system.process import how_ended
 from trnflow.tasks.system.whole_file import write_whole
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -144,9 +145,10 @@ def _told(first: int, statuses: list[int], document: Meta | None, left: list[int
         error: Meta = document["error"]  # every rank reports this error
         return error
     if document is None:
-        how = f"signal {signal.Signals(-statuses[first]).name}" if statuses[first] < 0 else f"exit {statuses[first]}"
         fix = f"read the stage's log; if the machine ran out of memory, {takes_less('train')}lower train.devices"
-        error = ProcessFailed(f"{where} died without a word ({how}), and the others were ended", fix).to_json()
+        error = ProcessFailed(
+            f"{where} died without a word ({how_ended(statuses[first])}), and the others were ended", fix
+        ).to_json()
     else:
         error = {**document["error"], "message": f"{where}: {document['error']['message']}"}
     if left:

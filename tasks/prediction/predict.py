@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.prediction.prompts import Shape, shape_of
@@ -15,7 +16,6 @@ from trnflow.tasks.prediction.prompts import Shape, shape_of
 if TYPE_CHECKING:
     from trnflow.tasks.prediction.classification import Classifier
 
-Row = dict[str, Any]
 Named = tuple[str, Row]
 """A row's name in errors, and the row."""
 

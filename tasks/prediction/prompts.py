@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import prompted, sections
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
-from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, conversation_of
+from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, Row, conversation_of
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import (
     ARGUMENTS,
@@ -26,7 +26,6 @@ from trnflow.tasks.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns
 
-Row = dict[str, Any]
 Parts = list[Meta]
 """Dicts with `text`, `train` (false) and perhaps `plain`: special tokens in it are read as text."""
 

@@ -6,13 +6,11 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.errors import ConfigError, DataError, MachineError
 from trnflow.tasks.sources.data_files import FORMATS, format_of
-
-Row = dict[str, Any]
 
 
 class RowFile:

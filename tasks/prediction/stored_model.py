@@ -12,8 +12,9 @@ from mlflow.pyfunc import PythonModel
 from pandas import DataFrame
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.errors import ConfigError, TrnflowError
-from trnflow.tasks.prediction.predict import Predict, Row, open_model, predictor
+from trnflow.tasks.prediction.predict import Predict, open_model, predictor
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import VARIABLE
 from trnflow.tasks.system.home import home_folder
@@ -29,11 +30,8 @@ class StoredModel(PythonModel):  # type: ignore[misc]
     def load_context(self, context: Any) -> None:
         """Load the weights. Raises MlflowException with the cause and the fix."""
         config = context.model_config
-        for name, value in {
-            **EAGER,
-            **ENVIRON,
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }.items():  # read by libraries when they are imported
+        # read by libraries when they are imported
+        for name, value in {**EAGER, **ENVIRON, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items():
             os.environ.setdefault(name, value)
         try:
             self._predict = _load(config["store"], config["artifact"], int(config["max_new_tokens"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -107,6 +108,13 @@ def is_running(pid: int, start: int = 0) -> bool:
         return True
     state, started = _stat(pid)
     return state not in ("Z", "X") and (not start or not started or start == started)
+
+
+def how_ended(status: int) -> str:
+    """Return "exit code N", or "signal NAME" for a negative status."""
+    if status >= 0:
+        return f"exit code {status}"
+    return f"signal {signal.Signals(-status).name if -status in {*signal.Signals} else -status}"
 
 
 def _stat(pid: int) -> tuple[str, int]:

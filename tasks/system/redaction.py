@@ -116,8 +116,7 @@ def fill_variables(text: str, setting: str) -> str:
         name = reference[1]
         if name not in os.environ:
             raise ConfigError(
-                f"{setting}: the environment variable {name} is not set",
-                f"export {name}=..., or change {setting}",
+                f"{setting}: the environment variable {name} is not set", f"export {name}=..., or change {setting}"
             )
         add_secret(os.environ[name], reference[0])
         return os.environ[name]

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import follow, has_end, is_written, log_file, unsent_file, unsent_runs
+from trnflow.tasks.events.retention import first_line
 from trnflow.tasks.system.databases import is_database, missing_driver
-from trnflow.tasks.system.json_lines import parsed
 from trnflow.tasks.system.redaction import Scrubbed, add_secrets_of, scrub, scrub_logs, without_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -203,8 +203,6 @@ def _client(address: str, folder: Path) -> MlflowClient:
 
 def _address(unsent: Unsent) -> str:
     """Return the address that the run's first event names, with credentials if this process has them."""
-    recorded, given = "", os.environ.get(ADDRESS, "")
-    with contextlib.suppress(OSError), unsent.log.open("rb") as handle:
-        begun = parsed(handle.readline()) or {}
-        recorded = str((begun.get("tracking") or {}).get("uri", ""))
+    given, tracking = os.environ.get(ADDRESS, ""), first_line(unsent.log).get("tracking") or {}
+    recorded = str(tracking.get("uri", ""))
     return given if given and recorded in (os.environ.get(RECORDED_ADDRESS), without_secrets(given)) else recorded

@@ -16,10 +16,7 @@ PARAM_LENGTH = 6000
 MOST_FIGURES = 8
 ORDER = (*NAMES, "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars")
 """The single figures that a run shows first."""
-SUMMARY = (
-    *(f"evaluate_model/{name}" for name in MAIN),
-    *(f"train/{name}" for name in (*TRAINING, "seconds")),
-)
+SUMMARY = (*(f"evaluate_model/{name}" for name in MAIN), *(f"train/{name}" for name in (*TRAINING, "seconds")))
 """The single figures that a run shows of its stages."""
 
 

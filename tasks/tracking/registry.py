@@ -75,11 +75,7 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
         client.delete_registered_model_alias(name, CHALLENGER)
     client.update_registered_model(name, describe(event))
     client.update_model_version(name, versions[CHAMPION], describe(event))
-    for tag, value in (
-        (NUMBER, event["number"]),
-        (SERIES, event["series"]),
-        (CREATED, event["created"]),
-    ):
+    for tag, value in ((NUMBER, event["number"]), (SERIES, event["series"]), (CREATED, event["created"])):
         client.set_registered_model_tag(name, tag, str(value))
 
 

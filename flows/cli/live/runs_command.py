@@ -13,11 +13,11 @@ from trnflow.flows.cli.history_commands import ACTED, run_ids, run_summary
 from trnflow.flows.cli.live.status_command import counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
-from trnflow.flows.runner.attempts import PREVIEW
 from trnflow.flows.runner.mlflow_log import ON_RECORD
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
+from trnflow.tasks.events.retention import PREVIEW
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
 from trnflow.tasks.prediction.predict import Model, Predict
 
@@ -123,7 +124,7 @@ def _page(model: Model, predict: Predict, title: str) -> Any:
 
     alone = threading.Lock()  # the page and its API have a queue each
 
-    def answer(row: dict[str, Any]) -> Meta:
+    def answer(row: Row) -> Meta:
         try:
             with alone:
                 return next(iter(predict([("the text", row)])))
@@ -135,7 +136,7 @@ def _page(model: Model, predict: Predict, title: str) -> Any:
     return _form(model, answer, title)
 
 
-def _form(model: Model, answer: Callable[[dict[str, Any]], Meta], title: str) -> Any:
+def _form(model: Model, answer: Callable[[Row], Meta], title: str) -> Any:
     """A page with a field for each column that the model reads, and the prediction."""
     import gradio
 
@@ -167,12 +168,12 @@ def _form(model: Model, answer: Callable[[dict[str, Any]], Meta], title: str) ->
     )
 
 
-def _chat_page(model: Model, answer: Callable[[dict[str, Any]], Meta], title: str) -> Any:
+def _chat_page(model: Model, answer: Callable[[Row], Meta], title: str) -> Any:
     """A conversation: each answer is made from all turns before it."""
     import gradio
     from gradio.components.chatbot import TextMessage
 
-    def reply(message: str, history: list[dict[str, Any]]) -> str:
+    def reply(message: str, history: list[Row]) -> str:
         turns = [{"role": turn["role"], "content": _said(turn)} for turn in history]
         found = answer({model.shape.columns[0]: [*turns, {"role": "user", "content": message}]})
         return html.escape(found["generated"], quote=False)
@@ -192,7 +193,7 @@ def _chat_page(model: Model, answer: Callable[[dict[str, Any]], Meta], title: st
     )
 
 
-def _said(turn: dict[str, Any]) -> str:
+def _said(turn: Row) -> str:
     """Return the text of a turn, which gradio 6 gives as a list of parts."""
     content = turn["content"]
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -129,7 +129,7 @@ def _print_error(options: Namespace, error: TrnflowError, printed: str) -> str:
     """Print an error unless it was printed last. Returns its text."""
     if error.message != printed:
         if options.json:
-            emit_json({"schema": 1, "error": {"stage": error.stage or None, **error.to_json()}})
+            emit_json({"schema": 1, "error": error.placed()})
         say_error(error)
         sys.stdout.flush()
     return error.message

@@ -12,16 +12,14 @@ from trnflow.tasks.launch.job import Job
 
 
 class PartMaker(Protocol):
-    """Makes parts in processes that read inputs from the store and write results to it, such as
-    `trnflow.flows.services.task_runners.TaskRunner`."""
+    """Makes parts in processes that share the store, such as `trnflow.flows.services.task_runners.TaskRunner`."""
 
     def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
         """Yield what `make_part_apart` returns for each job, in their order; meanwhile, other parts are made."""
 
 
 def refuse_task_runners(config: TaskRunnerConfig) -> None:
-    """Raise ConfigError if the recipe asks for one of Prefect's task runners (`task_runner.kind` is not `threads`).
-    Called for a run that does not use Prefect."""
+    """Raise ConfigError if a recipe whose run does not use Prefect asks for one of its task runners."""
     if config.kind != "threads":
         raise ConfigError(
             f"task_runner.kind: {config.kind} is one of Prefect's task runners, and this run is without Prefect",

@@ -16,14 +16,13 @@ from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind, publish_part
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.events import Emit
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.launch.job import Job, Phase
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.stage import Stage
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD
-
-Emit = Callable[[Meta], None]
 
 JOURNAL_SECONDS = 5.0
 """Seconds between two writes of the journal while parts are published."""

@@ -28,18 +28,15 @@ class Page:
         self.lost = False
 
     def show(self, create: Callable[..., Any], *, is_vital: bool = True, **arguments: Any) -> Any:
-        """Call one of Prefect's functions that create an artifact, and return its result; None if the server failed,
-        which is only logged.
-
-        Args:
-            is_vital: Whether a failure of the server ends the sending of artifacts in this run.
-        """
+        """Call one of Prefect's functions that create an artifact; return its result, None if the server failed, which
+        is only logged. is_vital: whether a failure ends the sending of artifacts in this run."""
         if not self.answers(is_vital=is_vital):
             return None
         try:
             return create(**arguments)
         except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-            self.lost = self.lost or (is_vital and _is_of_server(error))
+            by_server = isinstance(error, PrefectHTTPStatusError) and error.response.status_code >= 500
+            self.lost = self.lost or (is_vital and by_server)  # its database is away, for example
             get_run_logger().warning("Prefect's server refused an artifact: %s", error)
             return None
 
@@ -64,11 +61,6 @@ def _is_ready(client: SyncPrefectClient) -> bool:
     except (httpx.HTTPError, OSError):
         return False
     return answer.status_code < 500
-
-
-def _is_of_server(error: Exception) -> bool:
-    """Return whether a request failed by the server's fault: its database is away, for example."""
-    return isinstance(error, PrefectHTTPStatusError) and error.response.status_code >= 500
 
 
 def describe(step: Step, artifact: Artifact, manifest: str) -> str:
