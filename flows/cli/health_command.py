@@ -82,7 +82,7 @@ def look_after(home: Path, root: str, recipe: str | None = None) -> Meta:
     """Return {healthy, problems, unanswered, prefect, mlflow, store, spool, verify, recipes}; None for what did not answer.
     Writes `<home>/reports/health.html`."""
     parts: dict[str, Callable[[Problems], Any]] = {
-        "prefect": partial(_prefect, home, recipe), "mlflow": partial(_mlflow, home), "store": partial(_space, root),
+        "prefect": partial(_prefect, home, recipe), "mlflow": partial(_mlflow, home), "store": partial(_space, home, root),
         "spool": partial(_spool, home), "verify": partial(_verify, home, root), "recipes": partial(_recipes, home, root, recipe),
     }  # fmt: skip
     found, problems = _in_time(parts)
@@ -125,6 +125,8 @@ def _rows(found: Meta) -> list[tuple[str, str]]:
         ),
         shown("verify", lambda one: f"{one['created']}: {one['damaged']} damaged" if one["created"] else "never"),
     ]
+    if found["recipes"] == []:
+        rows.append(("recipes", "no decision about a model yet"))
     for one in found["recipes"] or ():
         champion, last = one["champion"], one["last"]
         serves, firing = "no champion", "none"
@@ -215,10 +217,15 @@ def _mlflow(home: Path, problems: Problems) -> Meta:
     return {"address": hide_secrets(address)}
 
 
-def _space(root: str, problems: Problems) -> Meta:
-    if "://" in root:
-        return {"root": root, "bytes": None, "free": None}
+def _is_awaited(home: Path, root: str) -> bool:
+    """Return whether the first run here has yet to make the store."""
+    return root == default_root(home) and not any((home / name).exists() for name in ("runs", "firings", "verified"))
+
+
+def _space(home: Path, root: str, problems: Problems) -> Meta:
     folder = Path(root).expanduser()
+    if "://" in root or (_is_awaited(home, root) and not folder.exists()):
+        return {"root": root, "bytes": None, "free": None}
     free = shutil.disk_usage(folder).free
     if free < StoreConfig().min_free_gb * 1e9:
         problems.append(f"store: only {free / 1e6:,.0f} MB are free at {root}")
@@ -249,6 +256,8 @@ def _verify(home: Path, root: str, problems: Problems) -> Meta:
 
 def _recipes(home: Path, root: str, recipe: str | None, problems: Problems) -> list[Meta]:
     store = Store(root, home)
+    if not store.is_made() and _is_awaited(home, root):
+        return []
     store.check()
     return [_recipe(store, name, problems) for name in ([recipe] if recipe else recipes_of(store))]
 

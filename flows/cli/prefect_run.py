@@ -49,9 +49,9 @@ def call_flow(
     progress: Reader,
     context: RunContext,
     change: RetrainReason | None = None,
-) -> Session:
-    """Call a flow of `deployments.py` in this process, and return the session that it filled in. The server was reached
-    before (`reach_server`).
+) -> Session | ConfigError:
+    """Call a flow of `deployments.py` in this process, and return the session that it filled in, or why the server could
+    not begin the flow. The server was reached before (`reach_server`).
 
     Args:
         overrides: Given to the flow as Prefect may store them, without secrets.
@@ -81,9 +81,9 @@ def call_flow(
     except (TransportError, ObjectNotFound, PrefectHTTPStatusError) as error:
         # not found: another server, with a database of its own, has taken the port; a status: the server's database is away
         if session.result is None and session.retrained is None:
-            if isinstance(error, PrefectHTTPStatusError):
-                raise unreachable(error) from error
-            raise
+            if isinstance(error, ObjectNotFound):
+                raise
+            return unreachable(error)
         if session.result is not None:
             session.result.prefect_lost = True
     finally:

@@ -19,6 +19,7 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.runner.warm_parents import start_warm_parents
+from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import scrub
@@ -80,9 +81,7 @@ def _run_stages(options: Namespace, context: RunContext, what: Options) -> Resul
         assert context.plan is not None
         start_warm_parents(context.plan.due(what), context)  # they import while this process imports Prefect
         if away := reach_server(context.store.home):
-            warning = f"{away.message}; the run goes on without Prefect"
-            sys.stderr.write(f"warning: {warning}\n")
-            return _run_directly(context, what, progress, warning)
+            return _run_without_prefect(context, what, progress, away)
         parameters = {
             "recipe": options.recipe,
             "until": what.until,
@@ -90,8 +89,18 @@ def _run_stages(options: Namespace, context: RunContext, what: Options) -> Resul
             "offline": what.offline,
         }
         session = call_flow("finetune", parameters, options.overrides, progress, context)
+        if isinstance(session, ConfigError):
+            result = _run_without_prefect(context, what, progress, session)
+            result.prefect_lost = True  # Prefect's threads, which still try to send, must not hold up the exit
+            return result
         assert session.result is not None
         return session.result
+
+
+def _run_without_prefect(context: RunContext, what: Options, progress: Progress, away: ConfigError) -> Result:
+    warning = f"{away.message}; the run goes on without Prefect"
+    sys.stderr.write(f"warning: {warning}\n")
+    return _run_directly(context, what, progress, warning)
 
 
 def _run_directly(context: RunContext, what: Options, progress: Progress, warning: str = "") -> Result:

@@ -127,7 +127,8 @@ def cause_of_failure(home: Path) -> tuple[str, str]:
     """Return (cause, fix) for a server that answers with errors; the cause is "" unless the disk is full."""
     if configured_url() not in (None, recorded_server(home).get("url")):
         return "", "read the server's log; does its database run?"
-    return _cause(home / "prefect", "")
+    cause, fix = _cause(home / "prefect", "")
+    return cause, fix if cause else f"{fix}; if its database is lost, `trnflow down`, `up` and `deploy` make another"
 
 
 def _last_error(lines: list[str]) -> str:

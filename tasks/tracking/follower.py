@@ -168,7 +168,16 @@ def _reason(error: Exception) -> str:
 
 
 def _send(unsent: Unsent, is_over: bool) -> None:
-    state = unsent.load()
+    try:
+        _send_from(unsent.load(), unsent, is_over)
+    except Exception as error:
+        if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        # MLflow's database was lost, and the new one lacks what was sent to it
+        _send_from({"offset": 0}, unsent, is_over)
+
+
+def _send_from(state: Meta, unsent: Unsent, is_over: bool) -> None:
     events, offset = follow(unsent.log, state["offset"])
     if not events and (not is_over or state.get("ended")):
         return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.outside import free_port
 from tests.conftest import PROJECT
 from tests.tracking.runs import (
     begin,
@@ -119,9 +119,7 @@ def test_a_server_that_is_down_costs_one_line(tmp_path):
 
 @pytest.mark.nightly
 def test_what_a_server_missed_is_sent_by_a_later_run(tmp_path):
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
+    port = free_port()
     uri = f"http://me:hunter2@127.0.0.1:{port}"
     with tracked(tmp_path, "first", uri) as log:
         speak(log, tmp_path)
@@ -134,6 +132,24 @@ def test_what_a_server_missed_is_sent_by_a_later_run(tmp_path):
         for run in ("first", "second"):
             check_complete(client(f"http://127.0.0.1:{port}"), run)
     assert [file for file in tmp_path.rglob("*.jsonl") if b"hunter2" in file.read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_lost_its_database_is_sent_whole(tmp_path: Path) -> None:
+    """In mid run MLflow's server gets an empty database: the ids of its runs, which the follower had, mean nothing any more."""
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    with tracked(tmp_path, uri=uri) as log:
+        with mlflow_server(tmp_path, port):
+            begin(log, "tokenize_text", "d" * 64)
+            wait_until(lambda: Unsent(tmp_path, "r1").load()["offset"] > 0)
+        for file in tmp_path.glob("server.db*"):
+            file.unlink()
+        speak(log, tmp_path)
+        wait_until(lambda: Unsent(tmp_path, "r1").warning.exists())
+    with mlflow_server(tmp_path, port):
+        assert send_logs(tmp_path) == 1
+        check_complete(client(uri), "r1")
 
 
 def test_a_killed_follower_is_made_good_by_the_next(home):

@@ -13,7 +13,7 @@ from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
-from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.redaction import scrub
 
@@ -86,6 +86,8 @@ def _retrained(options: Namespace, context: RunContext, change: RetrainReason) -
             raise away
         parameters = {"recipe": options.recipe, "offline": options.offline, "wait": options.wait}
         session = call_flow("retrain", parameters, options.overrides, progress, context, change)
+        if isinstance(session, ConfigError):
+            raise session
         assert session.retrained is not None
         return session.retrained, session.result is not None and session.result.prefect_lost
 

@@ -114,6 +114,16 @@ def test_a_store_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     assert any("no store at" in problem for problem in found["problems"])
 
 
+def test_a_store_that_no_run_has_made_yet_is_none(tmp_path: Path) -> None:
+    """Once something ran here, a store that is gone is one: its disk may be unmounted."""
+    shell, place = InProcessShell(tmp_path), {"TRNFLOW_STORE": str(tmp_path / "store")}
+    found = health(shell, code=0, **place)
+    assert found["problems"] == found["recipes"] == []
+    assert "no decision about a model yet" in shell("health", **place).stdout
+    note_firing(tmp_path / ".trnflow", "tiny", "failed", "the store is gone")
+    assert any("no store at" in problem for problem in health(shell, code=1, **place)["problems"])
+
+
 class Runs(BaseHTTPRequestHandler):
     """Answers as Prefect's API does: a run that should have begun, one that runs, one of tomorrow."""
 

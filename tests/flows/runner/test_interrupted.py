@@ -119,15 +119,36 @@ def test_servers_that_refuse_are_a_warning_before_the_first_stage_and_the_run_go
     assert any(warning in note for note in notes) and any(f"MLflow at {url} " in note for note in notes)
 
 
+def test_a_server_that_answers_and_has_lost_its_database_is_a_warning(trnflow: Shell) -> None:
+    with refusing_server(500, is_alive=True) as url:
+        environ = {**trnflow.environ, "PREFECT_API_URL": f"{url}/api", "TRNFLOW_HOME": str(trnflow.folder / "home")}
+        command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--until", "load_data", "--json"]
+        command.append("tracking.enabled=false")
+        done = subprocess.run(command, cwd=trnflow.folder, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: Prefect's server at {url}/api failed: " in done.stderr and "Traceback" not in done.stderr
+    (note,) = json.loads(done.stdout)["notes"]
+    assert note.endswith("the run goes on without Prefect")
+
+
 @contextmanager
-def refusing_server() -> Iterator[str]:
-    """Serve 403 for every request; yield the URL."""
+def refusing_server(status: int = 403, *, is_alive: bool = False) -> Iterator[str]:
+    """Answer every request with `status`; yield the URL. is_alive: but those for health and version."""
 
     class Refusing(BaseHTTPRequestHandler):
         def refuse(self) -> None:
-            self.send_error(403)
+            self.rfile.read(int(self.headers["content-length"] or 0))
+            self.send_error(status)
 
-        do_GET = do_POST = refuse
+        def do_GET(self) -> None:
+            if is_alive and self.path.endswith(("/health", "/version")):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'"3.8.8"')  # of /admin/version
+            else:
+                self.refuse()
+
+        do_POST = refuse
 
         def log_message(self, format: str, *arguments: object) -> None: ...
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.chaos.data import NAMES
 from tests.chaos.house import House, wait_for
+from tests.helpers.event_logs import runs_with_metrics
 from tests.helpers.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.slow  # servers
@@ -66,6 +67,34 @@ def test_a_deleted_database_costs_no_result(house: House) -> None:
     again = json.loads(house.must(*DIRECT))
     assert (again["changed"], again["champion"]) == (False, judged["champion"])
     assert "those of the newest judged model" in again["why"]
+
+
+def test_a_database_that_is_deleted_in_mid_run_costs_pages_alone(house: House) -> None:
+    """The run under way completes. A later one runs with Prefect or without; with a new server all is as before."""
+    house.up()
+    command = [
+        sys.executable,
+        "-m",
+        "trnflow",
+        "run",
+        NAMES.recipe,
+        "--json",
+        "tracking.enabled=false",
+        "train.max_steps=400",
+    ]
+    run = subprocess.Popen(command, cwd=house.folder, env=house.environ, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: run.poll() is not None or runs_with_metrics(house.home), 300, "the training")
+    for file in (house.home / "prefect").glob("prefect.db*"):
+        file.unlink()
+    out, _ = run.communicate(timeout=600)
+    assert run.returncode == 0
+    assert {stage["action"] for stage in json.loads(out)["stages"]} == {"ran"}
+    house.must("run", NAMES.recipe, "--until", "tokenize_text", "tracking.enabled=false", "tokenize.max_length=12")
+    house.must("down")
+    house.up()
+    house.declare()
+    house.must("deploy")
+    assert house.deployment()["parameters"]["recipe"] == NAMES.recipe
 
 
 def test_a_database_of_an_older_prefect_is_migrated(house: House) -> None:
