@@ -1,31 +1,37 @@
 """Build a stage's permit.
 
-The project is the folder that holds the package `trnflow` or the stage's own package, if that folder has a
-`pyproject.toml` or `.git`; else (installed) these packages alone.
+Checked are this program's folder (installed: its package alone) and the folders that hold own modules of the closure;
+of a stage with own code also all files elsewhere, but the system's, installed packages', inputs, caches and hidden ones.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Input, Json, Meta, Source
-from trnflow.tasks.keys.code_closure import PLUMBING, analyse, locator, project_folder
+from trnflow.tasks.keys.code_closure import PLUMBING, closure_files
+from trnflow.tasks.keys.code_hash import analyse
+from trnflow.tasks.keys.distributions import packages_folders
 from trnflow.tasks.keys.file_audit import Permit, edited
 from trnflow.tasks.keys.hash_cache import Memo, stamp
+from trnflow.tasks.keys.module_finder import STANDARD_LIBRARY, is_of_trnflow, project_folder
 from trnflow.tasks.stage import Stage
 
 # These modules only move data, so no key has them. Paths are relative to the folder that holds the packages.
 CARRIERS = ("trnflow/tasks/launch", "trnflow/tasks/store", "trnflow/tasks/system", "trnflow/tasks/keys/file_audit.py")
 
+# Files of the system count by nothing, and own code may read them: time zones, types of files, the list of processors.
+SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/opt", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
+
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TMPDIR")
 
 
 def permit_for(
-    stage: Stage, code: Meta, inputs: Iterable[Input | Source], places: Iterable[str | Path], memo: Memo
+    stage: Stage, code: Meta, inputs: Collection[Input | Source], places: Iterable[str | Path], memo: Memo
 ) -> Permit:
     """Build a stage's permit; takes about 1 ms.
 
@@ -37,27 +43,38 @@ def permit_for(
     Raises:
         CodeError: A module has changed since the key was computed.
     """
-    top = stage.function.__module__.split(".")[0]
-    bases = sorted({str(form) for name in (top, "trnflow") for form in _forms(project_folder(name))})
-    roots = tuple((root, f"{base}{os.sep}") for base in bases for root in _roots(base, top))
+    modules = closure_files(stage.function.__module__, memo)
+    own = {name: file for name, file in modules.items() if not is_of_trnflow(file)}
+    program, theirs = project_folder("trnflow"), {_base(name, file) for name, file in own.items()}
+    roots = tuple(sorted({*_roots(program), *(_root(base, base) for folder in theirs for base in _forms(folder))}))
+    bases = {base for folder in (program, *theirs) for base in _forms(folder)}
     beside = [sys.prefix, sys.base_prefix, *places, *_locations(inputs), *filter(None, map(os.environ.get, CACHES))]
-    carriers = [Path(base, name) for base in bases for name in CARRIERS]
+    carriers = [base / name for base in bases for name in CARRIERS]
     files, folders = _sorted_out([*carriers, *map(Path, beside)], roots)
-    known = {str(form): name for name, path in _known(stage, code, top) for form in _forms(path)}
+    assets = project_folder(stage.function.__module__.split(".")[0])
+    known = {name: [Path(file)] for name, file in modules.items()}
+    known |= {asset: [assets / asset] for asset in stage.assets} | {name: _plumbing(program, name) for name in PLUMBING}
+    names = {str(form): name for name, paths in known.items() for path in paths for form in _forms(path)}
+    elsewhere = [*SYSTEM, STANDARD_LIBRARY, *packages_folders(), *map(str, beside)] if own else []
     return Permit(
-        stage.name, roots, frozenset(files | known.keys()), tuple(sorted(folders)), _hashed(stage, code, known, memo)
+        stage.name,
+        roots,
+        frozenset(files | names.keys()),
+        tuple(sorted(folders)),
+        _hashed(stage, code, names, memo),
+        tuple(sorted({f"{form}{os.sep}" for folder in elsewhere for form in _forms(Path(folder))})),
     )
 
 
-def _known(stage: Stage, code: Meta, top: str) -> Iterator[tuple[str, Path]]:
-    """Yield (module or asset, file) of all that the stage's key covers, and of PLUMBING."""
-    locate = locator({top, "trnflow"})
-    for name in (*code, *PLUMBING):
-        path = locate(name)
-        if path is not None:
-            yield name, Path(path)
-    for asset in stage.assets:
-        yield asset, project_folder(top) / asset
+def _base(name: str, file: str) -> Path:
+    """Return the folder that holds the top-level package or module of `name`."""
+    path = Path(file)
+    return path.parents[name.count(".") + (path.name.partition(".")[0] == "__init__")]
+
+
+def _plumbing(program: Path, name: str) -> list[Path]:
+    base = program.joinpath(*name.split("."))
+    return [base.with_suffix(".py"), base / "__init__.py"]
 
 
 def _hashed(stage: Stage, code: Meta, known: dict[str, str], memo: Memo) -> dict[str, tuple[str, str]]:
@@ -74,13 +91,18 @@ def _hashed(stage: Stage, code: Meta, known: dict[str, str], memo: Memo) -> dict
     return hashed
 
 
-def _roots(base: str, top: str) -> list[str]:
-    folder = Path(base)
-    if any((folder / mark).exists() for mark in ("pyproject.toml", ".git")):
-        return [f"{base}{os.sep}"]
-    # in a checkout the parts of the package are links, and a file below one may be opened under either name
-    packages = [folder / name for name in ("trnflow", "trnflow/flows", "trnflow/tasks", "conf", top)]
-    return [f"{form}{os.sep}" for package in packages if package.is_dir() for form in _forms(package)]
+def _roots(program: Path) -> Iterator[tuple[str, str]]:
+    for base in _forms(program):
+        if any((base / mark).exists() for mark in ("pyproject.toml", ".git")):
+            yield _root(base, base)
+        else:
+            # in a checkout the parts of the package are links, and a file below one may be opened under either name
+            packages = [base / name for name in ("trnflow", "trnflow/flows", "trnflow/tasks", "conf")]
+            yield from (_root(form, base) for package in packages if package.is_dir() for form in _forms(package))
+
+
+def _root(folder: Path, base: Path) -> tuple[str, str]:
+    return f"{folder}{os.sep}", f"{base}{os.sep}"
 
 
 def _sorted_out(paths: list[Path], roots: tuple[tuple[str, str], ...]) -> tuple[set[str], set[str]]:

@@ -32,6 +32,7 @@ class Permit:
         files: Files that the key covers, and inputs.
         exempt: Folders below the roots that hold no code.
         code: {module's path: (stamp, code hash)} when the key was computed.
+        elsewhere: Of a stage with own code, the folders outside the roots that it may read; () permits all.
     """
 
     stage: str
@@ -39,6 +40,7 @@ class Permit:
     files: frozenset[str]
     exempt: tuple[str, ...]
     code: dict[str, tuple[str, str]]
+    elsewhere: tuple[str, ...] = ()
 
     def refused(self, path: str) -> str | None:
         """Return None if the stage may read the file at an absolute path, else its path relative to the project."""
@@ -46,17 +48,17 @@ class Permit:
             return None
         for root, base in self.roots:
             if path.startswith(root):
-                # folders such as .git, .venv and .trnflow
-                hidden = os.sep + "." in path[len(root) - 1 :] or os.sep + "__pycache__" + os.sep in path
-                return None if hidden or not os.path.isfile(path) else path[len(base) :]
-        return None
+                return None if _is_hidden(path[len(root) - 1 :]) or not os.path.isfile(path) else path[len(base) :]
+        if not self.elsewhere or path.startswith(self.elsewhere) or _is_hidden(path) or not os.path.isfile(path):
+            return None
+        return path
 
     def edited(self, path: str) -> bool:
         """Return whether a module's code has changed since the key was computed; False for files not in `code`."""
         known = self.code.get(path)
         if known is None or stamp(path) == known[0]:
             return False
-        from trnflow.tasks.keys.code_closure import hash_file
+        from trnflow.tasks.keys.code_hash import hash_file
 
         return hash_file(Path(path)) != known[1]
 
@@ -65,7 +67,8 @@ class Permit:
         """Return the permit of its fields as JSON."""
         roots = tuple((root, base) for root, base in document["roots"])
         code = {path: (then, code_hash) for path, (then, code_hash) in document["code"].items()}
-        return cls(document["stage"], roots, frozenset(document["files"]), tuple(document["exempt"]), code)
+        files, elsewhere = frozenset(document["files"]), tuple(document["elsewhere"])
+        return cls(document["stage"], roots, files, tuple(document["exempt"]), code, elsewhere)
 
 
 class Witness:
@@ -191,6 +194,11 @@ def _absolute(path: Any) -> str:
         return ""
     text = os.fsdecode(path)
     return text if text.startswith(os.sep) and ".." not in text else os.path.abspath(text)
+
+
+def _is_hidden(path: str) -> bool:
+    """Return whether a path goes through a folder such as .git, .venv and .trnflow."""
+    return os.sep + "." in path or os.sep + "__pycache__" + os.sep in path
 
 
 def _source(path: str) -> str:

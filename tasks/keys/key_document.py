@@ -8,8 +8,10 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.keys.code_closure import closure, installed_versions, project_folder
+from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.distributions import installed_versions
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
+from trnflow.tasks.keys.module_finder import project_folder
 from trnflow.tasks.stage import Keyed, Stage
 
 SCHEMA = 2

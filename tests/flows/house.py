@@ -74,6 +74,10 @@ def touched(path, out):
     from house.lazy import VALUE
     return VALUE
 
+def sibling():
+    import single
+    return single.VALUE
+
 def spoken(path, out):
     out.info("load something")
     return 1
@@ -100,6 +104,12 @@ WAYS = {
     "relative": lambda path, out: open("house/../house/letter.txt").read(),
     "renamed": renamed,
     "pooled": pooled,
+    "sibling by name": lambda path, out: importlib.import_module("beside").VALUE,
+    "sibling": lambda path, out: sibling(),
+    "beside": lambda path, out: (HERE.parent / "letter.txt").read_text(),
+    "outside": lambda path, out: (HERE.parents[1] / "prices.csv").read_text(),
+    "module outside": lambda path, out: (sys.path.append(str(HERE.parents[1] / "else")), __import__("strange")),
+    "system": lambda path, out: Path("/etc/passwd").read_text(),
     "script": lambda path, out: subprocess.check_output([sys.executable, str(HERE / "other.py")]),
 }
 
@@ -138,7 +148,8 @@ class Project:
             "house/stages.py": STAGES, "house/template.txt": "Dear {{ name }}", "house/letter.txt": "Dear all",
             "house/known.py": "VALUE = 1\ndef fail():\n    raise ValueError\n",
             "house/lazy.py": "from house.deep import VALUE\n", "house/deep.py": "VALUE = 2\n",
-            "house/other.py": "VALUE = 3\n",
+            "house/other.py": "VALUE = 3\n", "single.py": "VALUE = 4\n", "beside.py": "VALUE = 5\n",
+            "letter.txt": "Dear all", "../prices.csv": "1", "../else/strange.py": "VALUE = 6\n",
         }  # fmt: skip
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

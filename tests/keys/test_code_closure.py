@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trnflow.tasks.errors import CodeError
-from trnflow.tasks.keys.code_closure import closure, code_hash, locator
+from trnflow.tasks.keys.code_closure import closure, closure_files
+from trnflow.tasks.keys.code_hash import code_hash
 from trnflow.tasks.keys.hash_cache import Memo, stamp
 
 
@@ -153,7 +154,7 @@ def test_a_folder_of_the_package_may_be_a_link(package: Path, tmp_path: Path) ->
     rooms.symlink_to("../rooms")
     assert closure("house.rooms.stage", Memo(tmp_path / "other.db")) == installed
     assert set(installed[0]) == {"house", "house.rooms", "house.rooms.stage", "house.rooms.helper"}
-    assert locator({"house"})("house.rooms.helper") == f"{rooms}/helper.py"
+    assert closure_files("house.rooms.stage", Memo(tmp_path / "other.db"))["house.rooms.helper"] == f"{rooms}/helper.py"
 
 
 def test_a_package_counts_before_a_file_of_the_same_name(package: Path, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,11 +22,11 @@ from tests.helpers.runs import context, run_stage
 from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
 from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.events import Event, Reader, RunState
-from trnflow.tasks.keys.code_closure import hash_file
+from trnflow.tasks.keys.code_hash import code_hash
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-ALLOWED = ("known", "lazy", "input", "asset", "shown", "local state", "writes", "probes", "spoken", "touched")
+ALLOWED = ("known", "lazy", "input", "asset", "shown", "local state", "writes", "probes", "spoken", "touched", "system")
 MODULE = ("import_module", "__import__", "run", "swallowed", "script")
 FILE = ("file", "descriptor", "relative", "renamed", "pooled")
 
@@ -75,6 +77,27 @@ def test_a_part_that_uses_an_unknown_module_is_refused_and_not_published(project
 @pytest.mark.parametrize("how", FILE)
 def test_an_undeclared_file_is_named(project: Project, how: str) -> None:
     assert 'assets=("house/letter.txt",)' in refused(project, "here", how, r"here read house/letter\.txt")
+
+
+def test_a_folder_without_a_mark_is_checked_too(project: Project) -> None:
+    """What lies beside the stage's package and elsewhere, where no pyproject.toml or .git says that it is a project."""
+    (project.folder / "pyproject.toml").unlink()
+    refused(project, "here", "sibling by name", r"here used beside\.py")
+
+
+@pytest.mark.parametrize(
+    ("how", "file"), [("beside", "letter.txt"), ("outside", "/prices.csv"), ("module outside", "/else/strange.py")]
+)
+def test_what_lies_elsewhere_is_named(project: Project, how: str, file: str) -> None:
+    (project.folder / "pyproject.toml").unlink()
+    refused(project, "here", how, re.escape(file))
+
+
+def test_a_sibling_counts_as_code(project: Project) -> None:
+    (project.folder / "pyproject.toml").unlink()
+    assert [project.run("here", "sibling"), project.run("here", "sibling")] == ["ran", "hit"]
+    (project.folder / "single.py").write_text("VALUE = 7\n")
+    assert project.plan("here", "sibling") == ("run", "code of single changed")
 
 
 def test_a_module_edited_before_it_is_loaded_is_not_what_the_key_says(project: Project) -> None:
@@ -181,7 +204,7 @@ def test_a_stage_whose_code_is_edited_while_another_runs_runs_the_new_code_under
     (stages, error), said = run("load_data")
     assert (list(stages.values()), error) == (["ran"] * 4, ""), said
     (record,) = (tmp_path / "store/records/pack_chunks").iterdir()
-    edited = hash_file(tmp_path / "tasks/data/pack/packers.py")
+    edited = code_hash(ast.parse((tmp_path / "tasks/data/pack/packers.py").read_text()))
     assert json.loads(record.read_text())["document"]["code"]["trnflow.tasks.data.pack.packers"] == edited
     assert list(run("")[0][0].values()) == ["hit"] * 4
 
