@@ -211,11 +211,16 @@ def _of(meta: Meta, name: str, split: str) -> str:
 
 def _figures(document: Meta) -> Meta | None:
     rows = [
-        (one["stage"], name, number(value))
+        (one["stage"], name, f"{number(value)}{_share(one, name, value)}")
         for one in document["stages"]
         for name, value in sorted(one.get("figures", {}).items())
     ]
     return table(("stage", "figure", "value"), rows, ("value",)) if rows else None
+
+
+def _share(stage: Meta, figure: str, value: Any) -> str:
+    """Return what a figure in seconds is of its stage's time, or "": a stage that did not run took none."""
+    return f" ({value / stage['seconds']:.0%} of the stage)" if figure.endswith("_seconds") and stage["seconds"] else ""
 
 
 def _difference(previous: tuple[str, Meta] | None) -> Meta:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from tests.conftest import PROJECT
 from tests.helpers.command_line import InProcessShell, Shell, artifacts, write_project
 
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
@@ -54,6 +57,17 @@ def test_a_recipe_a_run_and_a_digest_mean_the_same_model(project: tuple[Shell, s
         assert set(ours) == {"text", "label", "probabilities"}
         assert ours["label"] == theirs[0]["label"]
         assert ours["probabilities"] == {one["label"]: pytest.approx(one["score"], abs=1e-6) for one in theirs}
+
+
+def test_a_prediction_does_not_import_torch_xla(project: tuple[Shell, str]) -> None:
+    shell, run = project
+    code = (
+        "import sys\nfrom trnflow.flows.cli.main import main\n"
+        f"code = main(['predict', '{run}', 'this is good'])\nassert not code and 'torch_xla' not in sys.modules"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environ.pop("USE_TORCH_XLA", None)
+    subprocess.run([sys.executable, "-c", code], cwd=shell.folder, env=environ, check=True)
 
 
 def test_text_after_two_dashes_is_never_an_override(project: tuple[Shell, str]) -> None:
