@@ -41,8 +41,8 @@ class PromoteConfig(StageConfig):
     the oldest is a year old. Default: the firings of the recipe's retrain in a year, by the schedule in `prefect.yaml` (12 of
     a monthly one); without a schedule 365."""
     resamples: Annotated[int, Field(ge=100, le=10_000_000)] = 2000
-    """The least number of bootstrap resamples. At least 20 are drawn for each that may lie beyond the interval's end: 146,000
-    with the defaults. Accuracy needs none."""
+    """The least number of bootstrap resamples. Until the decision is certain, more are drawn, up to 20 for each that may lie
+    beyond the interval's end: 146,000 with nightly looks. Accuracy needs none."""
     frozen_days: Positive = 180.0
     """The age in days from which `trnflow champions` says that the frozen rows are old."""
     keep_models: Annotated[int, Field(ge=1, le=1000)] = 3

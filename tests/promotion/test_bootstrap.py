@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.promotion.bootstrap import Comparison, least_rows, score_of, sign_test, smallest_gain
+from trnflow.tasks.evaluation import scores
+from trnflow.tasks.promotion.bootstrap import Comparison, bootstrap, least_rows, score_of, sign_test, smallest_gain
 from trnflow.tasks.promotion.bootstrap import compare_scores as compare_at
 from trnflow.tasks.promotion.settings import PromoteConfig
 
@@ -65,14 +66,14 @@ def test_values_are_those_of_scikit_learn(tmp_path: Path, truth: NDArray[Any]) -
 
 
 def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> None:
-    from scipy.stats import bootstrap
+    from scipy.stats import bootstrap as theirs_of
 
     draw = np.random.default_rng(1)
     first, second = answers(draw, truth, 0.7), answers(draw, truth, 0.8)
     paths = classes(tmp_path / "a", first, truth), classes(tmp_path / "b", second, truth)
     found = compare_scores(*paths, "classification", PromoteConfig(metric="loss", resamples=5000))
     right = (first == truth).astype(float), (second == truth).astype(float)
-    theirs = bootstrap(
+    theirs = theirs_of(
         right, lambda a, b, axis: (b - a).mean(axis=axis), paired=True, method="percentile", n_resamples=5000, rng=3
     ).confidence_interval
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
@@ -143,8 +144,55 @@ def test_chance_wins_no_more_often_where_a_row_makes_several_examples(tmp_path: 
     assert 1 <= wins <= 10, wins
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_stopping_early_keeps_the_promise(early: bool) -> None:
+    """Chance: the share of resamples that favour the champion is uniform. Of all resamples 19 of 2000 may, which is the level
+    less a twentieth."""
+    alpha, trials = 0.01, 20_000
+    config = PromoteConfig(resamples=100 if early else 2000)
+    shares = np.random.default_rng(7).random(trials)
+
+    def wins(share: float, seed: int) -> bool:
+        def resample(draw: np.random.Generator, size: int) -> NDArray[Any]:
+            return np.where(draw.random(size) < share, -1.0, 1.0)
+
+        seeded = config.model_copy(update={"seed": seed})
+        return bootstrap(resample, 250, 1.0, seeded, alpha)[0] > 0
+
+    count = sum(wins(share, seed) for seed, share in enumerate(shares) if share < 0.1)
+    assert 0.008 < count / trials < 0.0115
+
+
+def test_a_function_is_called_no_longer_than_the_decision_needs(
+    tmp_path: Path, truth: NDArray[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nightly looks: all 146,000 resamples would be 292,000 calls."""
+    monkeypatch.setattr(scores, "SCORES", [*scores.SCORES])
+    calls = 0
+
+    @scores.score("hit_rate", "classification", may_promote=True)
+    def hit_rate(predictions: Any) -> float:
+        nonlocal calls
+        calls += 1
+        return float((predictions.expected == predictions.predicted).mean())
+
+    draw = np.random.default_rng(1)
+    weak, alike, strong = (
+        classes(tmp_path / str(n), answers(draw, truth, accuracy), truth) for n, accuracy in enumerate((0.6, 0.6, 0.8))
+    )
+    config = PromoteConfig.model_construct(**PromoteConfig().model_dump() | {"metric": "hit_rate"})
+    for challenger, most, is_better in ((alike, 2_300, False), (strong, 18_500, True)):
+        calls = 0
+        compared = [compare_at(weak, challenger, "classification", config, config.alpha) for _ in range(2)]
+        assert compared[0].is_better is is_better and compared[0] == compared[1]
+        assert calls <= 4 * most
+        exact = compare_at(weak, challenger, "classification", PromoteConfig(metric="accuracy"), config.alpha)
+        assert compared[0][1:6] == pytest.approx(exact[1:6], abs=0.02)
+        assert exact.is_better is is_better
+
+
 def test_examples_of_one_row_are_drawn_together_as_scipy_does(tmp_path: Path) -> None:
-    from scipy.stats import bootstrap
+    from scipy.stats import bootstrap as theirs_of
 
     draw = np.random.default_rng(1)
     rows = draw.permutation(np.repeat(np.arange(80), 3))  # in any order
@@ -157,7 +205,7 @@ def test_examples_of_one_row_are_drawn_together_as_scipy_does(tmp_path: Path) ->
     def difference(first: Any, second: Any, below: Any, axis: int) -> Any:
         return (first.sum(axis=axis) - second.sum(axis=axis)) / below.sum(axis=axis) / math.log(2)
 
-    theirs = bootstrap(sums, difference, paired=True, method="percentile", n_resamples=5000, rng=3).confidence_interval
+    theirs = theirs_of(sums, difference, paired=True, method="percentile", n_resamples=5000, rng=3).confidence_interval
     assert found.rows == 80
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
 
