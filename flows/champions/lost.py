@@ -17,5 +17,10 @@ def lost_champion(store: Store, ledger: Ledger) -> str | None:
         what = missing and f"the store has lost {missing.path}"
     except BlobLost as error:
         what = error.message
-    fix = f"`trnflow run {ledger.recipe}` makes it again where settings are the same; `trnflow rollback` the one before"
-    return f"champion {number} of {ledger.recipe} ({digest[:19]}) can't serve: {what}; {fix}" if what else None
+    where = f"champion {number} of {ledger.recipe} ({digest[:19]}) can't serve"
+    return f"{where}: {what}; {restoring(ledger.recipe)}" if what else None
+
+
+def restoring(recipe: str) -> str:
+    """Return the commands that help against a lost champion."""
+    return f"`trnflow run {recipe}` makes it again where settings are the same; `trnflow rollback {recipe}` takes the one before"

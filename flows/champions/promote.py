@@ -9,6 +9,7 @@ from typing import NamedTuple
 from trnflow.flows.champions.budget import looks_of, next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
+from trnflow.flows.champions.lost import restoring
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
@@ -160,6 +161,9 @@ class _Judging:
             fix = "give the recipe another name, under which the challenger is the first champion"
             what = f"the champion can't be scored on frozen rows {self.frozen.number}: {error.message}"
             raise DataError(what, fix) from error
+        except BlobLost as error:
+            what = f"champion {champion['number']} can't be compared: {error.message}"
+            raise BlobLost(what, restoring(self.context.recipe.name), error.digest) from error
         with workplace(store.home, "comparison") as work:
             theirs_at, ours_at = (
                 store.link_files(scored.artifact, work / side) / "scores.parquet"

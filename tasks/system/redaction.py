@@ -65,11 +65,13 @@ _known: dict[str, tuple[re.Pattern[str], str]] = {}
 
 def hide_secrets(value: Any) -> Any:
     """Return a copy of settings with `***` in place of secrets; `${NAME}` is kept."""
+    if isinstance(value, str):
+        return _hidden(value)
     if isinstance(value, dict):
         return {name: _masked(inner) if name == ENVIRONMENT else hide_secrets(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [hide_secrets(inner) for inner in value]
-    return _hidden(value) if isinstance(value, str) else value
+    return value
 
 
 def without_secrets(value: Any) -> Any:

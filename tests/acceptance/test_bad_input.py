@@ -22,6 +22,7 @@ from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.products import few
 from tests.store.test_layout import FORGED, GOOD, manifest_of
 from trnflow.tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
+from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name, record_name
 from trnflow.tasks.store.verify import verify
@@ -229,6 +230,29 @@ def test_a_read_only_store_serves_its_hits_and_refuses_the_rest(small_disk: Path
     check_ending(reader.store(), reader.actions)
 
 
+class TurnsReadOnly(Reader):
+    """Makes a disk read-only when the stage `count` has begun."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk = disk
+
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "stage_begun" and event["stage"] == "count":
+            remount(self._disk, "ro")
+
+
+def test_a_store_that_turns_read_only_in_mid_run_keeps_what_is_finished(small_disk: Path, tmp_path: Path) -> None:
+    machine = Machine(str(small_disk / "store"), tmp_path / "m")
+    with pytest.raises(ReadOnlyStore, match="can only be read") as caught:
+        machine.run(0, TurnsReadOnly(small_disk))
+    assert caught.value.stage == "count"
+    remount(small_disk, "rw")
+    assert verify(machine.store().backend).ok
+    ran = machine.run()
+    assert ran.actions == {"words": "hit", "sizes": "hit", "warm_up": "hit", "count": "ran"}
+    check_ending(machine.store(), machine.actions)
+
+
 def test_damage_in_a_read_only_store_is_a_miss_all_the_same(small_disk: Path, tmp_path: Path) -> None:
     machine = Machine(str(small_disk / "store"), tmp_path / "m")
     step = machine.run().steps["sizes"]
@@ -293,7 +317,8 @@ def on_host(shim: Path, skew: int, *command: str) -> str:
     return done.stdout
 
 
-def test_hosts_whose_clocks_differ_share_a_store(tmp_path: Path, shim: Path) -> None:
+@pytest.mark.parametrize("days", [3, 366])
+def test_hosts_whose_clocks_differ_share_a_store(days: int, tmp_path: Path, shim: Path) -> None:
     root = str(tmp_path / "store")
     assert int(on_host(shim, 400 * DAY, "-c", "import time; print(int(time.time()))")) > 1_700_000_000 + 400 * DAY
 
@@ -302,10 +327,10 @@ def test_hosts_whose_clocks_differ_share_a_store(tmp_path: Path, shim: Path) -> 
             json.loads(on_host(shim, skew, "-m", "tests.acceptance.machine", root, str(tmp_path / host), str(least)))
         )
 
-    assert set(run("ahead", 3 * DAY, 0).values()) == {"ran"}
-    assert set(run("behind", -3 * DAY, 0).values()) == {"hit"}
-    assert run("behind", -3 * DAY, 2)["count"] == "ran"
-    assert set(run("ahead", 3 * DAY, 2).values()) == {"hit"}
+    assert set(run("ahead", days * DAY, 0).values()) == {"ran"}
+    assert set(run("behind", -days * DAY, 0).values()) == {"hit"}
+    assert run("behind", -days * DAY, 2)["count"] == "ran"
+    assert set(run("ahead", days * DAY, 2).values()) == {"hit"}
     here = Machine(root, tmp_path / "here")
     for least in (0, 2):
         check_ending(here.store(), lambda least=least: here.actions(least))

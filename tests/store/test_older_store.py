@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,25 @@ def test_gc_keeps_what_it_kept(made: dict[str, Any], today: InProcessShell) -> N
     weak = artifacts(today, made["weak"])["pack_chunks"]
     blobs = today.folder / ".trnflow/store/blobs/sha256"
     assert (blobs / weak[7:9] / weak[7:]).exists(), "the pinned run's"
+
+
+def test_both_versions_run_on_one_store_and_leave_each_others_results(made: dict[str, Any], tmp_path: Path) -> None:
+    """At once, on the same new rows; then each one finds its own results, and nothing is damaged."""
+    shutil.copytree(made["folder"], tmp_path / "house", symlinks=True)
+    older, today = OlderShell(tmp_path / "house", made["folder"].parent / "program"), Shell(tmp_path / "house")
+    older.environ["TRNFLOW_HOME"] = str(tmp_path / "older home")
+    both = {"TRNFLOW_STORE": str(tmp_path / "house/.trnflow/store")}
+    command = ("run", "tiny.yaml", "--until", "pack_chunks", "--direct", "--json", "data.limit=300")
+    with ThreadPoolExecutor(2) as pool:
+        done = [*pool.map(lambda shell: shell(*command, **both), (older, today))]
+    assert [one.returncode for one in done] == [0, 0], [one.stderr for one in done]
+    first = [{stage["stage"]: stage["artifact"] for stage in json.loads(one.stdout)["stages"]} for one in done]
+    assert first[0]["pack_chunks"] == first[1]["pack_chunks"]
+    for shell, artifact in zip((older, today), first, strict=True):
+        again = json.loads(shell(*command, **both).stdout)["stages"]
+        assert {stage["stage"]: stage["artifact"] for stage in again if stage["action"] == "hit"} == artifact
+    assert today.json("verify")["ok"] and older.json("verify")["ok"]
+    assert {run["run"] for run in today.json("runs")["runs"]} == {run["run"] for run in older.json("runs")["runs"]}
 
 
 def test_a_new_model_is_judged_against_the_old_champion(made: dict[str, Any], today: InProcessShell) -> None:

@@ -43,7 +43,8 @@ def history(options: Namespace) -> int:
     firings = list_firings(store, ledger)
     lost = lost_champion(store, ledger)
     lines = [f"note: {lost}"] if lost else []
-    lines += [report.aligned([HEAD, *map(_row, firings)])] if firings else []
+    if firings and not options.json:
+        lines.append(report.aligned([HEAD, *map(_row, firings)]))
     pages = "`trnflow report RUN` writes the page of a run, `trnflow logs RUN` prints what a killed one did"
     lines += [pages] if firings else [f"nothing happened to models of {name} in this store yet"]
     listed = [{field: value for field, value in firing.items() if field != "title"} for firing in firings]

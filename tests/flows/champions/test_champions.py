@@ -21,6 +21,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import context_of, open_store
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.ledger import read_ledger
 
 pytestmark = pytest.mark.slow  # each test goes on from where the one before left the champions
@@ -77,6 +78,20 @@ def test_the_champion_predicts_whatever_the_settings(tiny: InProcessShell) -> No
         assert tiny.json("predict", name, "lovely sunny day") == found
     assert tiny.json("predict", "tiny.yaml@champion", STRONG, "lovely sunny day") == found
     assert "has no artifact of export_neuron" in tiny.error("predict", "tiny.yaml@champion", "--export", "a", code=2)
+
+
+def test_a_lost_champion_is_named_with_what_helps(tiny: InProcessShell, tmp_path: Path) -> None:
+    """The settings of the failed command are the challenger's, which would not make the champion again."""
+    shutil.copytree(tiny.folder, tmp_path / "house", symlinks=True)
+    shell = InProcessShell(tmp_path / "house")
+    store = Store(str(shell.folder / ".trnflow/store"), shell.folder / ".trnflow")
+    (weights,) = (
+        one for one in store.artifact(champions(tiny)[0]["artifact"]).files if one.path == "model.safetensors"
+    )
+    (shell.folder / ".trnflow/store" / blob_name(weights.digest)).unlink()
+    error = shell.error("promote", "tiny.yaml", STRONG, code=1)
+    assert "champion 1 can't be compared: the store has lost model.safetensors" in error
+    assert "`trnflow rollback tiny`" in error and len(error.strip().splitlines()) == 2
 
 
 def test_a_challenger_that_is_not_better_leaves_the_champion(tiny: InProcessShell) -> None:
