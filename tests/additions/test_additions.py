@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import PROJECT
-from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
+from tests.flows.champions.conftest import RECIPE, STRONG, write_rows, write_tiny
 from tests.helpers.command_line import Shell, artifacts
 
 METRIC = "balanced_accuracy"
@@ -118,8 +118,7 @@ def test_a_stage_is_its_module_its_lines_in_the_pipeline_and_its_section(tmp_pat
     assert [line.split()[0] for line in changed] == [
         "flows/finetune.py", "flows/recipes/recipe.py", "tasks/lower_text.py", "3",
     ]  # fmt: skip
-    (shell.folder / "tiny.yaml").write_text(RECIPE)
-    write_rows(shell.folder / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(shell.folder)
     for file in (shell.folder / "rows").iterdir():
         file.write_text(file.read_text().replace('"text": "', '"text": "LOUD '))
     assert "Whether texts are lowercased." in shell("settings", "lower.enabled").stdout

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.helpers.command_line import InProcessShell, write_project
+from tests.helpers.command_line import InProcessShell, opened, write_project
 from trnflow.flows.champions.contenders import find_contender
 from trnflow.flows.models import find_model
 from trnflow.flows.recipes import recipe as settings
@@ -48,9 +48,8 @@ def published(store: Store, folder: Path, stage: str, kind: str, file: str, **in
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     folder = write_project(tmp_path_factory.mktemp("names") / "house")
-    store = Store(str(folder / ".trnflow/store"), folder / ".trnflow")
-    store.prepare()
-    found = House(InProcessShell(folder), store, [], [], [])
+    shell, store = opened(folder)
+    found = House(shell, store, [], [], [])
     for number in (1, 2, 3):
         shards, key = published(store, folder / "x", "train", "checkpoint", "index.json", packed=f"rows {number}")
         model, made = published(store, folder / "x", "consolidate", "model", "config.json", shards=shards)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from trnflow.tasks.store import Store
+
 DATA = ("pack_chunks", "--direct", "tracking.enabled=false")
 """The arguments after `run RECIPE --until` that run the data stages alone."""
 
@@ -54,6 +56,13 @@ class Shell:
         assert "Traceback" not in done.stderr
         assert "fix:" in done.stderr
         return done.stderr
+
+
+def opened(folder: Path) -> tuple[InProcessShell, Store]:
+    """A shell in a folder, and the store of its home, made."""
+    store = Store(str(folder / ".trnflow/store"), folder / ".trnflow")
+    store.prepare()
+    return InProcessShell(folder), store
 
 
 class InProcessShell(Shell):

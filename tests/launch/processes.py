@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.helpers import waiting
+
 PATIENCE = 60.0
 
 
@@ -33,10 +35,7 @@ def gone(pids: Iterable[int]) -> bool:
 
 
 def wait_for(file: Path, read: Callable[[str], Any] = str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file} never came"
-        time.sleep(0.02)
+    waiting.wait_for(file.exists, PATIENCE, 0.02)
     return read(file.read_text())
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import wait_for
 from tests.store.conftest import on_s3_too
 from trnflow.tasks.store import Store, lease
 from trnflow.tasks.store.backend import Backend
@@ -36,13 +37,8 @@ def taken(backend: Backend, ttl: float = LONG) -> Lease:
 
 
 def awaited(turn: Waiter) -> Lease:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        lease = turn.acquire()
-        if lease is not None:
-            return lease
-        time.sleep(0.01)
-    raise AssertionError(f"{turn.holder} still holds")
+    lease: Lease = wait_for(turn.acquire, 60, 0.01)
+    return lease
 
 
 def left_by(backend: Backend, process: Process, ttl: float = LONG, attempt: str = "a", since: str = "") -> None:

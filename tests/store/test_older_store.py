@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROJECT
-from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
+from tests.flows.champions.conftest import STRONG, write_tiny
 from tests.helpers.command_line import InProcessShell, Shell, artifacts
 
 pytestmark = pytest.mark.slow
@@ -53,8 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("older")
     shell = OlderShell(folder / "house", checkout(folder / "program"))
     shell.folder.mkdir()
-    (shell.folder / "tiny.yaml").write_text(RECIPE)
-    write_rows(shell.folder / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(shell.folder)
     weak = shell.json("run", "tiny.yaml", "--direct")
     shell.json("promote", "tiny.yaml")
     shell.json("pin", "last", "--name", "weak")

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.helpers.waiting import wait_for
 from trnflow.tasks.artifact import Json
 from trnflow.tasks.events import Emit, EventLog, log_file
 from trnflow.tasks.system.redaction import hide_secrets
@@ -139,13 +139,6 @@ def trained(
         file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]) + b'{"n": 9, "ti')
 
 
-def wait_until(true) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def mlflow_server(folder: Path, port: int):
     """A real tracking server with a database of its own."""
@@ -157,7 +150,7 @@ def mlflow_server(folder: Path, port: int):
         environ = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         server = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
     try:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"))
         yield
     finally:
         os.killpg(server.pid, signal.SIGTERM)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.chaos.outside import free_port
 from tests.conftest import PROJECT
+from tests.helpers.waiting import wait_for
 from tests.tracking.runs import (
     begin,
     check_complete,
@@ -23,7 +24,6 @@ from tests.tracking.runs import (
     runs_of,
     speak,
     tracked,
-    wait_until,
 )  # fmt: skip
 from trnflow.tasks.events import follow, log_file, unsent_runs
 from trnflow.tasks.tracking import send_logs, tracking_page
@@ -37,7 +37,7 @@ def home(tmp_path_factory) -> Path:
     with tracked(home) as log:
         speak(log, home)
     assert log.readers[0].note == ""
-    wait_until(lambda: not Unsent(home, "r1").folder.exists())
+    wait_for(lambda: not Unsent(home, "r1").folder.exists())
     return home
 
 
@@ -95,7 +95,7 @@ def test_a_killed_run_is_shown_as_killed(home):
     )
     killed = subprocess.run([sys.executable, "-c", script, str(home)], cwd=PROJECT)
     assert killed.returncode == -signal.SIGKILL
-    wait_until(lambda: not Unsent(home, "killed").exists())
+    wait_for(lambda: not Unsent(home, "killed").exists())
     runs = runs_of(client_of(home), "killed")
     assert {stage: item.info.status for stage, item in runs.items()} == {"": "KILLED", "train": "KILLED"}
     assert runs["train"].data.metrics == {"loss": 0.5}
@@ -105,7 +105,7 @@ def test_a_killed_run_is_shown_as_killed(home):
 def test_a_server_that_is_down_costs_one_line(tmp_path):
     with tracked(tmp_path, uri="http://me:hunter2@127.0.0.1:9") as log:
         speak(log, tmp_path)
-        wait_until(lambda: Unsent(tmp_path, "r1").warning.exists())
+        wait_for(lambda: Unsent(tmp_path, "r1").warning.exists())
         log.note("another event")
         log.note("and one more")
     warned = [event for event in follow(log_file(tmp_path, "r1"))[0] if event["event"] == "note"]
@@ -128,7 +128,7 @@ def test_what_a_server_missed_is_sent_by_a_later_run(tmp_path):
         with tracked(tmp_path, "second", uri) as log:
             speak(log, tmp_path, keys="efg")  # of the same keys it would be the same stages, begun again
         assert log.readers[0].note == ""
-        wait_until(lambda: not unsent_runs(tmp_path))
+        wait_for(lambda: not unsent_runs(tmp_path))
         for run in ("first", "second"):
             check_complete(client(f"http://127.0.0.1:{port}"), run)
     assert [file for file in tmp_path.rglob("*.jsonl") if b"hunter2" in file.read_bytes()] == []
@@ -155,7 +155,7 @@ def test_a_run_whose_server_lost_its_database_is_sent_whole(tmp_path: Path) -> N
 def test_a_killed_follower_is_made_good_by_the_next(home):
     with tracked(home, "shot") as log:
         begin(log, "tokenize_text", "d" * 64)
-        wait_until(lambda: Unsent(home, "shot").load()["offset"] > 0)
+        wait_for(lambda: Unsent(home, "shot").load()["offset"] > 0)
         log.readers[0]._process.kill()
         log.readers[0]._process.wait()
         speak(log, home, points=600)

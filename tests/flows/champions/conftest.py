@@ -48,12 +48,18 @@ def write_rows(folder: Path, names: dict[str, str], seed: int = 1) -> None:
         (folder / f"{split}.jsonl").write_text("\n".join(rows))
 
 
+def write_tiny(folder: Path) -> Path:
+    """Write the recipe `tiny.yaml` and its rows into a folder; return the folder."""
+    (folder / "tiny.yaml").write_text(RECIPE)
+    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    return folder
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
     """The command line in a folder with the recipe `tiny.yaml`, which was run with one step and with forty."""
     folder = tmp_path_factory.mktemp("tiny")
-    (folder / "tiny.yaml").write_text(RECIPE)
-    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(folder)
     shell = InProcessShell(folder)
     shell.json("run", "tiny.yaml", "--direct", "--until", "consolidate")
     shell.json("run", "tiny.yaml", "--direct", STRONG)

@@ -16,6 +16,7 @@ import yaml
 
 from tests.flows.champions.conftest import RECIPE
 from tests.helpers.stores import new_store
+from tests.helpers.waiting import wait_for
 from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import Decision
@@ -232,18 +233,13 @@ def test_a_promotion_reaches_mlflow_with_its_frozen_rows(tmp_path: Path, monkeyp
 
 
 def wait_for_follower(unsent: Unsent) -> None:
-    import time
+    wait_for(unsent.warning.exists)
 
-    deadline = time.monotonic() + 120
-    while not unsent.warning.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    while any(
-        str(unsent.home) in read(path)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if str(os.getpid()) not in str(path)
-    ):
-        time.sleep(0.2)
+    def sending() -> list[Path]:
+        paths = Path("/proc").glob("[0-9]*/cmdline")
+        return [path for path in paths if path.parts[2] != str(os.getpid()) and str(unsent.home) in read(path)]
+
+    wait_for(lambda: not sending())
 
 
 def read(path: Path) -> str:

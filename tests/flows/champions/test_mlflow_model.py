@@ -23,6 +23,7 @@ import pytest
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.champions.test_language_model import RECIPE as LM_RECIPE
 from tests.helpers.command_line import Shell
+from tests.helpers.waiting import wait_for
 from trnflow.tasks.events import unsent_runs
 
 pytestmark = pytest.mark.slow
@@ -48,10 +49,7 @@ class Champion:
         self.shell.environ.pop("MLFLOW_TRACKING_URI", None)  # MLflow's client sets it in the process of other tests
         self.shell.json("run", "tiny.yaml", "--direct", "--until", "consolidate", "export.target=none")
         self.shell.json("promote", "tiny.yaml", "export.target=none")
-        deadline = time.monotonic() + 120
-        while unsent_runs(folder / ".trnflow"):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(lambda: not unsent_runs(folder / ".trnflow"))
         self.environ = {
             **self.shell.environ,
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/.trnflow/mlflow.db",

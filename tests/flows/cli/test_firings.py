@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 from tests.conftest import PROJECT
-from tests.helpers.command_line import InProcessShell
+from tests.helpers.command_line import opened
 from tests.helpers.waiting import wait_for
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
 from trnflow.flows.display.verdict import verdict_on
 from trnflow.flows.retraining.firings import KEPT_BYTES, note_firing, read_firings
-from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.ledger import read_ledger
 
@@ -28,12 +27,6 @@ opened = context(Store(sys.argv[1] + "/.trnflow/store", Path(sys.argv[1]) / ".tr
 opened.kind = "retrain"
 run_stage(wait_for, WaitConfig(path=sys.argv[1] + "/never"), opened)
 """
-
-
-def opened(folder: Path) -> tuple[InProcessShell, Store]:
-    store = Store(str(folder / ".trnflow/store"), folder / ".trnflow")
-    store.prepare()
-    return InProcessShell(folder), store
 
 
 def test_a_killed_retrain_is_listed_at_its_step(tmp_path: Path) -> None:

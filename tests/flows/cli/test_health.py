@@ -15,21 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.command_line import InProcessShell, Shell, opened
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
 from trnflow.flows.retraining.firings import note_firing
 from trnflow.tasks.events import log_file, unsent_file
-from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
 
 RUN = "20260101T000000Z-abc123"
-
-
-def opened(folder: Path) -> tuple[InProcessShell, Store]:
-    store = Store(str(folder / ".trnflow/store"), folder / ".trnflow")
-    store.prepare()
-    return InProcessShell(folder), store
 
 
 def health(shell: Shell, *arguments: str, code: int, **environ: str) -> Any:

@@ -8,15 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 from tests.conftest import PROJECT
 from tests.flows.cli.waiting_stage import WaitConfig, wait_for
-from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.command_line import Shell, opened
 from tests.helpers.leases import write_dead_lease
 from tests.helpers.runs import context, run_stage
+from tests.helpers.waiting import wait_for as until
 from trnflow.tasks.events import log_file
 from trnflow.tasks.store import Store
 
@@ -24,29 +23,19 @@ RUN = "20260101T000000Z-abc123"
 PATIENCE = 120.0
 
 
-def awaited(look: Any) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
-
-
 def test_a_run_is_watched_until_it_ends(tmp_path: Path) -> None:
-    shell = InProcessShell(tmp_path)
-    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
-    store.prepare()
+    shell, store = opened(tmp_path)
     assert "nothing runs" in shell("status").stdout
-    opened = context(store, run=RUN, settings=["store.lease_ttl_seconds=3"])
-    work = threading.Thread(target=lambda: run_stage(wait_for, WaitConfig(path=str(tmp_path / "go")), opened))
+    running = context(store, run=RUN, settings=["store.lease_ttl_seconds=3"])
+    work = threading.Thread(target=lambda: run_stage(wait_for, WaitConfig(path=str(tmp_path / "go")), running))
     work.start()
     try:
-        (one,) = awaited(lambda: [run for run in shell.json("status")["runs"] if run["step"]])
+        (one,) = until(lambda: [run for run in shell.json("status")["runs"] if run["step"]])
         assert one["step"] <= one["of"] == 100
         assert (one["run"], one["recipe"], one["stage"], one["unit"]) == (RUN, "toy", "wait_for", "looks")
         assert (one["host"], one["pid"]) == (socket.gethostname(), os.getpid())
         assert set(one) == {"run", "recipe", "stage", "step", "of", "unit", "eta", "host", "pid", "since"}
-        awaited(lambda: "/100 looks" in shell("status").stdout)
+        until(lambda: "/100 looks" in shell("status").stdout)
         (listed,) = shell.json("runs")["runs"]
         assert listed["seconds"] > 0 and listed["step"] <= listed["of"] == 100
         assert {name: listed[name] for name in listed.keys() - {"seconds", "step", "of", "eta"}} == {
@@ -54,7 +43,7 @@ def test_a_run_is_watched_until_it_ends(tmp_path: Path) -> None:
             "metrics": {}, "stage": "wait_for", "unit": "looks",
         }  # fmt: skip
         assert "wait_for" in (line := shell("runs").stdout.splitlines()[-1]) and line.endswith("/100 looks")
-        awaited(lambda: "a line of the stage" in shell("logs", "2026").stdout)
+        until(lambda: "a line of the stage" in shell("logs", "2026").stdout)
         following: list[str] = []
         reader = threading.Thread(target=lambda: following.append(Shell(tmp_path)("logs", RUN, "--follow").stdout))
         reader.start()
@@ -74,15 +63,13 @@ def test_a_run_is_watched_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_a_preview_in_progress_has_a_status_and_a_log_and_is_no_run(tmp_path: Path) -> None:
-    shell = InProcessShell(tmp_path)
-    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
-    store.prepare()
-    opened = context(store, run=f"{RUN}-preview")
-    opened.kind = "preview"
-    work = threading.Thread(target=lambda: run_stage(wait_for, WaitConfig(path=str(tmp_path / "go")), opened))
+    shell, store = opened(tmp_path)
+    running = context(store, run=f"{RUN}-preview")
+    running.kind = "preview"
+    work = threading.Thread(target=lambda: run_stage(wait_for, WaitConfig(path=str(tmp_path / "go")), running))
     work.start()
     try:
-        (one,) = awaited(lambda: shell.json("status")["runs"])
+        (one,) = until(lambda: shell.json("status")["runs"])
         assert one["run"] == f"{RUN}-preview"
         assert shell.json("runs")["runs"] == []
     finally:
@@ -92,9 +79,7 @@ def test_a_preview_in_progress_has_a_status_and_a_log_and_is_no_run(tmp_path: Pa
 
 
 def test_a_dead_run_of_another_machine_is_not_shown_as_running(tmp_path: Path) -> None:
-    shell = InProcessShell(tmp_path)
-    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
-    store.prepare()
+    shell, store = opened(tmp_path)
     attempt = f"{RUN}-train-1"
     store.write_attempt("1" * 64, attempt, {"stage": "train", "recipe": "toy"})
     write_dead_lease(store, "1" * 64, RUN, attempt)
@@ -115,6 +100,7 @@ from pathlib import Path
 from tests.conftest import PROJECT
 from tests.flows.cli.waiting_stage import WaitConfig, wait_for
 from tests.helpers.runs import context, run_stage
+from tests.helpers.waiting import wait_for as until
 from trnflow.tasks.store import Store
 store = Store(sys.argv[1] + "/.trnflow/store", Path(sys.argv[1]) / ".trnflow")
 run_stage(wait_for, WaitConfig(path=sys.argv[1] + "/never"), context(store, run=sys.argv[2]))
@@ -122,16 +108,14 @@ run_stage(wait_for, WaitConfig(path=sys.argv[1] + "/never"), context(store, run=
 
 
 def test_a_run_that_is_killed_is_listed_as_killed_and_its_log_ends(tmp_path: Path) -> None:
-    shell = InProcessShell(tmp_path)
-    store = Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow")
-    store.prepare()
+    shell, store = opened(tmp_path)
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), RUN], cwd=PROJECT)
-    awaited(lambda: [one for one in shell.json("runs")["runs"] if one["step"]])
+    until(lambda: [one for one in shell.json("runs")["runs"] if one["step"]])
     run.kill()
     run.wait()
     with log_file(store.home, RUN).open("ab") as file:
         file.write(b"a line of another program\n")
-    (killed,) = awaited(lambda: [one for one in shell.json("runs")["runs"] if one["outcome"] == "killed"])
+    (killed,) = until(lambda: [one for one in shell.json("runs")["runs"] if one["outcome"] == "killed"])
     assert (killed["run"], killed["recipe"], killed["hit"], killed["ran"]) == (RUN, "toy", 0, 0)
     assert killed["stage"] == "wait_for" and killed["step"] and killed["unit"] and killed["eta"] is None
     assert killed["ended"].endswith("Z") and killed["seconds"] > 0
@@ -146,8 +130,7 @@ def test_a_run_that_is_killed_is_listed_as_killed_and_its_log_ends(tmp_path: Pat
 
 
 def test_the_log_of_a_later_version_is_named_and_passed_over(tmp_path: Path) -> None:
-    shell = InProcessShell(tmp_path)
-    Store(str(tmp_path / ".trnflow/store"), tmp_path / ".trnflow").prepare()
+    shell, _ = opened(tmp_path)
     file = log_file(tmp_path / ".trnflow", RUN)
     file.parent.mkdir(parents=True)
     begun = {"recipe": "toy", "kind": "run", "parent": None, "settings": {}, "options": {}, "store": "", "host": {}}

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import write_tiny
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.crashed import report
@@ -29,8 +29,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
 
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / ".trnflow"))
     monkeypatch.delenv("TRNFLOW_STORE", raising=False)
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(tmp_path)
     found = settings.load(str(tmp_path / "tiny.yaml"))
     open_store(found).prepare()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api", PREFECT_CLIENT_MAX_RETRIES: 0}):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import write_tiny
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining.ended import newest_ended, present_data, write_ended
 from trnflow.flows.retraining.outcome import Retrained
@@ -81,8 +81,7 @@ def test_a_damaged_file_is_one_clear_error_that_names_it(store: Store, name: str
 
 
 def test_the_digest_of_data_goes_by_bytes_and_not_by_names_and_times(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(tmp_path)
     recipe = settings.load(str(tmp_path / "tiny.yaml"))
     first = present_data(recipe, store)
     (tmp_path / "rows/train.jsonl").touch()

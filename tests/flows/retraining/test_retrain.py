@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
+from tests.flows.champions.conftest import RECIPE, STRONG, write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.ledgers import entries, titles
@@ -37,8 +37,7 @@ pytestmark = pytest.mark.slow  # each test goes on from where the one before lef
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
     """The command line in a folder with the recipe `tiny.yaml`, whose store is empty."""
     folder = tmp_path_factory.mktemp("tiny")
-    (folder / "tiny.yaml").write_text(RECIPE)
-    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(folder)
     return InProcessShell(folder)
 
 
@@ -315,8 +314,7 @@ def test_champions_says_when_the_frozen_rows_are_old(tiny: InProcessShell) -> No
 def test_what_a_killed_retrain_of_an_older_version_promoted_is_reported_once(tmp_path: Path, after: str) -> None:
     """Format 1 had a file for the champion, one for the judgement and one for the retrain's end, written in this order."""
     shell = InProcessShell(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(tmp_path)
     first = retrain(shell)
     newest, frozen = ledger(shell)
     roots = tmp_path / ".trnflow/store/roots"
@@ -353,8 +351,7 @@ main(["retrain", "tiny.yaml", "--direct"])
 def test_a_retrain_that_is_killed_after_its_promotion_has_told_all_of_it(tmp_path: Path) -> None:
     """Promotion, judgement and the retrain's end are one entry: there is no moment between them."""
     shell = InProcessShell(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(tmp_path)
     environ = {**shell.environ, "PYTHONPATH": str(PROJECT)}
     killed = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env=environ, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import write_tiny
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended
@@ -29,8 +29,7 @@ LOST = Retrained("tiny", "r2", False, "another retrain of tiny took over")
 @pytest.fixture
 def outcome_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Retrain with given rounds. data: the source at each look; changes: whether each plan finds a change, or its error."""
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(tmp_path)
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
     recipe = settings.load(str(tmp_path / "tiny.yaml"))
     store = open_store(recipe)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
 from trnflow.flows.recipes import recipe as settings
@@ -37,8 +37,7 @@ class Watched:
     """A recipe in a folder, whose data is looked at, at times that the test sets. Seconds count from the present."""
 
     def __init__(self, folder: Path) -> None:
-        (folder / "tiny.yaml").write_text(RECIPE)
-        write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+        write_tiny(folder)
         self.shell = InProcessShell(folder)
         self.folder = folder
         self.begun = time.time()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import Api, own_server
 from tests.helpers.http_body import read_body
 from tests.helpers.waiting import wait_for
@@ -115,8 +115,7 @@ class Project:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("project")
-    (folder / "tiny.yaml").write_text(RECIPE)
-    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(folder)
     receiver = Receiver()
     thread = threading.Thread(target=receiver.serve_forever)
     thread.start()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import Api
 from tests.flows.services.test_recovery import kill_and_resume, start, state, states, wait_for, worker
-from tests.flows.sweeps.conftest import write_tiny
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.ledgers import entries
 from trnflow.flows.services.recovery import _is_unfinished, recovery_automations
@@ -27,8 +27,7 @@ SLOW = ["train.max_steps=300", "train.checkpoint_every=20", "train.learning_rate
 @pytest.fixture(scope="module")
 def deployed(own_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Api:
     folder = tmp_path_factory.mktemp("tiny")
-    (folder / "tiny.yaml").write_text(RECIPE)
-    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    write_tiny(folder)
     own_api.environ["RECIPE"] = str(folder / "tiny.yaml")
     own_api.prefect("work-pool", "create", "local", "--type", "process", "--overwrite")
     for name in ("finetune", "retrain"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
 
 
@@ -21,10 +21,3 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the recipe `tiny.yaml`."""
     monkeypatch.chdir(write_tiny(tmp_path))
     return tmp_path
-
-
-def write_tiny(folder: Path) -> Path:
-    """Write the recipe `tiny.yaml` and its rows into a folder; return the folder."""
-    (folder / "tiny.yaml").write_text(RECIPE)
-    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
-    return folder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.sweeps.conftest import write_tiny
+from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.leases import write_dead_lease
 from trnflow.flows.recipes import recipe as settings

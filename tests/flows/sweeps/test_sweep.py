@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.sweeps.conftest import write_tiny
+from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.keys.key_document import key_of
