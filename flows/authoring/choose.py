@@ -99,12 +99,29 @@ def choose(looked: Looked, given: Meta) -> Draft:
         draft = makers[task](columns, data, form)
         if draft is None:
             raise ConfigError(f"no columns for format.task={task} were found: {listed(columns)}", _NAME_THEM[task])
-        return draft
+        return _with_names(draft)
     _refuse_preferences(columns)
     for make in makers.values():
         if draft := make(columns, data, form):
-            return draft
-    raise ConfigError(f"no column holds texts to train on: {listed(columns)}", "name one: data.text=COLUMN")
+            return _with_names(draft)
+    nested = [name for name, column in columns.items() if column.nested]
+    raise ConfigError(
+        f"no column holds texts to train on: {listed(columns)}",
+        f"what lies inside {nested[0]} is not read: give one object a row with a column for each text, or conversations "
+        'as lists of {"role": ..., "content": ...}'
+        if nested
+        else "name one: data.text=COLUMN",
+    )
+
+
+def _with_names(draft: Draft) -> Draft:
+    """Return the draft. Raises ConfigError if a column that it takes has no name: above the names stands a title."""
+    if any(not column.name.strip() for _, column in draft.taken):
+        raise ConfigError(
+            "the first line does not name all columns: is it a title?",
+            "remove the lines above the names of the columns",
+        )
+    return draft
 
 
 _NAME_THEM = {
@@ -129,6 +146,8 @@ def _refuse_preferences(columns: dict[str, Column]) -> None:
             nearest = (
                 "format.task=instruction format.instruction=prompt format.response=chosen trains on the chosen answers"
             )
+        elif "conversations" in columns:
+            nearest += ": jq -c '.[] | {messages: (.conversations + [.chosen])}' FILE > chosen.jsonl"
         raise ConfigError("these are preferences (chosen, rejected), and no task here trains on pairs", nearest)
     marked = [name for name, column in columns.items() if {*column.counts} == {"true", "false"}]
     answers = {"completion", "messages", "conversations"} & columns.keys()
@@ -279,6 +298,14 @@ def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list
     named = [c for c in classes if c.name.lower() in LABELS]
     named = sorted(named, key=lambda column: _place(column.name, LABELS))
     usual = [c for c in classes if c not in named and len(c.counts) <= FEW and c.name.lower() not in ASIDE]
+    if not named and (dates := [c for c in rest if c.is_date and c.name.lower() in LABELS]):
+        raise Question(
+            f"{dates[0].name} holds dates: what is to be predicted?",
+            {
+                **dict(map(_as_label, [dates[0], *usual][:6])),
+                "format.task=text": "nothing: learn to write such texts",
+            },
+        )
     measures = [c for c in rest if c.numbers and c.is_measure]
     # a column of integers that are all different is an id
     amounts = [c for c in measures if c.name.lower() in AMOUNTS] or [c for c in measures if not c.is_unique]

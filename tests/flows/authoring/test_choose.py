@@ -6,6 +6,8 @@ import bz2
 import gzip
 import json
 import random
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +172,20 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "broken JSON": ("t.jsonl", lines(lambda n: {"text": "a"}) + b'\n{"text": ', DataError, "line 61 is not JSON", ""),
     "one JSON object": ("t.json", json.dumps({"data": [{"text": "a"}]}).encode(), ConfigError, "no column holds texts", ""),
     "a list of texts": ("t.json", json.dumps(["a", "b"]).encode(), DataError, "is not an object", ""),
-    "unknown extension": ("t.conll", b"word\tO\nother\tO\n", ConfigError, "does not show its format", "data.format="),
+    "unknown extension": ("t.dat", b"word\tno\nother\tno\n", ConfigError, "does not show its format", "data.format="),
+    "tokens and tags called txt": ("t.txt", b"Paris B-place\nis O\n\nfar O\n", ConfigError, "no task here tags tokens",
+                                   '{"instruction": '),
+    "bars": ("t.csv", table("text", "label", mark="|", label=KINDS), ConfigError, "separated by `|`", "commas"),
+    "tabs called csv and no header": (
+        "t.csv", table("text", "label", mark="\t", label=KINDS).partition(b"\n")[2], ConfigError,
+        "not by commas, and the first line looks like a row", r"(printf 'text\tlabel\n'; cut -f1-2 t.csv"),
+    "no header, of short texts": ("t.csv", table("text", "label", text=lambda n: sentence(n, 3), label=KINDS).partition(b"\n")[2],
+                                  ConfigError, "the first line looks like a row", "text,label"),
+    "a title above the names": ("t.csv", b"Export of tickets,\n" + ROWS, ConfigError, "is it a title", "remove the lines"),
+    "dates called label": ("t.csv", table("text", "label", label=lambda n: f"2024-01-{n % 28 + 1}"), Question, "holds dates",
+                           "format.task=text"),
+    "texts inside objects": ("t.jsonl", lines(lambda n: {"payload": {"text": sentence(n)}}), ConfigError,
+                             "no column holds texts", "inside payload is not read"),
     "a table called txt": ("t.txt", b"ham\twhat a day it is\nspam\twin a prize\n" * 30, ConfigError, "is a table",
                            "data.format=tsv"),
     "fastText": ("t.txt", b"__label__1 what a day it is\n__label__2 win a prize\n" * 30, ConfigError, "is a table rather", ""),
@@ -237,7 +252,7 @@ REAL_ASKED = {
     "preferences/dpo_zh_demo.json": "preferences",
     "preferences/kto_en_demo.json": "marked good and bad",
     "stsbenchmark": "separated by tabs",
-    "wnut17": "does not show its format",
+    "wnut17": "no task here tags tokens",
     "README.md": "does not show its format",
 }
 
@@ -255,6 +270,30 @@ def test_real_data_that_is_not_clear(shared: Path, tmp_path: Path, name: str) ->
     with pytest.raises(TrnflowError) as caught:
         choose(look(SourceConfig(source=str(shared / "data" / name)), Resolver(tmp_path)), {})
     assert REAL_ASKED[name] in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "then"),
+    [
+        ("goemotions/train.tsv", "label holds several values in a row"),
+        ("stsbenchmark/sts-train.csv", "column5"),
+        ("preferences/dpo_zh_demo.json", None),
+    ],
+)
+def test_the_command_of_a_fix_makes_a_file_that_can_be_read(
+    shared: Path, tmp_path: Path, name: str, then: str | None
+) -> None:
+    file = shutil.copy(shared / "data" / name, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        choose(look(SourceConfig(source=str(file)), Resolver(tmp_path / "home")), {})
+    command = caught.value.fix.partition(": ")[2].replace("FILE", Path(name).name)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    looked = look(SourceConfig(source=str(tmp_path / command.split("> ")[-1])), Resolver(tmp_path / "home"))
+    if then is None:
+        assert roles(choose(looked, {})) == {"messages": ["messages"]}
+    else:
+        with pytest.raises(Question, match=then):
+            choose(looked, {})
 
 
 def test_a_huge_file_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
