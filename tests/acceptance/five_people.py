@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from tests.conftest import PROJECT
 from trnflow.tasks.system.gpus import usable_gpus
@@ -50,7 +53,7 @@ class Attempt(NamedTuple):
 
     Attributes:
         seconds: Of all commands, by the clock: of a schedule with the wait for its minute.
-        processor: Seconds of processor time, Prefect's server aside.
+        processor: Seconds of processor time, with Prefect's server and whatever else still runs.
         wall: What stood in the way; "" if nothing did.
     """
 
@@ -162,6 +165,17 @@ def _processor_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def _still_running_seconds(home: str) -> float:
+    """Return the processor time of processes that outlive the commands typed in a home."""
+    total = 0.0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            if process.environ().get("HOME") == home:
+                times = process.cpu_times()
+                total += times.user + times.system
+    return total
+
+
 def _type(line: str, folder: Path, environ: dict[str, str], bucket: str) -> str:
     """Run a command. Return what stood in the way: its error, or that it printed nothing."""
     process = _trnflow(shlex.split(line.replace("BUCKET", bucket))[1:], folder, environ)
@@ -214,7 +228,8 @@ def try_person(person: Person) -> Attempt | None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environ |= {"HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(PROJECT)}
         try:
-            return attempt(person, folder, environ, bucket)
+            tried = attempt(person, folder, environ, bucket)
+            return tried._replace(processor=tried.processor + _still_running_seconds(home))
         finally:
             _trnflow(["down"], folder, environ)
 

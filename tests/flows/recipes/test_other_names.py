@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.helpers.command_line import Shell
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.other_names import _tables, missing, suggested
+from trnflow.flows.recipes.other_names import _names, _tables, missing, suggested
 from trnflow.flows.recipes.reference import settings_of
 from trnflow.tasks.errors import ConfigError
 
@@ -15,7 +17,7 @@ KNOWN = {setting.name for setting in settings_of(settings.Recipe)}
 
 def test_there_are_many_words_and_none_is_ours() -> None:
     tables = _tables()
-    assert len(tables["names"]) + len(tables["missing"]) >= 100
+    assert len(tables["names"]) + len(tables["missing"]) >= 200
     assert not tables["names"].keys() & tables["missing"].keys()
     assert tables["notes"].keys() <= tables["names"].keys()
 
@@ -35,6 +37,12 @@ def test_what_is_not_here_says_what_comes_nearest(name: str) -> None:
     assert nearest.startswith(f"trnflow has no {name}: ")
     for setting in {name, f"train.{name}"} - KNOWN:
         assert refused(setting).fix == nearest
+
+
+def test_hints_name_settings_that_exist() -> None:
+    texts = [text for table in ("notes", "missing", "options") for text in _tables()[table].values()]
+    named = {setting for text in texts for setting in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+", text)}
+    assert len(named) > 5 and named - {*_names(settings.Recipe)} == {"model.config.model_type"}  # transformers' own
 
 
 def refused(setting: str) -> ConfigError:
