@@ -149,6 +149,14 @@ class House:
         files = sorted((self.home / "store/runs").glob("*.json"))
         return [json.loads(file.read_text()) for file in files]
 
+    def logged(self) -> dict[str, str]:
+        """{run: its outcome} of the runs whose event log has an end."""
+        ends = {
+            file.parent.name: json.loads(file.read_bytes().splitlines()[-1])
+            for file in self.home.glob("runs/*/events.jsonl")
+        }
+        return {run: end["outcome"] for run, end in ends.items() if end["event"] == "run_ended"}
+
     def processes(self) -> dict[int, str]:
         """{id: command line} of the running processes of this house."""
         found = {}

@@ -177,13 +177,17 @@ def check(week: Week, plan: list[Day], runs: list[dict[str, Any]], every: int, a
     verified = house.trnflow("verify")
     if verified.returncode:
         found.append(f"verify: {verified.stdout[-500:]}{verified.stderr[-500:]}")
-    return found + mlflow_faults(ask, house.records())
+    return found + mlflow_faults(ask, house)
 
 
-def mlflow_faults(ask: Ask, records: list[dict[str, Any]]) -> list[str]:
-    """Say which run records MLflow lacks, or has otherwise. Uploads may come after the run has ended."""
+def mlflow_faults(ask: Ask, house: House) -> list[str]:
+    """Say which runs MLflow lacks, or has otherwise: those on record, and retrains that failed before their training.
+    Uploads may come after the run has ended."""
     ends = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
-    wanted = sorted((record["run"], ends[record["outcome"]]) for record in records)
+    failed = {run for run, outcome in house.logged().items() if outcome == "failed"}
+    wanted = sorted(
+        {(record["run"], ends[record["outcome"]]) for record in house.records()} | {(run, "FAILED") for run in failed}
+    )
     with contextlib.suppress(AssertionError):
         wait_for(lambda: mlflow_runs(ask) == wanted, 120, "all runs in MLflow")
     there = mlflow_runs(ask)
