@@ -142,11 +142,11 @@ def test_a_run_whose_server_lost_its_database_is_sent_whole(tmp_path: Path) -> N
     with tracked(tmp_path, uri=uri) as log:
         with mlflow_server(tmp_path, port):
             begin(log, "tokenize_text", "d" * 64)
-            wait_until(lambda: Unsent(tmp_path, "r1").load()["offset"] > 0)
+            wait_for(lambda: Unsent(tmp_path, "r1").load()["offset"] > 0)
         for file in tmp_path.glob("server.db*"):
             file.unlink()
         speak(log, tmp_path)
-        wait_until(lambda: Unsent(tmp_path, "r1").warning.exists())
+        wait_for(lambda: Unsent(tmp_path, "r1").warning.exists())
     with mlflow_server(tmp_path, port):
         assert send_logs(tmp_path) == 1
         check_complete(client(uri), "r1")
