@@ -524,9 +524,11 @@ TEXTS = {
         20, "chat", (), "are blank in all rows", talks(lambda n: talk(n, ("user", f"Is it {n}?"), ("assistant", " ")))
     ),
     "a template of a row that raises": Fault(
-        21, "instruct", ("format.prompt_template={{ instruction.foo.bar }}",), "prompt_template"
+        21, "instruct", ("format.prompt_template='{{ instruction.foo.bar }}'",), "prompt_template"
     ),
-    "a template that is no Jinja": Fault(21, "chat", ("format.chat_template={% for m in %}",), "format.chat_template"),
+    "a template that is no Jinja": Fault(
+        21, "chat", ("format.chat_template='{% for m in %}'",), "format.chat_template"
+    ),
 }
 
 NO_PROMPT = (
