@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trnflow.tasks.training.chunked_loss import in_chunks, loss_in_chunks, uses_chunks
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.memory.estimate import PassMemory
@@ -42,19 +43,24 @@ def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: i
 
             recompute(built.model, int(config.remat))
         built.model.train()
+        chunks = uses_chunks(config, built)
         storages = _Storages(built.model)
         with storages.recorded():
-            loss = loss_sum(*_logits_and_targets(built, config.replica_batch, length))
+            loss = _loss(config, built, config.replica_batch, length, chunks=chunks)
             loss.backward()  # type: ignore[no-untyped-call]
         del loss
         return storages.pass_memory(built)
 
 
-def _logits_and_targets(built: Built, rows: int, length: int) -> tuple[Tensor, Tensor]:
-    """Run the forward pass on blank rows."""
+def _loss(config: TrainConfig, built: Built, rows: int, length: int, *, chunks: bool) -> Tensor:
+    """Run the forward pass on blank rows, all supervised."""
     ids, positions = (torch.zeros((rows, length), dtype=torch.int32, device="meta") for _ in range(2))
     targets = torch.zeros(rows if built.task == "classification" else (rows, length), dtype=torch.int32, device="meta")
-    return logits_of(built, ids, ids, positions), targets
+    if chunks and in_chunks(built, rows, length):
+        return loss_in_chunks(
+            built, [ids, targets, ids, positions], torch.arange(rows * length, device="meta"), loss_sum
+        )
+    return loss_sum(logits_of(built, ids, ids, positions), targets)
 
 
 class _Storages:

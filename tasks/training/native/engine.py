@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.batches.sampler import IGNORED, Batch
+from trnflow.tasks.training.chunked_loss import in_chunks, loss_in_chunks, scores_in_chunks, uses_chunks
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.layout.slices import (
@@ -68,6 +70,7 @@ class NativeEngine:
         self._exchange = SingleProcess()
         if self._tracing:
             return
+        self._chunks = uses_chunks(config, built)
         choose_kernels(config)
         self._device = (
             torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
@@ -94,7 +97,7 @@ class NativeEngine:
         loss = torch.zeros((), device=self._device)
         for micro in batch.micro_batches(self._config.micro_rows):
             with explain_refusal(self._config):
-                part = self._loss(*self._objective, *self._columns(micro)) * at.scale
+                part = self._loss_of(micro, at.scale)
                 part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
         return self._update(loss, at, seed)
@@ -105,7 +108,7 @@ class NativeEngine:
             return None
         self._built.model.eval()
         with torch.no_grad(), explain_refusal(self._config):
-            result = self._exchange.scores(self._scores(self._built, *self._columns(batch)))
+            result = self._exchange.scores(self._scores_of(batch))
         self._built.model.train()
         return result
 
@@ -197,12 +200,42 @@ class NativeEngine:
             piece(held.detach(), tuple(spec), self._world) for held, spec in zip(self._locals(), beyond, strict=True)
         ]
 
+    def _loss_of(self, batch: Batch, scale: float) -> Tensor:
+        """Return this rank's share of the mean loss."""
+        built, weights, smoothing = self._objective
+        if not self._must_chunk(batch):
+            return self._loss(*self._objective, *self._columns(batch)) * scale
+        # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
+        return loss_in_chunks(
+            built, *self._supervised(batch), lambda logits, to: loss_sum(logits, to, weights, smoothing) * scale
+        )
+
+    def _scores_of(self, batch: Batch) -> Tensor:
+        if not self._must_chunk(batch):
+            return self._scores(self._built, *self._columns(batch))
+        return scores_in_chunks(self._built, *self._supervised(batch), _score)
+
+    def _must_chunk(self, batch: Batch) -> bool:
+        rows, length = batch.input_ids.shape
+        return self._chunks and in_chunks(self._built, rows // self._world.mesh.data, length)
+
+    def _supervised(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        """Return this rank's columns, and which of its positions have a target."""
+        # counted on the host: the device would be waited for
+        at = np.flatnonzero(batch.targets[self._mine(batch)] != IGNORED)
+        return self._columns(batch), self._send([torch.from_numpy(at)])[0]
+
+    def _mine(self, batch: Batch) -> slice:
+        """Return which rows are this rank's."""
+        size = len(batch.input_ids) // self._world.mesh.data
+        return slice(size * self._world.data, size * (self._world.data + 1))
+
     def _columns(self, batch: Batch) -> list[Tensor]:
         """Copy this rank's rows to the device: input ids, targets, segment ids, position ids."""
-        size = len(batch.input_ids) // self._world.mesh.data
-        mine = slice(size * self._world.data, size * (self._world.data + 1))
         columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
-        host = [torch.from_numpy(column[mine]) for column in columns]
+        return self._send([torch.from_numpy(column[self._mine(batch)]) for column in columns])
+
+    def _send(self, host: list[Tensor]) -> list[Tensor]:
         if self._device.type == "cuda":  # a copy from memory that is not pinned would wait for earlier steps
             host = [column.pin_memory() for column in host]
         return [column.to(self._device, non_blocking=True) for column in host]
@@ -261,7 +294,11 @@ def _loss(
 
 
 def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
-    logits = logits_of(built, ids, segments, positions)
+    return _score(logits_of(built, ids, segments, positions), targets)
+
+
+def _score(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return (summed loss, right predictions)."""
     return torch.stack([loss_sum(logits, targets), correct(logits, targets)])
 
 

@@ -1,0 +1,154 @@
+"""The loss of a language model in chunks: output layer and cross entropy of some positions at a time.
+
+So the fp32 logits of all positions are never held. Gradients are computed in the forward pass. A loss whose logits fit
+into one chunk is computed plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.model.build import inputs_of
+from trnflow.tasks.training.shared_types import Built
+
+CHUNK = 32 << 20  # bytes of a chunk's fp32 logits, but for wide layers; about four times as much is held at once
+
+Score = Callable[[Tensor, Tensor], Tensor]
+"""(fp32 logits [positions, vocabulary], targets [positions]) -> what is summed over chunks."""
+
+
+def uses_chunks(config: TrainConfig, built: Built) -> bool:
+    """Return whether engine native computes this model's loss in chunks."""
+    # under tensor parallelism a rank holds a part of the vocabulary; torch.compile fuses output layer and loss
+    plain = config.engine != "native" or config.compile or config.tensor_parallel_size > 1
+    return not plain and ends_in_linear(built)
+
+
+def in_chunks(built: Built, rows: int, length: int) -> bool:
+    """Return whether `rows` rows have more positions than a chunk."""
+    return rows * length > _positions(built.model.get_output_embeddings().weight)
+
+
+def ends_in_linear(built: Built) -> bool:
+    """Return whether the model's logits are the output of a linear layer, unchanged: not scaled, capped or cut.
+
+    Runs the model on "meta" tensors, without computing; False for a model that needs values.
+    """
+    head: Any = built.model.get_output_embeddings() if built.task == "causal_lm" else None
+    linear_head = type(head) is torch.nn.Linear  # not LoRA's
+    if not linear_head:
+        return False
+    blank = torch.zeros((1, 8), dtype=torch.int32, device="meta")
+    output = torch.zeros((), device="meta")
+    tensors = (*built.model.named_parameters(), *built.model.named_buffers())
+    weights = {name: tensor.detach().to("meta") for name, tensor in tensors}
+    training, head.forward = built.model.training, lambda hidden: output
+    try:
+        inputs = inputs_of(built, blank, blank, blank)
+        logits = torch.func.functional_call(built.model.eval(), weights, (), inputs).logits
+        return bool(logits is output)
+    except (RuntimeError, IndexError, TypeError):  # RuntimeError: also NotImplementedError
+        return False
+    finally:
+        del head.forward
+        built.model.train(training)
+
+
+def loss_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score) -> Tensor:
+    """Return the sum of `score`, a scalar, over the positions `at`.
+
+    Args:
+        columns: Input ids, targets, segment ids and position ids, [rows, length].
+        at: int64, the positions with a target, as indices into the flattened targets.
+    """
+    return _at_head(built, columns, lambda *given: ChunkedLoss.apply(*given, at, score))  # type: ignore[no-untyped-call]
+
+
+def scores_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score) -> Tensor:
+    """Return the sum of `score`, a tensor of any shape, over the positions `at`. Computes no gradients."""
+
+    def summed(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        # an empty chunk gives the zero of the right shape
+        parts = torch.split(at, _positions(weight)) if len(at) else (at,)
+        scores = [score(linear(hidden[some], weight, bias).float(), targets[some]) for some in parts]
+        return torch.stack(scores).sum(0)
+
+    return _at_head(built, columns, summed)
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """(hidden [positions, width], weight, bias or None, targets [positions], at, score) -> loss."""
+
+    @staticmethod
+    def forward(context: Any, hidden: Any, weight: Any, bias: Any, targets: Any, at: Any, score: Score) -> Any:
+        inputs = (hidden, weight, bias)
+        # in fp32 and rounded once, as a product over all positions is
+        of_hidden, of_weight, of_bias = (
+            torch.zeros_like(tensor, dtype=torch.float32) if needed else None
+            for tensor, needed in zip(inputs, context.needs_input_grad, strict=False)
+        )
+        loss = torch.zeros((), device=hidden.device)
+        for some in at.split(_positions(weight)):
+            given = hidden[some]
+            logits = linear(given, weight, bias).requires_grad_()
+            with torch.enable_grad():  # type: ignore[no-untyped-call]
+                part = score(logits.float(), targets[some])
+            (change,) = torch.autograd.grad(part, logits)
+            loss += part.detach()
+            del logits, part
+            if of_hidden is not None:
+                of_hidden[some] = (change @ weight).float()
+            if of_weight is not None:
+                _add_product(of_weight, change.T, given)
+            if of_bias is not None:
+                of_bias += change.sum(0)
+        context.gradients = [
+            None if gradient is None else gradient.to(tensor.dtype)
+            for gradient, tensor in zip((of_hidden, of_weight, of_bias), inputs, strict=True)
+        ]
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, scale: Any) -> Any:
+        gradients = [None if gradient is None else gradient.mul_(scale) for gradient in context.gradients]
+        context.gradients = None
+        return *gradients, None, None, None
+
+
+def _at_head(built: Built, columns: Sequence[Tensor], compute: Callable[..., Tensor]) -> Tensor:
+    """Run the model with `compute(hidden, weight, bias, targets)` in place of its output layer; return its result."""
+    ids, targets, segments, positions = columns
+    head = built.model.get_output_embeddings()
+
+    # inside the model's forward pass, where FSDP has gathered the weight
+    def forward(hidden: Tensor) -> Tensor:
+        return compute(hidden.flatten(0, -2), head.weight, head.bias, targets.flatten())
+
+    head.forward = forward
+    try:
+        result: Tensor = built.model(**inputs_of(built, ids, segments, positions)).logits
+        return result
+    finally:
+        del head.forward
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the product left @ right to fp32 `total` in place."""
+    if total.device.type == "cpu":  # a bf16 product of a few positions takes twice as long there
+        total.addmm_(left.float(), right.float())
+    else:
+        total += left @ right
+
+
+def _positions(weight: Tensor) -> int:
+    """Return how many positions make a chunk. weight: [vocabulary, width]."""
+    vocabulary, width = weight.shape
+    # each chunk adds to the weight's whole gradient: with fewer positions that would cost more than their products
+    return max(1, width // 4, CHUNK // (4 * vocabulary))
