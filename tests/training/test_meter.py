@@ -34,6 +34,8 @@ def test_rates_count_tokens_by_kind() -> None:
 def test_utilisation_is_of_known_devices_alone() -> None:
     assert mfu(989e12, "NVIDIA H200", 2) == {"mfu": 0.5}
     assert mfu(835e12, "NVIDIA H200 NVL", 1) == {"mfu": 1.0}
+    assert [mfu(35e12, name, 1)["mfu"] for name in ("NVIDIA L4", "Tesla T4")] == [35 / 121, 35 / 65]
+    assert mfu(1e12, "NVIDIA L40S", 1) == {}
     assert mfu(95e12, "trn1.2xlarge", 2) == {"mfu": 0.5}
     assert mfu(1e12, "cpu", 1) == mfu(1e12, "NVIDIA GeForce RTX 9090", 1) == {}
 
