@@ -25,7 +25,7 @@ from trnflow.tasks.stage import Stage
 CARRIERS = ("trnflow/tasks/launch", "trnflow/tasks/store", "trnflow/tasks/system", "trnflow/tasks/keys/file_audit.py")
 
 # Files of the system count by nothing, and own code may read them: time zones, types of files, the list of processors.
-SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/opt", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
+SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/proc", "/sbin", "/sys", "/usr")
 
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TMPDIR")
 
@@ -56,13 +56,15 @@ def permit_for(
     known |= {asset: [assets / asset] for asset in stage.assets} | {name: _plumbing(program, name) for name in PLUMBING}
     names = {str(form): name for name, paths in known.items() for path in paths for form in _forms(path)}
     elsewhere = [*SYSTEM, STANDARD_LIBRARY, *packages_folders(), *map(str, beside)] if own else []
+    given = {str(form) for path in map(Path, beside) if path.is_file() for form in _forms(path)}
+    hidden = {f"{Path.home()}{os.sep}."} if own else set()  # caches and settings of libraries
     return Permit(
         stage.name,
         roots,
-        frozenset(files | names.keys()),
+        frozenset(files | names.keys() | given),
         tuple(sorted(folders)),
         _hashed(stage, code, names, memo),
-        tuple(sorted({f"{form}{os.sep}" for folder in elsewhere for form in _forms(Path(folder))})),
+        tuple(sorted({f"{form}{os.sep}" for folder in elsewhere for form in _forms(Path(folder))} | hidden)),
     )
 
 

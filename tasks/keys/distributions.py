@@ -6,10 +6,17 @@ import os
 import re
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 from trnflow.tasks.keys.module_finder import PACKAGES, import_path
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+# Kind of versions in the hash cache. Rename it when what a version says changes.
+VERSIONS = "versions with origins"
 
 
 def distributions_of(file: str, memo: Memo) -> list[str]:
@@ -62,16 +69,27 @@ def normal_name(distribution: str) -> str:
 def installed_versions(names: set[str], memo: Memo) -> dict[str, str | None]:
     """Return {distribution: version, or None if not installed}."""
     now, where = _stamp_of_packages(), "|".join(import_path())
-    known: dict[str, str | None] = memo.get("versions", where, now) or {}
+    known: dict[str, str | None] = memo.get(VERSIONS, where, now) or {}
     missing = names - known.keys()
     if missing:
         # takes 50 ms, so the hash cache keeps versions until a packages folder changes
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import PackageNotFoundError, distribution
 
         for name in missing:
             try:
-                known[name] = version(name)
+                known[name] = _version(distribution(name))
             except PackageNotFoundError:
                 known[name] = None
-        memo.put("versions", where, now, known)
+        memo.put(VERSIONS, where, now, known)
     return {name: known[name] for name in names}
+
+
+def _version(installed: Distribution) -> str:
+    """Return the version; of what a folder or a repository was installed from, with a digest of its files, since each
+    state of these has the same one."""
+    if installed.read_text("direct_url.json") is None:
+        return installed.version
+    record = (installed.read_text("RECORD") or "").splitlines()
+    # not what differs between machines: scripts, and notes about the installation
+    files = sorted(line for line in record if not line.startswith("..") and ".dist-info/" not in line)
+    return f"{installed.version} {digest_of(files)}"

@@ -32,7 +32,7 @@ class Permit:
         files: Files that the key covers, and inputs.
         exempt: Folders below the roots that hold no code.
         code: {module's path: (stamp, code hash)} when the key was computed.
-        elsewhere: Of a stage with own code, the folders outside the roots that it may read; () permits all.
+        elsewhere: Of a stage with own code, beginnings of the paths outside the roots that it may read; () permits all.
     """
 
     stage: str
@@ -49,7 +49,7 @@ class Permit:
         for root, base in self.roots:
             if path.startswith(root):
                 return None if _is_hidden(path[len(root) - 1 :]) or not os.path.isfile(path) else path[len(base) :]
-        if not self.elsewhere or path.startswith(self.elsewhere) or _is_hidden(path) or not os.path.isfile(path):
+        if not self.elsewhere or path.startswith(self.elsewhere) or not os.path.isfile(path):
             return None
         return path
 

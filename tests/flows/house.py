@@ -74,6 +74,13 @@ def touched(path, out):
     from house.lazy import VALUE
     return VALUE
 
+def temporary():
+    import tempfile
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("x")
+        file.flush()
+        return Path(file.name).read_text()
+
 def sibling():
     import single
     return single.VALUE
@@ -109,6 +116,8 @@ WAYS = {
     "beside": lambda path, out: (HERE.parent / "letter.txt").read_text(),
     "outside": lambda path, out: (HERE.parents[1] / "prices.csv").read_text(),
     "module outside": lambda path, out: (sys.path.append(str(HERE.parents[1] / "else")), __import__("strange")),
+    "hidden": lambda path, out: (HERE.parents[1] / ".else/prices.csv").read_text(),
+    "temporary": lambda path, out: temporary(),
     "system": lambda path, out: Path("/etc/passwd").read_text(),
     "script": lambda path, out: subprocess.check_output([sys.executable, str(HERE / "other.py")]),
 }
@@ -149,7 +158,7 @@ class Project:
             "house/known.py": "VALUE = 1\ndef fail():\n    raise ValueError\n",
             "house/lazy.py": "from house.deep import VALUE\n", "house/deep.py": "VALUE = 2\n",
             "house/other.py": "VALUE = 3\n", "single.py": "VALUE = 4\n", "beside.py": "VALUE = 5\n",
-            "letter.txt": "Dear all", "../prices.csv": "1", "../else/strange.py": "VALUE = 6\n",
+            "letter.txt": "Dear all", "../prices.csv": "1", "../.else/prices.csv": "1", "../else/strange.py": "VALUE = 6\n",
         }  # fmt: skip
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ import json
 from typing import TYPE_CHECKING
 import by_hand
 import single
+import source
 import mine.built
 import mine.helper as helper
 from mine.constants import LIMIT
@@ -91,6 +92,10 @@ def ticket(row):
     "env/site-packages/space_two-1.0.dist-info/RECORD": "spaces/second/__init__.py,,\n",
     "env/site-packages/unused-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: unused\nVersion: 1.0\n",
     "env/site-packages/unused-1.0.dist-info/RECORD": "unused.py,,\n",
+    "env/site-packages/source.py": "A = 1\n",
+    "env/site-packages/source-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: source\nVersion: 1.0\n",
+    "env/site-packages/source-1.0.dist-info/direct_url.json": "{}",
+    "env/site-packages/source-1.0.dist-info/RECORD": "source.py,sha256=a,1\n",
     "env/site-packages/unused.py": "A = 1\n",
     "env/site-packages/by_hand.py": "A = 1\n",
     "env/site-packages/__editable___editable_1_0_finder.py": "MAPPING: dict[str, str] = {'editable': 'ELSEWHERE'}\n",
@@ -122,6 +127,25 @@ def upgrade(distribution: str, version: str = "2.0") -> Edit:
         about = at / f"env/site-packages/{distribution}-1.0.dist-info"
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
         about.rename(about.with_name(f"{distribution}-{version}.dist-info"))
+
+    return edit
+
+
+def reinstalled(digest: str) -> Edit:
+    """Install another state of the distribution `source`, which keeps its version."""
+
+    def edit(at: Path) -> None:
+        about = at / "env/site-packages/source-1.0.dist-info"
+        for file in about.iterdir():
+            file.unlink()
+        about.rmdir()
+        put("env/site-packages/source-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: source\nVersion: 1.0\n")(
+            at
+        )
+        put("env/site-packages/source-1.0.dist-info/direct_url.json", "{}")(at)
+        put("env/site-packages/source-1.0.dist-info/RECORD", f"source.py,{digest},1\n../../bin/source,sha256={at},1\n")(
+            at
+        )
 
     return edit
 
@@ -170,6 +194,7 @@ RUN: dict[str, Edit] = {
     "compiled module before the source": put(f"work/single{EXTENSION_SUFFIXES[0]}", "binary"),
     "compiled module rebuilt": put(f"work/mine/built{EXTENSION_SUFFIXES[0]}", "binary 2"),
     "library's version": upgrade("library"),
+    "library of a repository": reinstalled("sha256=b"),
     "version of a namespace's part": upgrade("space_one"),
     "file that was put beside installed packages": put("env/site-packages/by_hand.py", "A = 2\n"),
     "new import": swap(OWN, "import json", "import json\nimport unused"),
@@ -192,6 +217,7 @@ HIT: dict[str, Edit] = {
     "data file": put("work/prices.csv", "c\n"),  # the audit refuses to read it undeclared
     "bytecode": put("work/mine/__pycache__/near.cpython-311.pyc", "x"),
     "file further down the path": put("later/single.py", "A = 2\n"),
+    "library of a repository, of the same files": reinstalled("sha256=a"),
     "other library's version": upgrade("unused"),
     "other part of a namespace": upgrade("space_two"),
     "new library": put("env/site-packages/more.py", "A = 1\n"),
@@ -202,7 +228,9 @@ HIT: dict[str, Edit] = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in FILES.items():
         put(name, text.replace("ELSEWHERE", str(tmp_path / "elsewhere/src/editable")))(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "env/site-packages"), str(tmp_path / "later")])
+    # without the packages of these tests, whose lists of files take time to read
+    standard = [folder for folder in sys.path if not folder.endswith("-packages")]
+    monkeypatch.setattr(sys, "path", [*standard, str(tmp_path / "env/site-packages"), str(tmp_path / "later")])
     (tmp_path / "later/fast.py").unlink()
     return tmp_path
 
@@ -233,7 +261,7 @@ def test_a_closure_names_what_it_has(place: Path) -> None:
     code, env = closure_at(place, place / "memo.db")
     assert {name.split(".")[0] for name in code} == {"mine", "single", "beside", "plain", "editable", "by_hand"}
     assert not {"mine.unrelated", "mine.typing_only", "mine.latin"} & code.keys()
-    assert env.keys() == {"python", "library", "space-one"}
+    assert env.keys() == {"python", "library", "source", "space-one"}
 
 
 def test_nothing_of_the_code_is_run(place: Path) -> None:

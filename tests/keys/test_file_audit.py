@@ -26,7 +26,9 @@ from trnflow.tasks.keys.code_hash import code_hash
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-ALLOWED = ("known", "lazy", "input", "asset", "shown", "local state", "writes", "probes", "spoken", "touched", "system")
+ALLOWED = (
+    "known", "lazy", "input", "asset", "shown", "local state", "writes", "probes", "spoken", "touched", "system", "temporary",
+)  # fmt: skip
 MODULE = ("import_module", "__import__", "run", "swallowed", "script")
 FILE = ("file", "descriptor", "relative", "renamed", "pooled")
 
@@ -86,7 +88,13 @@ def test_a_folder_without_a_mark_is_checked_too(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "file"), [("beside", "letter.txt"), ("outside", "/prices.csv"), ("module outside", "/else/strange.py")]
+    ("how", "file"),
+    [
+        ("beside", "letter.txt"),
+        ("outside", "/prices.csv"),
+        ("hidden", "/.else/prices.csv"),
+        ("module outside", "/else/strange.py"),
+    ],
 )
 def test_what_lies_elsewhere_is_named(project: Project, how: str, file: str) -> None:
     (project.folder / "pyproject.toml").unlink()
