@@ -22,6 +22,9 @@ from trnflow.tasks.artifact import Json
 from trnflow.tasks.errors import CodeError, Interrupted
 from trnflow.tasks.keys.hash_cache import stamp
 
+# torch writes this module into a temporary folder, and imports it there: what is in it depends on torch's version alone.
+OF_TORCH = "_remote_module_non_scriptable"
+
 
 @dataclass(frozen=True)
 class Permit:
@@ -100,6 +103,8 @@ class Witness:
 
     def used(self, module: ModuleType) -> None:
         """Check the file of a loaded module. Raises CodeError, and adds it to `violations`."""
+        if module is sys.modules.get(OF_TORCH):
+            return
         # sys.modules may hold objects that are no modules
         name = self.permit.refused(str(getattr(module, "__dict__", {}).get("__file__") or ""))
         if name is not None:

@@ -23,6 +23,7 @@ from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
 from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.keys.code_hash import code_hash
+from trnflow.tasks.keys.file_audit import OF_TORCH, Permit, Witness
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -99,6 +100,16 @@ def test_a_folder_without_a_mark_is_checked_too(project: Project) -> None:
 def test_what_lies_elsewhere_is_named(project: Project, how: str, file: str) -> None:
     (project.folder / "pyproject.toml").unlink()
     refused(project, "here", how, re.escape(file))
+
+
+def test_what_torch_imports_from_a_temporary_folder_is_no_own_code() -> None:
+    importlib.import_module("torch.distributed.nn.api.remote_module")
+    module, other = sys.modules[OF_TORCH], ModuleType("other")
+    other.__file__ = module.__file__
+    witness = Witness(Permit("here", (), frozenset(), (), {}, elsewhere=("/usr/",)))
+    witness.used(module)
+    with pytest.raises(CodeError, match=OF_TORCH):
+        witness.used(other)
 
 
 def test_a_sibling_counts_as_code(project: Project) -> None:
