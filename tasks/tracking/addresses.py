@@ -19,6 +19,8 @@ from trnflow.tasks.system.whole_file import write_whole
 
 LOCAL_PAGE = "http://127.0.0.1:5000"
 """MLflow's page when `mlflow ui` serves a local database."""
+VIEW = "trnflow"
+"""The saved view of an experiment's runs that its page opens with; the follower makes it (`run_table.py`)."""
 
 
 def tracking_address(home: Path, written: str | None, folder: Path = Path()) -> str:
@@ -49,7 +51,7 @@ def tracking_page(home: Path, written: str | None, folder: Path, experiment: str
     base = str(hide_secrets(address)) if is_server else LOCAL_PAGE
     page, file = f"{base.rstrip('/')}/#/experiments", _id_file(home, _recorded(address, written), experiment)
     if file.exists():
-        page = f"{page}/{file.read_text(encoding='utf-8')}/runs?workflowType=machine_learning"
+        page = f"{page}/{file.read_text(encoding='utf-8')}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
     if is_server:
         return page
     # two processes: by default MLflow starts fifteen (2 GB)

@@ -20,6 +20,7 @@ from trnflow.tasks.tracking.addresses import note_experiment
 from trnflow.tasks.tracking.figures import lengths_figure
 from trnflow.tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
 from trnflow.tasks.tracking.registry import mirror_champion
+from trnflow.tasks.tracking.run_table import VIEW_TAG, saved_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -186,7 +187,11 @@ class MlflowRuns:
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
         experiment = self._client.get_experiment_by_name(name)
-        return str(experiment.experiment_id if experiment else self._client.create_experiment(name, artifacts, KIND))
+        if experiment is None:
+            return str(self._client.create_experiment(name, artifacts, KIND | {VIEW_TAG: saved_view()}))
+        if VIEW_TAG not in experiment.tags:
+            self._client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, saved_view())
+        return str(experiment.experiment_id)
 
     def _run(self, name: str, at: float, tags: Meta, stage: str) -> str:
         """Return the id of the MLflow run with these tags, made if there is none. stage: "" for the parent run."""

@@ -13,6 +13,7 @@ import pytest
 
 from tests.chaos.outside import free_port
 from tests.conftest import PROJECT
+from tests.helpers.browser import browser_at
 from tests.helpers.waiting import wait_for
 from tests.tracking.runs import (
     begin,
@@ -28,6 +29,7 @@ from tests.tracking.runs import (
 from trnflow.tasks.events import follow, log_file, unsent_runs
 from trnflow.tasks.tracking import send_logs, tracking_page
 from trnflow.tasks.tracking.follower import Unsent
+from trnflow.tasks.tracking.run_table import VIEW_TAG
 
 
 @pytest.fixture(scope="module")
@@ -197,9 +199,35 @@ def test_the_page_is_that_of_the_experiments_runs_once_its_id_is_known(home, tmp
     uri = database_of(home)
     number = client(uri).get_experiment_by_name("tests").experiment_id
     page, _, command = tracking_page(home, uri, Path(), "tests").partition(" after ")
-    assert page == f"http://127.0.0.1:5000/#/experiments/{number}/runs?workflowType=machine_learning"
+    assert page.startswith(f"http://127.0.0.1:5000/#/experiments/{number}/runs?workflowType=machine_learning&")
     assert command.endswith(f"mlflow ui --host 127.0.0.1 --workers 1 --backend-store-uri {uri}`")
     assert tracking_page(home, uri, Path(), "others").startswith("http://127.0.0.1:5000/#/experiments after ")
+
+
+@pytest.mark.slow
+def test_the_page_of_the_runs_shows_their_metrics_and_whole_names(tmp_path: Path) -> None:
+    """Also of an experiment that was made without the view. A view that a user changed stays."""
+    from mlflow.tracking import MlflowClient
+
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    run = "20261125T153215Z-07e29b"
+    with mlflow_server(tmp_path, port):
+        number = MlflowClient(uri).create_experiment("tests")
+        with tracked(tmp_path, run, uri) as log:
+            speak(log, tmp_path, points=2)
+        wait_for(lambda: not unsent_runs(tmp_path))
+        with browser_at(tracking_page(tmp_path, uri, Path(), "tests"), tmp_path) as page:
+            page.call("Emulation.setDeviceMetricsOverride", width=1800, height=700, deviceScaleFactor=1, mobile=False)
+            page.wait_for("document.body.innerText.includes('evaluate_model/f1_weighted')")
+            page.wait_for("document.body.innerText.includes('0.92')")
+            name = f"[...document.querySelectorAll('.ag-row a span')].find(name => name.innerText == 'demo {run}')"
+            page.wait_for(f"{name}?.scrollWidth <= {name}.clientWidth")  # MLflow would end it in dots
+        MlflowClient(uri).set_experiment_tag(number, VIEW_TAG, "changed")
+        with tracked(tmp_path, "r2", uri) as log:
+            speak(log, tmp_path, points=2, keys="efg")
+        wait_for(lambda: not unsent_runs(tmp_path))
+        assert MlflowClient(uri).get_experiment(number).tags[VIEW_TAG] == "changed"
 
 
 def test_a_driver_that_is_not_installed_is_named_with_its_extra(tmp_path: Path) -> None:
