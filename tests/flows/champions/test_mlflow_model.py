@@ -23,6 +23,7 @@ import pytest
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.champions.test_language_model import RECIPE as LM_RECIPE
 from tests.helpers.command_line import Shell
+from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.waiting import wait_for
 from trnflow.tasks.events import unsent_runs
 
@@ -41,9 +42,11 @@ SECRET = "hunter2hunter2"
 class Champion:
     """A recipe's champion, as MLflow shows it to a process that knows its tracking address alone."""
 
-    def __init__(self, folder: Path, recipe: str) -> None:
+    def __init__(self, folder: Path, recipe: str, store: str | None = None) -> None:
         self.shell, self.elsewhere = Shell(folder), folder / "elsewhere"
         self.elsewhere.mkdir()
+        if store is not None:
+            self.shell.environ["TRNFLOW_STORE"] = store
         (folder / "tiny.yaml").write_text(recipe.replace(NO_TRACKING, ""))
         self.shell.environ["ANY_TOKEN"] = SECRET
         self.shell.environ.pop("MLFLOW_TRACKING_URI", None)  # MLflow's client sets it in the process of other tests
@@ -51,7 +54,7 @@ class Champion:
         self.shell.json("promote", "tiny.yaml", "export.target=none")
         wait_for(lambda: not unsent_runs(folder / ".trnflow"))
         self.environ = {
-            **self.shell.environ,
+            **{name: value for name, value in self.shell.environ.items() if name != "TRNFLOW_STORE"},
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/.trnflow/mlflow.db",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # MLflow starts `uvicorn` by its name
         }
@@ -91,6 +94,15 @@ def test_a_loaded_text_generator_answers_as_predict(tmp_path: Path) -> None:
     rows = [{"instruction": "Return the absolute value of a number."}, {"instruction": "Add two numbers."}]
     expected = champion.predict(rows)
     assert champion.load(rows) == expected and len(expected[0]["generated"]) > 0
+
+
+def test_a_champion_of_a_store_on_s3_answers_as_predict(tmp_path: Path, s3_root: str) -> None:  # noqa: F811
+    """The model names the store: the process that loads it has the credentials alone."""
+    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    champion = Champion(tmp_path, RECIPE, s3_root)
+    expected = champion.predict(ROWS)
+    assert champion.load(ROWS) == expected and len(expected) == len(ROWS)
+    assert not (tmp_path / ".trnflow/store").exists()
 
 
 def test_batches_of_json_and_csv_are_predicted_as_by_predict(classifier: Champion) -> None:
