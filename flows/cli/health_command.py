@@ -114,7 +114,11 @@ def _rows(found: Meta) -> list[tuple[str, str]]:
     def shown(name: str, text: Callable[[Meta], str]) -> tuple[str, str]:
         return name, "unknown" if found[name] is None else text(found[name])
 
-    rows = [
+    recipes = [row for one in found["recipes"] or () for row in _recipe_rows(one)]
+    if found["recipes"] == []:
+        recipes = [("recipes", "no decision about a model yet")]
+    return [
+        *recipes,
         shown(
             "prefect", lambda one: f"{one['url'] or 'no server'}; next firing {one['next'] or 'none'}; {_queue(one)}"
         ),
@@ -125,17 +129,21 @@ def _rows(found: Meta) -> list[tuple[str, str]]:
         ),
         shown("verify", lambda one: f"{one['created']}: {one['damaged']} damaged" if one["created"] else "never"),
     ]
-    if found["recipes"] == []:
-        rows.append(("recipes", "no decision about a model yet"))
-    for one in found["recipes"] or ():
-        champion, last = one["champion"], one["last"]
-        serves, firing = "no champion", "none"
-        if champion:
-            serves = f"champion {champion['number']} ({champion['artifact'][:19]}), {champion['days']:.0f} days old"
-        if last:
-            spent = "" if last["seconds"] is None else f"; {report.seconds(last['seconds'])} s, {last['dollars']} USD"
-            firing = f"{last['created']} {last['outcome']}: {last['why']}; run {last['run'] or 'none'}{spent}"
-        rows += [(one["recipe"], f"{serves}; {one['failures']} failures in a row"), ("  last firing", firing)]
+
+
+def _recipe_rows(one: Meta) -> list[tuple[str, str]]:
+    """Return what a recipe serves, what its last firing did, and what that cost."""
+    name, champion, last = one["recipe"], one["champion"], one["last"]
+    serves, firing = "no champion", "none"
+    if champion:
+        serves = f"champion {champion['number']} ({champion['artifact'][:19]}), {champion['days']:.0f} days old"
+    if last:
+        run = f"run {last['run']}" if last["run"] else "no run"
+        firing = f"{last['created']} {last['outcome']}: {last['why']}; {run}; {one['failures']} failures in a row"
+    rows = [(f"{name}: serves", serves), (f"{name}: last firing", firing)]
+    if last and last["seconds"] is not None:
+        price = f"{last['dollars']} USD" if last["dollars"] else "no price (hardware.price_per_hour is 0)"
+        rows.append((f"{name}: its cost", f"{report.seconds(last['seconds'])} s, {price}"))
     return rows
 
 

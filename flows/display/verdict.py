@@ -26,5 +26,5 @@ def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
         f"{pair['rows']} frozen rows" + (f" of {rows['created'][:10]}" if rows else ""),
     ]
     if pair.get("spent"):
-        parts.append(f"budget spent {pair['spent']:.0%}")
+        parts.append(f"budget spent {pair['spent']:.1%}")
     return "; ".join(parts)

@@ -22,7 +22,7 @@ from trnflow.flows.retraining.firings import note_firing
 from trnflow.tasks.events import log_file, unsent_file
 from trnflow.tasks.store.layout import blob_name
 
-RUN = "20260101T000000Z-abc123"
+RUN, LATER = "20260101T000000Z-abc123", "20260102T000000Z-abc123"
 
 
 def health(shell: Shell, *arguments: str, code: int, **environ: str) -> Any:
@@ -44,8 +44,13 @@ def test_a_sound_store_is_healthy_and_says_what_serves_and_what_it_cost(tmp_path
     assert (tiny["last"]["outcome"], tiny["last"]["run"], tiny["last"]["dollars"]) == ("promoted", RUN, 0.25)
     assert found["store"]["bytes"] > 0 and found["store"]["free"] > 0
     lines = shell("health", "tiny").stdout.splitlines()
-    assert lines[0] == "healthy" and any("champion 1" in line for line in lines)
-    assert any(f"promoted: better; run {RUN}; 90" in line for line in lines)
+    serves, firing, cost = lines[3:6]  # first: before the parts of the machine
+    assert lines[0] == "healthy" and serves.startswith("tiny: serves ") and "champion 1" in serves
+    assert firing.endswith(f"promoted: better; run {RUN}; 0 failures in a row")
+    assert cost.split("  ")[-1].strip() == "90 s, 0.25 USD"
+    store.write_run(LATER, {"run": LATER, "seconds": 26.0, "dollars": 0.0, "stages": []})
+    add(store, outcome="kept", by="retrain", run=LATER, why="not better")
+    assert "26 s, no price (hardware.price_per_hour is 0)" in shell("health", "tiny").stdout
     note_firing(store.home, "tiny", "unchanged", "as before", root=store.root)
     assert health(shell, code=0)["recipes"][0]["last"]["outcome"] == "unchanged"
 
