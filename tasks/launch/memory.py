@@ -15,7 +15,7 @@ TAKES_LESS = {
     "tokenize_text": "lower task_runner.workers, or data.max_cell_mb (a row is tokenised whole)",
     "pack_chunks": "lower data.limit, or pack.chunk_length",
     "precompile": "lower train.micro_batch, or pack.chunk_length",
-    "train": "lower train.micro_batch, or pack.chunk_length, or set train.method=lora",
+    "train": "lower train.micro_batch, tokenize.max_length or pack.chunk_length, or set train.remat=true or train.method=lora",
     "consolidate": "lower consolidate.max_shard_size",
     "export_neuron": "lower export.batch",
     "evaluate_model": "lower evaluate.batch",

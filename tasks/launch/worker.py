@@ -35,6 +35,9 @@ from trnflow.tasks.stage import Partial, Workdir, stage_of
 from trnflow.tasks.system.redaction import add_secret, add_secrets_of, scrub, scrub_all
 from trnflow.tasks.system.whole_file import write_whole
 
+GPU_IS_FULL = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Texts of PyTorch's allocator, of the driver and of cuBLAS."""
+
 
 def run(file: str) -> None:
     """Run the job of a file, write its result, and exit with 0 or 1."""
@@ -168,6 +171,11 @@ def _described(error: BaseException, job: Job) -> dict[str, Any]:
         return MachineError(
             f"there is no memory left: {words}",
             f"{takes_less(job.name)}end other programs, or take a machine with more memory",
+        ).to_json()
+    if any(text in words for text in GPU_IS_FULL):
+        return MachineError(
+            f"the GPU has no memory left: {words.partition('. If reserved')[0]}",
+            f"{takes_less(job.name)}or end other programs on the GPU; results and checkpoints stay",
         ).to_json()
     if (cause := of_machine(error)) is not None:
         return cause.to_json()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.system.compiler_flags import flags_added, flags_around
 from trnflow.tasks.system.devices import THREAD_VARIABLES, device_kind
+from trnflow.tasks.system.gpus import WSL
 from trnflow.tasks.training.config import TrainConfig, ranks
+
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of CUDA's allocator. PyTorch 2.9 calls the first one deprecated, and on CUDA reads it alone."""
 
 
 def compiler(config: TrainConfig) -> Meta:
@@ -41,6 +47,9 @@ def environ(config: TrainConfig) -> dict[str, str]:
         memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
         if config.device == "cuda" and config.deterministic:
             memory["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without this, cuBLAS's results vary from run to run
+        if config.device == "cuda" and not WSL.exists() and not any(map(os.environ.get, ALLOCATOR)):
+            # blocks of lengths that vary leave holes; WSL's driver refuses these segments
+            memory[ALLOCATOR[0]] = "expandable_segments:True"
         return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     variables |= flags_added("NEURON_CC_FLAGS" if config.device == "neuron" else "XLA_FLAGS", config.compiler_flags)
     if config.device == "neuron":

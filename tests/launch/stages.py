@@ -18,6 +18,11 @@ from trnflow.tasks.stage import Workdir
 
 SLEEPER = "import time; time.sleep(600)"
 EATER = "import time; held = [bytearray(b'x') * 2**24 for _ in range(64)]; time.sleep(60)"
+GPU_IS_FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB of which 1.44 GiB is free. "
+    "Of the allocated memory 20.01 GiB is allocated by PyTorch, and 310.00 MiB is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+)
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 )
@@ -123,6 +128,11 @@ def eat(config: NapConfig, out: Workdir) -> Meta:
         return {"length": len(bytearray(2**46))}
     exec(EATER)
     return {}
+
+
+def train(config: NapConfig, out: Workdir) -> Meta:
+    """Fails as PyTorch does where a GPU's memory is full."""
+    raise RuntimeError(GPU_IS_FULL)
 
 
 def save(config: NapConfig, out: Workdir) -> Meta:

@@ -43,6 +43,17 @@ def test_an_allocation_that_fails_at_once_reads_as_memory(tmp_path: Path) -> Non
         run_job(eater(tmp_path, "huge"), lambda event: None)
 
 
+def test_a_full_gpu_is_one_line_with_the_settings_that_help(tmp_path: Path) -> None:
+    job = Job.of(stages.train, stages.NapConfig(), {}, tmp_path / "out")
+    with pytest.raises(
+        MachineError, match="the GPU has no memory left: CUDA out of memory. Tried .* 2.00 GiB"
+    ) as caught:
+        run_job(job, lambda event: None)
+    assert caught.value.message.endswith("is reserved by PyTorch but unallocated")
+    for setting in ("train.micro_batch", "tokenize.max_length", "train.remat=true", "checkpoints stay"):
+        assert setting in caught.value.fix
+
+
 def test_by_default_a_stage_may_hold_most_of_the_machine() -> None:
     machine = machine_memory()
     assert machine / 2 <= memory_limit(None) < machine

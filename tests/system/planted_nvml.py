@@ -72,6 +72,7 @@ class Machine(NamedTuple):
 
 T4, A10G = Card("Tesla T4", 15360, (7, 5)), Card("NVIDIA A10G", 23028, (8, 6))
 H100, V100 = Card("NVIDIA H100 80GB HBM3", 81559, (9, 0)), Card("Tesla V100-SXM2-16GB", 16384, (7, 0))
+K80 = Card("Tesla K80", 11441, (3, 7))
 GTX = Card("NVIDIA GeForce GTX 1080 Ti", 11264, (6, 1))
 PART = Card("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984, (9, 0), of=0)
 
@@ -83,6 +84,7 @@ MACHINES = {
     "V100": Machine((V100,)),
     "H100 with two MIG devices": Machine((H100, PART, PART)),
     "driver too old": Machine((A10G,), "470.82.01", (11, 4)),
+    "K80": Machine((K80,)),
     "GTX 1080 Ti": Machine((GTX,)),
     "GTX 1080 Ti and A10G": Machine((GTX, A10G)),
 }

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.planted_nvml import A10G, GTX, H100, MACHINES, PART, T4, Machine
+from tests.system.planted_nvml import A10G, GTX, H100, K80, MACHINES, PART, T4, V100, Card, Machine
 from trnflow.tasks.system import gpus
 from trnflow.tasks.system.gpus import Torch, by_nvml, by_smi, installed_torch, torch_in, usable, visible
 
 BUILD = Torch("2.9.1+cu128", "12.8", "", ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"))
+
+LATER = BUILD._replace(architectures=BUILD.architectures[1:])
 
 compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -84,6 +86,15 @@ def test_of_mig_devices_one_is_shown_and_a_uuid_chooses_it(tmp_path: Path, monke
 def test_the_installed_torch_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Torch, why: str) -> None:
     answer = usable(found(Machine((A10G, A10G)), tmp_path, monkeypatch), build, {})
     assert why in answer.why and len(answer.gpus) == (0 if why else 2)
+
+
+@compiled
+@pytest.mark.parametrize(("card", "build", "number"), [(K80, BUILD, "3.7"), (V100, LATER, "7.0")])
+def test_a_card_older_than_the_installed_torch_is_refused_by_name(
+    card: Card, build: Torch, number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = usable(found(Machine((card,)), tmp_path, monkeypatch), build, {})
+    assert not answer.gpus and answer.why.startswith(f"{card.name} has capability {number}, and torch 2.9.1+cu128 has")
 
 
 @compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 from tests.training.run_stage import FolderPartial, Result, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
-from trnflow.tasks.artifact import Input
-from trnflow.tasks.errors import Interrupted
-from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import Interrupted, ProcessFailed
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig, environ
 
 NATIVE = {"engine": "native", "global_batch": 8, "epochs": 20}
 ROUNDED = {"dtype": "bfloat16", "stochastic_rounding": True}
@@ -59,6 +61,32 @@ def test_native_survives_kill_and_stop(fields: dict[str, Any], tmp_path) -> None
     resumed = Stage(traced_and_trained, often(config, 50), tmp_path / "resumed", partial, **inputs).result()
     assert f"resumes at step {second[-1]}" in resumed.said("info")
     assert same(resumed.artifact, whole.artifact)
+
+
+@stage(kind="checkpoint", environ=environ)
+def runs_out_of_memory(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """`traced_and_trained`, whose 21st forward pass fails as on a GPU whose memory is full."""
+    import torch
+
+    passes = itertools.count(1)
+
+    def fail(module: torch.nn.Module, arguments: Any) -> None:
+        if type(module).__name__ == "BertForSequenceClassification" and next(passes) > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    torch.nn.modules.module.register_module_forward_pre_hook(fail)
+    return traced_and_trained(config, model, packed, out)
+
+
+def test_a_gpu_without_memory_keeps_the_checkpoint(tmp_path: Path) -> None:
+    config, inputs, whole = setting(tmp_path, [8], **NATIVE)
+    partial = tmp_path / "partial"
+    with pytest.raises(ProcessFailed, match="CUDA out of memory"):
+        Stage(runs_out_of_memory, often(config, 5), tmp_path / "full", partial, **inputs).result()
+    newest = FolderPartial(partial).steps()[-1]
+    assert newest >= 10
+    resumed = Stage(traced_and_trained, often(config, 50), tmp_path / "resumed", partial, **inputs).result()
+    assert f"resumes at step {newest}" in resumed.said("info") and same(resumed.artifact, whole.artifact)
 
 
 def test_xla_survives_a_kill(tmp_path) -> None:

@@ -15,10 +15,17 @@ REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")  # P
 
 
 def choose_kernels(config: TrainConfig) -> None:
-    """Set this process's threads, and allow only deterministic kernels; any with `train.deterministic=false`."""
+    """Set this process's threads and the precision of fp32 products, and allow only deterministic kernels; any with
+    `train.deterministic=false`."""
     torch.set_num_threads(config.resolved_threads)
     # flush denormals to zero: moments of unused embedding rows decay to denormal numbers, which are slow
     torch.set_flush_denormal(True)
+
+    if config.device == "cuda":
+        # TF32 where bf16 models compute in fp32 (attention without a fused kernel); float32 keeps all its digits
+        narrow = config.dtype == "bfloat16"
+        torch.set_float32_matmul_precision("high" if narrow else "highest")
+        torch.backends.cudnn.allow_tf32 = narrow
 
     # not warn_only: some operators (memory-efficient attention) then vary from run to run
     torch.use_deterministic_algorithms(config.deterministic)

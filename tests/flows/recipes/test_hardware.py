@@ -48,11 +48,13 @@ def test_the_layout_follows_the_devices() -> None:
     assert settings.load("demo-llm", ["on=trn1.2xlarge"]).train.xla_processes == "per_device"
     assert settings.load("bert-imdb", ["on=p5.48xlarge"]).train.micro_batch == 2
     assert not settings.load("roberta-large-compiled", ["on=cpu-mesh"]).train.compile
+    assert settings.load("roberta-large-compiled", ["on=ml.p3.2xlarge"]).train.dtype == "float32"
 
 
 def test_moving_a_recipe_to_its_own_hardware_changes_no_training() -> None:
     for name, hardware in (("demo", "cpu-mesh"), ("demo-llm", "cpu-mesh"), ("bert-emotion", "trn1.2xlarge"),
-                           ("llama2-7b-dolly", "trn1.32xlarge"), ("roberta-large-compiled", "ml.p3.2xlarge")):  # fmt: skip
+                           ("llama2-7b-dolly", "trn1.32xlarge"), ("roberta-large-compiled", "g5.xlarge"),
+                           ("distilbert-book-reviews", "g6.xlarge")):  # fmt: skip
         assert settings.load(name, [f"on={hardware}"]).to_json() == settings.load(name).to_json()
 
 
