@@ -10,7 +10,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -24,7 +23,7 @@ from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import device_name
 from trnflow.tasks.training.engine import Engine, Handle
 from trnflow.tasks.training.graph_registry import GraphRegistry
-from trnflow.tasks.training.graphs.flops import flops_per_row, mfu
+from trnflow.tasks.training.graphs.flops import costs, flops_per_batch, mfu
 from trnflow.tasks.training.meter import Meter, Meters, host_memory
 from trnflow.tasks.training.model.adapters import forward_passes
 from trnflow.tasks.training.objective import target_weight
@@ -82,7 +81,7 @@ class Run:
         self.pending: list[tuple[int, Handle]] = []  # steps whose loss is still on the device
         self.shown: dict[str, float] = {}  # the newest loss and gradient norm
         self.saving = False  # set after the first step: before it, there is nothing to save
-        self.row_flops = cache(partial(flops_per_row, self.built))
+        self.cost = costs(self.built)
         self.passes = forward_passes(self.built)
 
     def loop(self, stopped: list[int]) -> None:
@@ -153,8 +152,7 @@ class Run:
         if compiling:  # steps that compile are not counted in the rates
             self.meters.add_elsewhere(compiling)
         else:
-            rows, positions = batch.input_ids.shape
-            self.meters.count(batch, int(self.passes * rows * self.row_flops(positions)))
+            self.meters.count(batch, int(self.passes * flops_per_batch(self.cost, batch, causal=self.built.causal)))
         self.pending.append((at.step, handle))
         at.step += 1
         self.out.progress(at.step, self.total, "steps", **self.shown)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tests.training.toys import LLAMA, packed_lm, scratch
 from trnflow.tasks.training.batches.sampler import Batch
-from trnflow.tasks.training.graphs.flops import mfu
+from trnflow.tasks.training.graphs.flops import Costs, costs, flops_per_batch, flops_per_row, mfu
 from trnflow.tasks.training.meter import Meters, host_memory
+from trnflow.tasks.training.model.build import build
 
 
 def batch() -> Batch:
@@ -29,6 +33,43 @@ def test_rates_count_tokens_by_kind() -> None:
     assert [rates[name] / rates["samples_per_second"] for name in kinds] == pytest.approx([5, 6, 8])
     assert 0 < rates["samples_per_second"] <= 4.0
     assert (meters.whole.steps, meters.lap.flops) == (2, 20)
+
+
+def rows_of(*documents: list[int], length: int) -> Batch:
+    """A batch whose rows have documents of these sizes, padded to `length`."""
+    segments = np.zeros((len(documents), length), np.int32)
+    for row, sizes in zip(segments, documents, strict=True):
+        row[: sum(sizes)] = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    return Batch(length, segments, segments, segments, segments, samples=len(documents))
+
+
+@pytest.mark.parametrize(("causal", "pairs"), [(True, 6 + 3 + 36), (False, 9 + 4 + 64)])
+def test_attention_is_counted_by_document(causal: bool, pairs: int) -> None:
+    """A position sees its document alone, and in a causal model what is before it and itself; padding sees nothing."""
+    assert flops_per_batch(Costs(10, 1000), rows_of([3, 2], [8], length=8), causal=causal) == 10 * 16 + 1000 * pairs
+
+
+def test_packed_documents_need_what_they_need_in_rows_of_their_own(tmp_path: Path) -> None:
+    built = build(scratch(**LLAMA), packed_lm(tmp_path, length=16, rows=2), seed=0, weights=False)
+    packed, *alone = [
+        flops_per_batch(costs(built), rows_of(sizes, length=sum(sizes)), causal=built.causal)
+        for sizes in ([5, 11], [5], [11])
+    ]
+    assert packed == sum(alone) < flops_per_row(built, 16)
+
+
+def test_a_forward_pass_has_the_flops_that_torch_counts(tmp_path: Path) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    heads = {"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 4}  # wider together than the model
+    built = build(scratch(**{**LLAMA, **heads}), packed_lm(tmp_path, length=16, rows=2), seed=0, weights=True)
+    built.model.set_attn_implementation("eager")  # torch counts no fused kernel of the CPU
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        built.model(input_ids=torch.ones(2, 16, dtype=torch.long))
+    batch = rows_of([16], [16], length=16)
+    # torch counts the pairs that a causal mask hides; norms are ours alone
+    assert flops_per_batch(costs(built), batch, causal=False) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 def test_utilisation_is_of_known_devices_alone() -> None:
