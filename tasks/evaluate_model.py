@@ -34,6 +34,7 @@ from trnflow.tasks.evaluation.scores import (
 from trnflow.tasks.stage import Keyed, Known, Workdir, identities, stage, write_json
 from trnflow.tasks.system.devices import cores, device_kind
 from trnflow.tasks.system.model_process import model_environ
+from trnflow.tasks.system.optional_packages import export_runner
 from trnflow.tasks.training.batches.sampler import Split
 
 if TYPE_CHECKING:
@@ -112,7 +113,10 @@ def _base_weights(base: Source | None, warm_start: Artifact | Input | None) -> J
 
 
 def needs(config: EvaluateConfig, known: Known) -> Iterator[str]:
-    """Raise DataError if the split to evaluate on is missing."""
+    """Yield nothing; raise DataError if the split to evaluate on is missing, MissingDependency if no program runs the
+    export."""
+    if known.here is not None and known.of("export").get("target") == "stablehlo":
+        export_runner()
     chunks = known.of("chunks")
     if "rows" in chunks or "splits" in chunks:
         rows = chunks.get("rows") or {name: {"": 1} for name in chunks["splits"]}

@@ -23,6 +23,7 @@ from trnflow.tasks.model_folder.published_weights import renamed_parameters
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import Known, Workdir, stage
 from trnflow.tasks.system.model_process import EAGER, model_environ
+from trnflow.tasks.system.optional_packages import require_torch_xla
 
 if TYPE_CHECKING:
     import torch
@@ -52,11 +53,13 @@ def accelerator(config: ExportConfig) -> Meta:
 
 
 def needs(config: ExportConfig, known: Known) -> Iterator[str]:
-    """Yield nothing; raise MissingDependency if `neuron` lacks a compiler."""
+    """Yield nothing; raise MissingDependency if `neuron` lacks a compiler, or `stablehlo` torch_xla."""
     if config.target == "neuron" and known.here is not None:
         from trnflow.tasks.export.neuron import check_compiler
 
         check_compiler(config)
+    if config.target == "stablehlo" and known.here is not None:
+        require_torch_xla("export.target is stablehlo", "export.target=none")
     yield from ()
 
 

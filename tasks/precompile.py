@@ -7,13 +7,14 @@ MissingDependency.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import graph_params
-from trnflow.tasks.stage import Keyed, Workdir, stage, write_json
+from trnflow.tasks.stage import Keyed, Known, Workdir, stage, write_json
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.devices import cautions, known_memory
+from trnflow.tasks.training.devices import cautions, check_torch_xla, known_memory
 from trnflow.tasks.training.environment import compiler, environ
 from trnflow.tasks.training.graphs.compile_cache import keep_cache
 
@@ -45,7 +46,22 @@ def machine(config: TrainConfig) -> Meta:
     return {**compiler(config), **({} if memory is None else {"memory_gib": memory >> 30})}
 
 
-@stage(kind="graphs", role="graphs", params=graph_settings, inputs=graph_inputs, accel=machine, environ=environ)
+def needs(config: TrainConfig, known: Known) -> Iterator[str]:
+    """Yield nothing; raise MissingDependency if engine xla lacks torch_xla."""
+    if known.here is not None:
+        check_torch_xla(config)
+    yield from ()
+
+
+@stage(
+    kind="graphs",
+    role="graphs",
+    params=graph_settings,
+    inputs=graph_inputs,
+    accel=machine,
+    environ=environ,
+    needs=needs,
+)
 def precompile(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> GraphsMeta:
     """Trace the graphs and write `graphs.json`; its content is the metadata, with less of each graph.
 

@@ -14,11 +14,12 @@ from trnflow.flows.services.prefect_address import configured_url
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import default_root
+from trnflow.tasks.system.gpus import installed_torch
 from trnflow.tasks.system.memory import machine_memory
 from trnflow.tasks.system.private_files import is_private
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 
-NEEDED = ("prefect", "torch", "torch-xla", "transformers", "datasets", "fsspec", "mlflow")
+NEEDED = ("prefect", "torch", "transformers", "datasets", "fsspec", "mlflow")
 
 
 class Check(NamedTuple):
@@ -39,6 +40,8 @@ def checkup(home: Path) -> list[Check]:
     return [
         _python(),
         *map(_package, NEEDED),
+        _torch_xla(),
+        _cuda(),
         _memory(),
         _store(home),
         _home(home),
@@ -58,6 +61,20 @@ def _package(name: str) -> Check:
         return Check(True, name, version(name))
     except PackageNotFoundError:
         return Check(False, name, "not installed", "make setup")
+
+
+def _torch_xla() -> Check:
+    """Name the version; an environment without it passes, too."""
+    xla = _package("torch-xla")
+    without = "none: training is by engine native, and there is no StableHLO export"
+    return xla if xla.ok else Check(True, xla.name, without)
+
+
+def _cuda() -> Check:
+    """Name the CUDA that PyTorch was built with, and the GPUs that it has code for."""
+    torch = installed_torch()
+    build = f"{torch.cuda}, with code for {' '.join(torch.architectures)}" if torch.cuda else "none"
+    return Check(True, "torch's cuda", build)
 
 
 def _memory() -> Check:

@@ -22,7 +22,7 @@ class ProgramRunner(Protocol):
 
 
 class TorchXlaRunner:
-    """Runs graphs by torch_xla, which is always installed."""
+    """Runs graphs by torch_xla."""
 
     def __init__(self, folder: Path, read: Read) -> None:
         import torch_xla

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,6 +22,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.lowering import INPUTS, Graph, Spec
 from trnflow.tasks.export.program_runners import JaxRunner, ProgramRunner, TorchXlaRunner
 from trnflow.tasks.stage import read_json, write_json
+from trnflow.tasks.system.optional_packages import export_runner
 
 FORMAT = "trnflow-stablehlo"
 VERSION = 1
@@ -81,7 +81,7 @@ class StableHlo:
         self.document = document
         self.batch = int(document["batch"])
         self.lengths = sorted(int(length) for length in document["functions"])
-        self.runner = "jax" if find_spec("jax") else "torch_xla"
+        self.runner = export_runner()
         self._optimised = optimised
         self._stored_tensors = _Tensors(folder)
         self._runner: ProgramRunner | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from trnflow.tasks.errors import MissingDependency, ModelError
 from trnflow.tasks.system.gpus import usable_gpus
 from trnflow.tasks.system.memory import machine_memory
+from trnflow.tasks.system.optional_packages import require_torch_xla
 from trnflow.tasks.training.config import TrainConfig
 
 NEURON_PACKAGES = ("libneuronxla", "neuronx-cc", "torch-neuronx")
@@ -40,8 +41,15 @@ def check_device(config: TrainConfig) -> None:
             "train.compile is set, and torch.compile needs setuptools (and a C++ compiler), which is not installed",
             "pip install setuptools, or set train.compile=false",
         )
+    check_torch_xla(config)
     if config.device == "neuron":
         check_neuron(config)
+
+
+def check_torch_xla(config: TrainConfig) -> None:
+    """Raise MissingDependency when engine xla lacks torch_xla."""
+    if config.engine == "xla":
+        require_torch_xla("train.engine is xla", "train.engine=native (--on cpu, --on gpu)")
 
 
 def cautions(config: TrainConfig) -> list[str]:

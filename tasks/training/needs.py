@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.training.batches.sampler import Schedule
 from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
-from trnflow.tasks.training.devices import check_gpu, check_neuron
+from trnflow.tasks.training.devices import check_gpu, check_neuron, check_torch_xla
 from trnflow.tasks.training.objective import class_weights
 from trnflow.tasks.training.selection import check_selection
 
@@ -21,6 +21,8 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     """Yield remarks. Raises ModelError, ConfigError, DataError or MissingDependency if training is bound to fail."""
     model, chunks = known.sources["model"], cast("PackedMeta", known.of("chunks"))
     check_model(config, model)
+    if known.here is not None:
+        check_torch_xla(config)
     if known.here is not None and config.device == "neuron":
         check_neuron(config)
     if known.here is not None and config.device == "cuda":

@@ -1,0 +1,85 @@
+"""An environment without torch_xla: what needs it is refused before a stage runs, and the rest runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command_line import Shell, write_project
+from tests.helpers.environments import environment_without
+
+DIRECT = ("--direct", "tracking.enabled=false", "train.max_steps=2")
+RUNNER = """
+from trnflow.tasks.evaluate_model import EvaluateConfig, needs
+from trnflow.tasks.stage import Known
+
+list(needs(EvaluateConfig(), Known({}, {"export": {"target": "stablehlo"}}, here=%s)))
+"""
+
+
+class ShellOfAnother(Shell):
+    """`trnflow` by the Python of another environment."""
+
+    def __init__(self, folder: Path, python: Path) -> None:
+        super().__init__(folder)
+        self.python = python
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [self.python, *arguments]
+        return subprocess.run(command, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=False)
+
+    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "trnflow", *arguments)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment_without(tmp_path_factory.mktemp("without"), "torch_xla", "jax")
+
+
+@pytest.fixture
+def shell(python: Path, tmp_path: Path) -> ShellOfAnother:
+    return ShellOfAnother(write_project(tmp_path), python)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal", "fix"),
+    [
+        ((), "train.engine is xla, and torch_xla is not installed", "train.engine=native"),
+        (("--until", "precompile"), "train.engine is xla, and torch_xla is not installed", "train.engine=native"),
+        (("--on", "cpu"), "export.target is stablehlo, and torch_xla is not installed", "export.target=none"),
+    ],
+)
+def test_what_needs_torch_xla_is_refused_in_one_line_before_a_stage_runs(
+    arguments: tuple[str, ...], refusal: str, fix: str, shell: ShellOfAnother
+) -> None:
+    printed = shell.error("run", "mine.yaml", *arguments, *DIRECT, code=1)
+    assert f"error: {refusal}\n" in printed and fix in printed
+    assert not list((shell.folder / ".trnflow/store").glob("records/*/*"))
+
+
+def test_an_export_that_another_machine_made_can_not_be_evaluated(shell: ShellOfAnother) -> None:
+    refused = shell.run("-c", RUNNER % "{}")
+    assert (
+        "MissingDependency: a StableHLO export is run by jax or torch_xla, and neither is installed" in refused.stderr
+    )
+    assert shell.run("-c", RUNNER % None).returncode == 0  # evaluated elsewhere
+
+
+def test_the_doctor_names_what_is_there(shell: ShellOfAnother) -> None:
+    checks = {check["name"]: check for check in shell.json("doctor")["checks"]}
+    assert checks["torch-xla"]["ok"] and checks["torch-xla"]["found"].startswith("none: ")
+    build = shell.run(
+        "-c", "import json, torch; print(json.dumps([torch.version.cuda, torch._C._cuda_getArchFlags()]))"
+    )
+    cuda, architectures = json.loads(build.stdout)
+    assert checks["torch's cuda"]["found"] == (f"{cuda}, with code for {architectures}" if cuda else "none")
+
+
+@pytest.mark.slow
+def test_engine_native_runs_all_the_stages(shell: ShellOfAnother) -> None:
+    stages = shell.json("run", "mine.yaml", "--on", "cpu", "export.target=none", *DIRECT)["stages"]
+    assert [stage["action"] for stage in stages] == ["ran"] * 8
