@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.errors import CompileError, ModelError
 from trnflow.tasks.training.config import TrainConfig
 
 REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")  # PyTorch's text
+COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
 def choose_kernels(config: TrainConfig) -> None:
@@ -35,14 +37,26 @@ def choose_kernels(config: TrainConfig) -> None:
 
 @contextmanager
 def explain_refusal(config: TrainConfig) -> Iterator[None]:
-    """Turn PyTorch's refusal of an operator without a deterministic kernel into a ModelError that names the operator."""
+    """Turn PyTorch's refusal of an operator without a deterministic kernel into a ModelError that names the operator,
+    and torch.compile's failure into a CompileError that names the line of the model."""
     try:
         yield
     except RuntimeError as error:
         refused = REFUSED.search(str(error))
-        if refused is None:
-            raise
-        raise ModelError(
-            f"{refused[1]} has no deterministic kernel on device {config.device}, and train.deterministic is true",
-            "set train.deterministic=false; then two runs, and a resumed one, may differ in the last bits",
-        ) from error
+        if refused is not None:
+            raise ModelError(
+                f"{refused[1]} has no deterministic kernel on device {config.device}, and train.deterministic is true",
+                "set train.deterministic=false; then two runs, and a resumed one, may differ in the last bits",
+            ) from error
+        if config.compile and type(error).__module__.startswith(COMPILERS):
+            raise CompileError(
+                f"torch.compile failed{_place(error)}: {str(error).strip().partition(chr(10))[0]}",
+                "set train.compile=false: the losses are the same, up to rounding",
+            ) from error
+        raise
+
+
+def _place(error: RuntimeError) -> str:
+    """Return the line of the model at which Dynamo stopped; "" where a whole graph failed."""
+    stack = getattr(error, "real_stack", None)
+    return f" at {Path(stack[-1].filename).name}:{stack[-1].lineno}, in {stack[-1].name}" if stack else ""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.training.run_stage import run_stage
+from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import BERT, first_rows, packed_classes, scratch
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.errors import CompileError, ModelError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.stage import Workdir, stage, stage_of
 from trnflow.tasks.train import TrainConfig, environ, train
@@ -48,6 +48,43 @@ def test_an_operator_without_a_deterministic_kernel_is_named_with_the_fix(tmp_pa
     free = config.model_copy(update={"deterministic": False})
     found = run_stage(trains_with_put, free, tmp_path / "free", **inputs).artifact.meta
     assert found["good"] == 1 and found["loss"] > 0
+
+
+@stage(kind="checkpoint", environ=environ)
+def compiles_shapes_that_differ(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """An update of a compiled model, whose embeddings a hook multiplies with a matrix that does not fit."""
+    import torch
+
+    built = build(model, packed, seed=0, weights=True)
+
+    def multiply(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+        return output @ torch.ones(3, 3)
+
+    built.model.get_submodule("bert.embeddings").register_forward_hook(multiply)
+    engine = make_engine(config, built, GraphRegistry())
+    batch, _ = first_rows(packed, 8)
+    engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
+    return {}
+
+
+@stage(kind="checkpoint", environ=lambda config: {**environ(config), "CXX": "/bin/false"})
+def trained_without_a_compiler(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    return traced_and_trained(config, model, packed, out)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (compiles_shapes_that_differ, r"torch.compile failed at test_determinism.py:\d+, in multiply: .*size=\(3, 3\)"),
+        (trained_without_a_compiler, r"torch.compile failed.*: InvalidCxxCompiler: No working C\+\+ compiler found"),
+    ],
+)
+def test_a_failed_compilation_names_the_place_and_the_way_without(function: Any, message: str, tmp_path: Path) -> None:
+    inputs: dict[str, Any] = {"model": scratch(**BERT), "packed": packed_classes(tmp_path / "packed", lengths=[8])}
+    config = TrainConfig(engine="native", global_batch=8, compile=True, max_steps=1)
+    with pytest.raises(CompileError, match=message) as caught:
+        run_stage(function, config, tmp_path / "run", **inputs)
+    assert "train.compile=false" in caught.value.fix
 
 
 def test_it_is_keyed_and_of_engine_native_alone() -> None:
