@@ -19,6 +19,7 @@ from trnflow.flows.runner.context import context_of, plan_of
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.keys.distributions import VERSIONS, normal_name
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.stage import stage_of
 from trnflow.tasks.store import Store
@@ -113,13 +114,14 @@ def project(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture
 def install(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Say that other versions of distributions are installed; what is remembered of them is forgotten."""
-    installed = importlib.metadata.version
 
     def pretend(**versions: str) -> None:
-        told = {name.replace("_", "-"): version for name, version in versions.items()}
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: told.get(name) or installed(name))
+        told = {normal_name(name): version for name, version in versions.items()}
+        version = property(lambda self: told.get(normal_name(self.name)) or self.metadata["Version"])
+        monkeypatch.setattr(importlib.metadata.Distribution, "version", version)
         with sqlite3.connect(project.home / "memo.db") as connection:
-            connection.execute("delete from known where kind = 'versions'")
+            forgotten = connection.execute("delete from known where kind = ?", (VERSIONS,))
+        assert forgotten.rowcount
 
     return pretend
 

@@ -110,8 +110,11 @@ def test_both_versions_run_on_one_store_and_leave_each_others_results(made: dict
     for shell, artifact in zip((older, today), first, strict=True):
         again = json.loads(shell(*command, **both).stdout)["stages"]
         assert {stage["stage"]: stage["artifact"] for stage in again if stage["action"] == "hit"} == artifact
-    assert today.json("verify")["ok"] and older.json("verify")["ok"]
-    assert {run["run"] for run in today.json("runs")["runs"]} == {run["run"] for run in older.json("runs")["runs"]}
+    for one in (verified := [shell("verify", "--json", **both) for shell in (older, today)]):
+        assert one.returncode == 0, one.stderr
+    assert [json.loads(one.stdout)["ok"] for one in verified] == [True, True]
+    listed = [json.loads(shell("runs", "--json", **both).stdout)["runs"] for shell in (older, today)]
+    assert {run["run"] for run in listed[0]} == {run["run"] for run in listed[1]}
 
 
 def test_a_new_model_is_judged_against_the_old_champion(made: dict[str, Any], today: InProcessShell) -> None:
