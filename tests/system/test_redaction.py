@@ -80,6 +80,7 @@ def test_no_value_of_an_environment_is_left(environment: dict[str, str], other: 
 @pytest.mark.parametrize(
     "text",
     [
+        "http://127.0.0.1:5000/#/experiments/1/runs?workflowType=x&viewStateShareKey=trnflow",
         "http://localhost:5000/a@b", "hf://datasets/x@main/train.csv?version=1", "s3://bucket/key=1/token.csv", "mail me@x.org",
         "postgresql://host:5432/db", "a?b=c", "http://${USER}:${PASSWORD}@host/x?token=${TOKEN}&v=1", "https://${AUTH}@h/",
         "http://[::1]:8080/x@y",
