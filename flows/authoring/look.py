@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,9 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from trnflow.flows.authoring.headers import check_header, name_columns, no_names, refuse_tags
 from trnflow.tasks.data.load.column_types import plain_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
-from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_blank, is_number
+from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_blank
 from trnflow.tasks.data.load.loading import open_source
 from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.streams import file_errors, open_stream
@@ -44,17 +44,11 @@ MOST_ARRAY = 1 << 30
 """Bytes of a JSON array, which load_data's reader holds in memory."""
 SHORT = 100
 """Mean characters of a column that can hold classes."""
-_OTHER_MARKS = (("\t", "tabs"), (";", "`;`"), ("|", "`|`"))
-_AS_TABLE = "data.format=tsv reads tabs (the first line names the columns); else save it as csv, with commas"
-FASTTEXT = "__label__"
-_FROM_FASTTEXT = r"sed -E 's/^__label__([^ ]+) /\1\t/; 1i label\ttext' {} > rows.tsv"
 MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _DATE = re.compile(
     rf"\W*(\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{{2,4}}|(\w{{3,9}},? )?(\d\d?\W+)?({MONTHS})[a-z]*\.? \d)",
     re.IGNORECASE,
 )
-# a token and its tag, such as `Paris B-location`
-_TAGGED = re.compile(rb"[^\t ]+[\t ](.*[\t ])?(O|[BIES]-[^\t ]+)\s*")
 # Scripts that put no space between words: two characters count as a word.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
@@ -183,7 +177,7 @@ def look(config: SourceConfig, resolver: Resolver) -> Looked:
         raise DataError(f"{name} is empty", "give a file with rows")
     table = opened["train"][0]
     if format_of(table.name) in ("csv", "tsv") and any(_is_own_value(column) for column in columns.values()):
-        raise ConfigError(f"{name}: {_no_names([*columns])}", _name_columns(name, str(format_of(name)), [*columns]))
+        raise ConfigError(f"{name}: {no_names([*columns])}", name_columns(name, str(format_of(name)), [*columns]))
     if not rows:
         raise DataError(f"{name} has no rows, only the names of columns", "give a file with rows")
     return Looked(columns, rows, whole, {split: others for split, (others, _, _) in seen.items()}, unread)
@@ -238,7 +232,7 @@ def _no_data(file: DataFile) -> ConfigError:
     """Return the error about a file whose name shows no format."""
     with Path(file.path).open("rb") as stream:
         head = stream.read(4096)
-    _refuse_tags(file.name, head)
+    refuse_tags(file.name, head)
     if b"\0" in head or not head:
         what = "is empty" if not head else "is no data file: it is binary"
         return ConfigError(f"{file.name} {what}", f"give rows in one of these formats: {', '.join(FORMATS)}")
@@ -246,17 +240,6 @@ def _no_data(file: DataFile) -> ConfigError:
         f"the name of {file.name} does not show its format",
         f"name it: data.format=csv (or {', '.join(sorted({*FORMATS.values()} - {'csv'}))})",
     )
-
-
-def _refuse_tags(name: str, head: bytes) -> None:
-    """Raise ConfigError for a token and its tag a line, which CoNLL's files hold."""
-    lines = [line for line in head.splitlines()[:-1] if line.strip()]
-    if len(lines) > 1 and all(map(_TAGGED.fullmatch, lines)):
-        raise ConfigError(
-            f"{name} has a token and its tag in each line (CoNLL), and no task here tags tokens",
-            "nearest is an instruction and its answer: write the sentence and its entities as "
-            '{"instruction": "I am in Paris", "response": "location: Paris"}, a line each, into a file named .jsonl',
-        )
 
 
 def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
@@ -268,7 +251,7 @@ def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
                 raise DataError(f"{file.name} is UTF-16", f"save it as UTF-8: iconv -f utf-16 -t utf-8 {file.name}")
             if b"\0" in head:
                 raise DataError(f"{file.name} is no {kind}: it is binary", "check the file")
-            _refuse_tags(file.name, head)
+            refuse_tags(file.name, head)
         is_array = head.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"[")
         if kind == "jsonl" and is_array and path.stat().st_size > MOST_ARRAY:
             raise DataError(
@@ -282,54 +265,8 @@ def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
                 path = scratch / f"{len(os.listdir(scratch))}.jsonl"
                 path.write_bytes(lines[: lines.rfind(b"\n") + 1])
     rows = open_file(path, kind, file.name)
-    _check_header(rows, kind)
+    check_header(rows, kind)
     return rows
-
-
-def _check_header(rows: RowReader, kind: str) -> None:
-    """Raise ConfigError for a table whose delimiter is another, or whose first line holds no names."""
-    names = rows.schema.names
-    if kind == "txt":
-        first = [text for batch in islice(rows.batches(["text"]), 1) for text in batch.column(0).to_pylist()[:50]]
-        for mark, name in (("\t", "tab"), (";", "`;`"), ("|", "`|`"), (FASTTEXT, FASTTEXT)):
-            counts = {text.count(mark) for text in first}
-            if len(first) > 1 and len(counts) == 1 and counts != {0}:
-                raise ConfigError(
-                    f"{rows.name} is a table rather than a text: each line has {counts.pop()} {name}",
-                    _AS_TABLE if mark != FASTTEXT else f"make it a table: {_FROM_FASTTEXT.format(rows.name)}",
-                )
-    if kind not in ("csv", "tsv") or not names:
-        return
-    for mark, name in ((mark, name) for mark, name in _OTHER_MARKS if len(names) == 1 and mark in names[0]):
-        error = f"{rows.name} is separated by {name}, not by {'tabs' if kind == 'tsv' else 'commas'}"
-        cells = names[0].split(mark)
-        if mark != "\t":
-            raise ConfigError(error, "save it with commas or tabs")
-        if _is_row(cells):
-            raise ConfigError(f"{error}, and {_no_names(cells)}", _name_columns(rows.name, "tsv", cells))
-        raise ConfigError(error, "data.format=tsv reads it")
-    if _is_row(names):
-        raise ConfigError(f"{rows.name}: {_no_names(names)}", _name_columns(rows.name, kind, names))
-
-
-def _is_row(names: list[str]) -> bool:
-    return any(is_number(name) or len(name.split()) > 6 or len(name) > SHORT for name in names)
-
-
-def _no_names(cells: list[str]) -> str:
-    return f"the first line looks like a row, not like names of columns: {', '.join(cell[:30] for cell in cells[:4])}"
-
-
-def _name_columns(file: str, kind: str, cells: list[str]) -> str:
-    """Return how to put a line of names before a table's first row."""
-    usual = ["text", "label", "id"] if len(cells) < 4 else [f"column{number + 1}" for number in range(len(cells))]
-    names = usual[: len(cells)]
-    if kind == "csv":
-        return f"put a line with names before it, such as {','.join(names)}"
-    # quotes are doubled, since they are text where a program wrote no names
-    named = "\\t".join(names)
-    rows = f'cut -f1-{len(cells)} {shlex.quote(file)} | sed \'s/"/""/g; s/[^\\t]*/"&"/g\''
-    return f"put a line with names of your choice before it: (printf '{named}\\n'; {rows}) > rows.tsv"
 
 
 def _check_alike(files: list[RowReader]) -> None:

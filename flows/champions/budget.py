@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.services.schedules import firings_per_year
+from trnflow.flows.services.schedules import YEAR, firings_per_year
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.scores import is_less_better
+from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.promotion.bootstrap import DIFFERING, POWER, least_rows, smallest_gain
 from trnflow.tasks.promotion.settings import LOOKS, PromoteConfig
 from trnflow.tasks.store.ledger import Ledger
 from trnflow.tasks.store.ledger.entries import Entry
-
-YEAR = timedelta(days=365)
 
 
 class Look(NamedTuple):
@@ -57,23 +56,23 @@ class Looks(NamedTuple):
     origin: str
 
 
-def looks_of(recipe: Recipe) -> Looks:
+def looks_of(recipe: Recipe, memo: Memo) -> Looks:
     """Return what a recipe's judgements cost: the setting decides, else the schedule, however the command was started."""
     config = recipe.promote
     if config.looks_per_year is not None:
         return Looks(config, "promote.looks_per_year")
-    scheduled = firings_per_year(recipe)
+    scheduled = firings_per_year(recipe, memo)
     number, origin = scheduled or (LOOKS, "the default, since no schedule retrains it")
     return Looks(
         config.model_copy(update={"looks_per_year": number}), f"{'the schedule in ' if scheduled else ''}{origin}"
     )
 
 
-def promise(recipe: Recipe, rows: int) -> str:
+def promise(recipe: Recipe, rows: int, memo: Memo) -> str:
     """Return a sentence on the smallest gain that can win on so many frozen rows, "" for a language model."""
     if recipe.format.task != "classification":
         return ""
-    config, origin = looks_of(recipe)
+    config, origin = looks_of(recipe, memo)
     margin = 0.0 if config.metric and is_less_better(config.metric) else config.margin
     gain = smallest_gain(rows, config.alpha, margin)
     given = f"{config.looks_per_year} looks a year by {origin}, {DIFFERING:.0%} of the rows judged differently"

@@ -171,7 +171,7 @@ class _Judging:
             )
             metric = score_of(recipe.promote, task).name
             rows = self.frozen.artifact.digest
-            config = looks_of(recipe).config
+            config = looks_of(recipe, store.memo).config
             look = next_look(config, ledger, (self.challenger.artifact.digest, champion["champion"], rows, metric))
             found = compare_scores(theirs_at, ours_at, task, config, look.alpha or config.alpha)
             return found._replace(alpha=look.alpha, spent=look.spent, is_better=found.is_better and look.alpha > 0)

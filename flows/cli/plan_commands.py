@@ -84,7 +84,7 @@ def _promise(context: RunContext) -> list[str]:
     """Return the note on the smallest gain that can win on the newest frozen rows, if there are any."""
     with suppress(BlobLost):
         frozen = newest_frozen(context.recipe, context.store)
-        sentence = promise(context.recipe, frozen.artifact.meta["rows"]) if frozen else ""
+        sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo) if frozen else ""
         return [sentence] if sentence else []
     return []
 

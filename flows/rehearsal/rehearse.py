@@ -38,6 +38,8 @@ from trnflow.tasks.system.process import processes_of
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 STEPS = 2
+KILLS = 3
+"""Trainings that are begun until one is killed in time: on a busy machine a small one may end first."""
 BATCH = 4
 """Rows of a batch: enough for a mean over rows to differ from one."""
 TOKENS = 8
@@ -180,12 +182,17 @@ class _Small:
         """Train, publish, export, evaluate and ask the small model."""
         with _folder(self.context.store, model) as folder:
             recipe = _with_model(_reduced(self.context.recipe), self.plan, model, folder)
-            graph = finetune(recipe, rows=sampled)
-            killer = Killer(self.context.store)
-            first = run(graph, self.begin(recipe, killer), Options(until=ROLES["training"], record=False))
-            self.rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
-            if first.error is not None and not self.rehearsal.killed:
-                raise first.error
+            for seed in range(KILLS):  # with another seed, another key: it trains anew
+                recipe = recipe.changed({"train.seed": seed})
+                graph, killer = finetune(recipe, rows=sampled), Killer(self.context.store)
+                first = run(graph, self.begin(recipe, killer), Options(until=ROLES["training"], record=False))
+                self.rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
+                if self.rehearsal.killed:
+                    break
+                if first.error is not None:
+                    raise first.error
+            else:
+                self.rehearsal.remark("training ended each time before it could be killed, so no resumption was tried")
             weights = _artifact(settle(graph, self.begin(recipe)).steps[ROLES["model"]].artifact)
             asked = Node(answer, AnswerConfig(), {"weights": weights, "rows": sampled})
             settle(Graph((asked,)), self.begin(recipe))

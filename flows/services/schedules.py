@@ -18,6 +18,7 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.services.deployed_recipes import PREFECT_FILE, case_of, is_template, schedules_of
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.hash_cache import Memo, sha256_bytes
 from trnflow.tasks.promotion.settings import MOST_LOOKS
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 YEAR = timedelta(days=365)
 # a fixed beginning: the same schedule has the same number of firings on each day
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+VERSION = "1"
+"""Of remembered counts: raise it when a schedule's count changes."""
 DATES = 1000
 """The most dates that Prefect computes at once."""
 
 
-def firings_per_year(recipe: Recipe) -> tuple[int, Path] | None:
+def firings_per_year(recipe: Recipe, memo: Memo) -> tuple[int, Path] | None:
     """Return how often a recipe is retrained in a year, MOST_LOOKS at most, and the prefect.yaml that says so; None if
     none has a schedule.
 
@@ -38,7 +41,7 @@ def firings_per_year(recipe: Recipe) -> tuple[int, Path] | None:
     """
     folders = [] if recipe.own_folder is None else [recipe.own_folder, *recipe.own_folder.parents]
     for folder in dict.fromkeys([*folders, Path.cwd()]):
-        count = sum(_in_a_year(schedule) for schedule in _of_recipe(folder, recipe.name))
+        count = sum(_known_in_a_year(schedule, memo) for schedule in _of_recipe(folder, recipe.name))
         if count:
             return min(count, MOST_LOOKS), folder / PREFECT_FILE
     return None
@@ -60,6 +63,17 @@ def dates_of(schedule: Meta, start: datetime) -> list[DateTime]:
     with ThreadPoolExecutor(1) as thread:  # the caller's may have a running event loop
         dates: list[DateTime] = thread.submit(asyncio.run, coroutine).result()
     return dates
+
+
+def _known_in_a_year(schedule: Meta, memo: Memo) -> int:
+    # importing Prefect's schedules takes 0.8 s, four times as long as a plan
+    name = sha256_bytes(json.dumps(schedule, sort_keys=True, default=str).encode())  # it may hold secrets
+    known: int | None = memo.get("firings a year", name, VERSION)
+    if known is None:
+        known = _in_a_year(schedule)
+        memo.put("firings a year", name, VERSION, known)
+        memo.save()
+    return known
 
 
 def _in_a_year(schedule: Meta) -> int:

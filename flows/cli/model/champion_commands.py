@@ -46,7 +46,7 @@ def freeze(options: Namespace) -> int:
         frozen = freeze_test_rows(context, EventLog(progress))
     found = frozen.to_json()
     where = f"{recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})"
-    said = promise(recipe, found["rows"])
+    said = promise(recipe, found["rows"], context.store.memo)
     emit(
         options,
         {"recipe": recipe.name, **found, "promise": said},

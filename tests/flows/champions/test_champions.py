@@ -89,9 +89,9 @@ def test_a_lost_champion_is_named_with_what_helps(tiny: InProcessShell, tmp_path
         one for one in store.artifact(champions(tiny)[0]["artifact"]).files if one.path == "model.safetensors"
     )
     (shell.folder / ".trnflow/store" / blob_name(weights.digest)).unlink()
-    error = shell.error("promote", "tiny.yaml", STRONG, code=1)
-    assert "champion 1 can't be compared: the store has lost model.safetensors" in error
-    assert "`trnflow rollback tiny`" in error.splitlines()[-1]
+    error, fix = shell.error("promote", "tiny.yaml", STRONG, code=1).splitlines()[-2:]  # below the stages' lines
+    assert error.startswith("error") and "champion 1 can't be compared: the store has lost model.safetensors" in error
+    assert fix.startswith("  fix: ") and "`trnflow rollback tiny`" in fix
 
 
 def test_a_challenger_that_is_not_better_leaves_the_champion(tiny: InProcessShell) -> None:

@@ -33,6 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rehearsed(overrides: Iterable[str]) -> Rehearsal:
     rehearsal = rehearse(open_context("mine.yaml", list(overrides)))
     assert rehearsal.fault is None, str(rehearsal.fault)
+    assert rehearsal.killed, rehearsal.remarks
     return rehearsal
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from tests.helpers.command_line import Shell
 from trnflow.flows.finetune import FUNCTIONS
 from trnflow.flows.recipes.recipe import Recipe
@@ -11,11 +9,11 @@ from trnflow.tasks.launch.memory import TAKES_LESS
 
 
 def test_a_data_stage_names_the_settings_of_data(trnflow: Shell) -> None:
+    row = '{"text": "train is good", "label": "pos"}\n'
+    (trnflow.folder / "rows/train.jsonl").write_text(row * 500_000)  # so that load_data is looked at before it ends
     said = trnflow.error("run", "mine.yaml", "--direct", "tracking.enabled=false", "launch.memory_gib=0.02", code=1)
-    # load_data, or a later stage if it ended before it was looked at
-    assert re.search(r"\n(error in )?(load_data|format_prompts|tokenize_text)\b.* took 0\.", said), said
-    assert "more than the 0.02 GiB it may take" in said
-    assert "data.max_cell_mb" in said and "launch.memory_gib" in said and "batch" not in said
+    assert "load_data took 0." in said and "more than the 0.02 GiB it may take" in said
+    assert "lower data.max_cell_mb" in said and "launch.memory_gib" in said and "batch" not in said
 
 
 def test_each_stage_has_settings_with_which_it_takes_less() -> None:
