@@ -372,7 +372,7 @@ def write_cell(folder: Path, cell: Cell) -> list[str]:
         write_table(folder / f"rows/{name}.{cell.suffix}", rows_of(cell.kind, 60, name))
     _change(folder, config=MODELS[cell.kind][cell.model])
     task = ["format.task=text"] if cell.kind == "text" else []
-    split = [] if cell.split == "hash" else ["data.split={}"]
+    split = [] if cell.split == "hash" else ["data.split=null"]  # {} would allow no test split
     return ["data.source=rows", *task, *split, *cell.settings]
 
 
