@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, cast
@@ -164,6 +165,29 @@ class Known:
         return self.meta.get(role, {})
 
 
+class Kept(NamedTuple):
+    """What makes an input that a stage keeps.
+
+    name: "module:function" of a stage function, which the stage's module does not import: the stage's process is then
+    without its libraries; config: config of the stage that keeps what it makes -> its own.
+    """
+
+    name: str
+    config: Callable[[Any], StageConfig]
+
+    @property
+    def function(self) -> Callable[..., Meta]:
+        module, _, name = self.name.partition(":")
+        function: Callable[..., Meta] = getattr(import_module(module), name)
+        return function
+
+
+def parameters(function: Callable[..., Any]) -> set[str]:
+    """Return the names of a stage function's inputs."""
+    code = function.__code__
+    return {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - {"config", "parts", "out"}
+
+
 def identities(config: StageConfig, inputs: Keyed) -> Meta:
     """Return {input: digest of an artifact, or identity of a source}, the default for `inputs`."""
     return {name: item.digest if isinstance(item, Artifact) else item.identity for name, item in inputs.items()}
@@ -191,6 +215,8 @@ class Stage:
         part: `part(config, inputs..., shared, part, out)` makes one part and returns metadata.
         keep_parts: Whether each part is stored under a key of its own: worth it if making it takes longer than
         copying.
+        kept: {parameter: what makes it}: inputs that it makes by functions of their own, each stored under a key of its
+        own: what changes in this stage alone does not make them again.
         role: What others ask for it by; None for a stage that nothing asks for.
         plots: Whether its artifact has plots and pages, which MLflow shows.
         foresee: (config, known) -> what of its metadata is known before it runs. Raises a TrnflowError if it can't run.
@@ -209,6 +235,7 @@ class Stage:
     split: Callable[..., list[Part]] | None = None
     part: Callable[..., Meta] | None = None
     keep_parts: bool = False
+    kept: Mapping[str, Kept] = field(default_factory=dict)
     role: Role | None = None
     plots: bool = False
     foresee: Callable[[Any, Known], Meta] = lambda config, known: {}
@@ -224,6 +251,12 @@ class Stage:
     @property
     def name(self) -> str:
         return self.function.__name__
+
+    @property
+    def takes(self) -> set[str]:
+        """The names of the inputs that a graph gives it, those for `kept` included."""
+        functions = (self.function, *(kept.function for kept in self.kept.values()))
+        return {name for function in functions for name in parameters(function)} - {*self.kept}
 
 
 stage = Stage

@@ -49,6 +49,7 @@ class Node:
         after: Mapping[str, Node] | None = None,
         check: Callable[[Any], None] = lambda plan: None,
         needs: Callable[[Known], None] = lambda known: None,
+        name: str | None = None,
     ) -> None:
         """
         Args:
@@ -58,21 +59,17 @@ class Node:
             check: Called with the `Plan` before the node is bound, in a plan and in a run; raises a TrnflowError if it
                 can't run.
             needs: As the stage's `needs`, without remarks, for what is in no key.
+            name: Default: the stage's.
 
         Raises TypeError if `inputs` and `after` don't name the function's parameters.
         """
-        code = function.__code__
-        names = {*code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]} - {"parts", "out"}
-        given = {*inputs, *(after or {})}
-        if given != names:
-            raise TypeError(f"{function.__name__} takes the inputs {sorted(names)}, and was given {sorted(given)}")
         self.stage, self.config, self.check, self.needs = stage_of(function), config, check, needs
+        self.name = name or self.stage.name
+        given, names = {*inputs, *(after or {})}, self.stage.takes
+        if given != names:
+            raise TypeError(f"{self.stage.name} takes the inputs {sorted(names)}, and was given {sorted(given)}")
         self.inputs = {name: item for name, item in inputs.items() if item is not None}
         self.after = dict(after or {})
-
-    @property
-    def name(self) -> str:
-        return self.stage.name
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from trnflow.flows.runner.work_folders import data_folders
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.keys.allowed_files import permit_for
+from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT, modules_for
 from trnflow.tasks.stage import Stage
@@ -46,6 +47,6 @@ def stage_job(
         secret=tuple(environment),
         permit=permit_for(stage, document["code"], inputs.values(), data_folders(store), store.memo),
         ranks=stage.ranks(config),
-        preload=modules_for(document["env"], variables),
+        preload=modules_for(closure(stage.function.__module__, store.memo).env, variables),
         **others,
     )

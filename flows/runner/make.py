@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlook
 from trnflow.flows.runner.claim import Turn, describe_maker
@@ -18,7 +18,7 @@ from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
-from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.plan import Step, kept_steps
 from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.stored import Stored, check_record, publish, rehash_changed
 from trnflow.flows.runner.work_folders import attempt_log, workplace
@@ -29,6 +29,7 @@ from trnflow.tasks.events import Emit
 from trnflow.tasks.events.state import present
 from trnflow.tasks.launch.job import Phase
 from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.stage import parameters
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Lease, LeaseLost
 from trnflow.tasks.system.clock import now
@@ -56,17 +57,20 @@ def find_result(step: Step, context: RunContext, note: Callable[[str], None]) ->
     return Stored.of_record(context.store, record, recorded.artifact)
 
 
-def make_result(step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext) -> Stored:
+def make_result(
+    step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext, keeper: Keeper | None = None
+) -> Stored:
     """Run the stage and publish its artifact, or return the result that another run makes of the same key meanwhile.
 
     Args:
         inputs: By parameter name, those included that the key does not depend on.
         before: Steps that this run has settled: garbage collection keeps their artifacts while this stage runs.
+        keeper: Of an input that a stage keeps.
 
     Raises:
         TrnflowError: Of the stage or the store.
     """
-    attempt = _Attempt(step, inputs, [each for each in before if each.artifact], context)
+    attempt = _Attempt(step, inputs, [each for each in before if each.artifact], context, keeper)
     superseded = False
     while True:
         with attempt.claim(superseded) as claimed:
@@ -77,7 +81,14 @@ def make_result(step: Step, inputs: dict[str, Any], before: list[Step], context:
                 return attempt.make(claimed)
             except LeaseLost as error:
                 superseded = True
-                say(context.log, step.name, f"{error}; adopting what that one makes")
+                say(context.log, attempt.shown, f"{error}; adopting what that one makes")
+
+
+class Keeper(NamedTuple):
+    """The stage that makes one of its inputs. report: takes the reports of the process that makes it."""
+
+    stage: str
+    report: Emit
 
 
 class _Attempt:
@@ -85,14 +96,18 @@ class _Attempt:
 
     Attributes:
         made: The digest of the artifact that it made, published or not.
+        shown: The name of the stage, or of that which keeps what this one makes: users and the log know that alone.
     """
 
-    def __init__(self, step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext) -> None:
+    def __init__(
+        self, step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext, keeper: Keeper | None
+    ) -> None:
         assert step.document is not None and step.key is not None
-        self.step, self.inputs, self.before, self.context = step, inputs, before, context
+        self.step, self.inputs, self.before, self.context, self.keeper = step, inputs, before, context, keeper
         self.stage, self.name, self.key, self.document = step.node.stage, step.name, step.key, step.document
         self.store: Store = context.store
-        self.forced = step.name in context.force
+        self.shown = keeper.stage if keeper else step.name
+        self.forced = self.shown in context.force
         self.id = attempt_id(context.run, step.name)
         self.made: str | None = None
 
@@ -100,7 +115,7 @@ class _Attempt:
         context, log = self.context, self.context.log
         turn = Turn(
             self.store, context.run, context.recipe.name, self.id, context.recipe.store.lease_ttl_seconds,
-            look=partial(self._made_meanwhile, superseded), say=partial(say, log, self.name), on_wait=log.heed,
+            look=partial(self._made_meanwhile, superseded), say=partial(say, log, self.shown), on_wait=log.heed,
         )  # fmt: skip
         return turn.claim(self.key, context.devices_of(self.step))
 
@@ -130,7 +145,8 @@ class _Attempt:
 
     def make(self, lease: Lease) -> Stored:
         settings = keyed_params(self.step.config)
-        report = self.context.log.stage(self.name, key=self.key, attempt=lease.attempt, settings=settings)
+        begin = partial(self.context.log.stage, key=self.key, attempt=lease.attempt, settings=settings)
+        report = self.keeper.report if self.keeper else begin(self.name)
         journal = new_journal(self.context.run, self.name, lease.attempt, self.context.recipe.name)
         # garbage collection leaves these alone while the attempt is alive
         journal["holds"] = [{"stage": step.name, "key": step.key} for step in self.before]
@@ -174,8 +190,10 @@ class _Attempt:
             self.store.write_attempt(self.key, journal["attempt"], journal)
 
     def _run(self, work: Path, journal: Meta, emit: Emit) -> Meta:
-        inputs = {name: self._lay_out(item, work / "in" / name, emit) for name, item in self.inputs.items()}
         context, attempt = self.context, journal["attempt"]
+        given = self.inputs | self._kept(journal, emit)
+        reads = parameters(self.stage.function)
+        inputs = {name: self._lay_out(given[name], work / "in" / name, emit) for name in given if name in reads}
         log = attempt_log(self.store.home, context.run, attempt)
         job = stage_job(
             self.store, self.stage, self.step.config, self.document, inputs, work / "out", attempt=attempt, log=log,
@@ -187,13 +205,28 @@ class _Attempt:
             return run_job(job, emit)
         return Shards(self.store, self.stage, job, journal, work, maker, self.forced, context.note).run(emit)
 
+    def _kept(self, journal: Meta, emit: Emit) -> dict[str, Artifact]:
+        """Look up or make the inputs that the stage keeps, and list them in the journal, which protects them."""
+        kept, keeper = {}, Keeper(self.shown, emit)
+        for name, step in kept_steps(self.step, self.inputs, self.store.memo).items():
+            stored = None if self.forced else find_result(step, self.context, self.context.note)
+            reads = {each: self.inputs[each] for each in step.node.inputs}
+            stored = stored or make_result(step, reads, self.before, self.context, keeper)
+            if stored.action == "hit":
+                emit({"info": f"its {name}: {stored.why}"})
+                emit({"figures": stored.figures})
+            listed = {"stage": step.name, "key": step.key, "artifact": stored.artifact.digest}
+            journal.setdefault("shards", []).append(listed)
+            kept[name] = stored.artifact
+        return kept
+
     def _hearing(self, report: Emit, journal: Meta, lease: Lease) -> Emit:
         """Return the function that takes the stage's reports: for the log, the journal's figures and the heartbeat."""
 
         def emit(event: Meta) -> None:
             lease.raise_if_superseded()  # ends the stage if another run makes it
             report(event)
-            state = self.context.log.state.stages[self.name]
+            state = self.context.log.state.stages[self.shown]
             journal["figures"].update(state.figures)
             if "progress" in event:
                 lease.set_progress(**state.counted(present()))

@@ -19,11 +19,12 @@ from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import TrnflowError
-from trnflow.tasks.keys.hash_cache import Stamp, stamp
+from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import Known, Role
+from trnflow.tasks.stage import Known, Role, stage_of
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import SHARD
 
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
@@ -140,6 +141,20 @@ class Step:
         """Take over a result of the store."""
         self.action, self.why, self.artifact = stored.action, stored.why, stored.artifact
         self.seconds, self.figures = stored.seconds, stored.figures
+
+
+def kept_steps(
+    step: Step, inputs: Mapping[str, Any], memo: Memo, stamp_of: Callable[[str], Stamp] = stamp
+) -> dict[str, Step]:
+    """Return {parameter: step of its own} of the inputs that a step's stage keeps. inputs: the step's, all known."""
+    stage, steps = step.node.stage, {}
+    for name, kept in stage.kept.items():
+        takes = stage_of(kept.function).takes
+        given = {other: item for other, item in inputs.items() if other in takes}
+        node = Node(kept.function, kept.config(step.config), dict.fromkeys(takes) | given, name=f"{stage.name}{SHARD}")
+        document = key_document(node.stage, node.config, given, memo, stamp_of) | {"stage": node.name}
+        steps[name] = Step(node, key=key_of(document), document=document)
+    return steps
 
 
 class Plan:
@@ -292,6 +307,9 @@ class Plan:
         why = lost or nearest_changes(past, step.document) or "never ran in this store"
         if step.node.stage.resumable:
             why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document))))
+        for name, kept in kept_steps(step, self.inputs_of(step), self.store.memo, stamp_of).items():
+            if self.store.record(kept.name, str(kept.key)) is not None:
+                why += f"; its {name} are kept"
         step.action, step.why = "run", why
         self._forecast(step, past, step.document)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trnflow.tasks.evaluation.forward import Predictions
+    from trnflow.tasks.evaluation.columns import Predictions
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

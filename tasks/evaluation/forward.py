@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trnflow.tasks.evaluation.columns import Predictions
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.model.build import inputs_of
 from trnflow.tasks.training.model.pretrained import first_position
@@ -30,18 +31,6 @@ TIMED = 10**12
 
 SLICE = 256
 """Positions whose losses are computed at once."""
-
-
-class Predictions(NamedTuple):
-    """A classifier's predictions, in the split's order.
-
-    expected, predicted: int64 [rows]; probabilities: float32 [rows, classes]; loss: float64 [rows], in nats.
-    """
-
-    expected: Ints
-    predicted: Ints
-    probabilities: NDArray[np.float32]
-    loss: Floats
 
 
 class TokenLosses(NamedTuple):

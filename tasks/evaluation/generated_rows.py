@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.evaluation.base_model import load_base_model
-from trnflow.tasks.evaluation.generation import GenerationConfig, Prompt, generate, prompt_encoder
+from trnflow.tasks.evaluation.config import GenerationConfig
+from trnflow.tasks.evaluation.generation import Prompt, generate, prompt_encoder
 from trnflow.tasks.evaluation.models import longest_sequence
 from trnflow.tasks.stage import Workdir
 

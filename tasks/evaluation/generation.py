@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.config import NonNegativeCount, Positive, PositiveCount, Seed, StageConfig, Tokens
 from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.training.model.pretrained import first_position
 
 if TYPE_CHECKING:
@@ -26,27 +26,6 @@ if TYPE_CHECKING:
 
 # a text that is supervised from its beginning gives up to eight words as the prompt
 OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
-
-
-class GenerationConfig(StageConfig):
-    """Settings by which `evaluate_model` generates texts with a language model for its report, each greedily and
-    sampled."""
-
-    prompts: NonNegativeCount = 5
-    """The number of prompts that are taken from the evaluated split. Exact match and ROUGE are computed on them."""
-    max_new_tokens: Tokens = 64
-    """The most tokens of a generated text."""
-    before: bool = True
-    """Generate the texts with the model that training started from too, and show them beside the trained model's. From
-    scratch there is no such model. Costs reading the model, and as many tokens again."""
-    temperature: Positive = 0.9
-    """The temperature of sampling: lower is more predictable."""
-    top_k: PositiveCount = 50
-    """Sample from this many most likely tokens."""
-    top_p: Positive = 0.9
-    """Sample from the most likely tokens whose probabilities sum to this."""
-    seed: Seed = 0
-    """The seed of sampling. Each prompt gets a seed of its own, made of this one and the prompt's text."""
 
 
 class Prompt(NamedTuple):

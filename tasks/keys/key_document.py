@@ -32,6 +32,9 @@ def key_document(
         identity of a source}, "env": {distribution: version}, "accel": accelerator and machine, or {}}
     """
     code, env = closure(stage.function.__module__, memo, stamp_of)
+    for kept in stage.kept.values():
+        theirs = closure(kept.function.__module__, memo, stamp_of)
+        code, env = code | theirs.code, env | theirs.env
     return {
         "schema": SCHEMA,
         "stage": stage.name,

@@ -18,7 +18,7 @@ TAKES_LESS = {
     "train": "lower train.micro_batch, tokenize.max_length or pack.chunk_length, or set train.remat=true or train.method=lora",
     "consolidate": "lower consolidate.max_shard_size",
     "export_neuron": "lower export.batch",
-    "evaluate_model": "lower evaluate.batch",
+    "predict_rows": "lower evaluate.batch",
 }
 """{stage: settings with which it takes less memory}"""
 

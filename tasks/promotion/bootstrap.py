@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from trnflow.tasks.evaluation.forward import Predictions
+    from trnflow.tasks.evaluation.columns import Predictions
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -283,7 +283,7 @@ def _examples(table: pa.Table) -> Predictions | RowSums:
     """Return a model's scores as the metrics' functions read them."""
     import numpy as np
 
-    from trnflow.tasks.evaluation.forward import Predictions
+    from trnflow.tasks.evaluation.columns import Predictions
 
     if "label" not in table.column_names:
         nll, tokens, size = (table.column(name).to_numpy() for name in ("nll", "tokens", "bytes"))

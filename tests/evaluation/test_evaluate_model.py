@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from tests.helpers import small_models
+from tests.helpers.kept_inputs import run_whole
 from tests.helpers.small_models import Rows
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
+from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.evaluation.forward import token_losses
 from trnflow.tasks.evaluation.generation import (
-    GenerationConfig,
     Prompt,
     generate,
     given_prompts,
@@ -380,7 +381,8 @@ def test_a_picture_has_the_same_bytes_and_no_name_of_its_maker(tmp_path: Path) -
 def test_without_an_export_the_weights_alone_are_judged(tmp_path: Path) -> None:
     rows, bert = classified(tmp_path / "rows"), small_models.bert(tmp_path / "model")
     out = small_models.workdir(tmp_path / "out")
-    meta = evaluate_model(EvaluateConfig(), texts=texts(tmp_path / "texts"), packed=rows, weights=bert, out=out)
+    inputs = {"texts": texts(tmp_path / "texts"), "packed": rows, "weights": bert}
+    meta = run_whole(evaluate_model, EvaluateConfig(), inputs, out)
     assert not [name for name in meta["metrics"] if name.startswith("export")]
     said = read_json(out.path / "report.json")["export"]
     assert said == {"target": "none", "note": "not compared: there is no export (export.target)"}
@@ -391,7 +393,8 @@ def fails(tmp_path: Path, packed: Input, **config: Any) -> None:
     nothing = Input(tmp_path, "none", {"target": "stablehlo", "task": packed.meta["task"]}, "sha256:0")
     weights = (small_models.bert if packed.meta["task"] == "classification" else small_models.llama)(tmp_path / "model")
     out = small_models.workdir(tmp_path / "out")
-    evaluate_model(EvaluateConfig(**config), texts=nothing, packed=packed, weights=weights, exported=nothing, out=out)
+    inputs = {"texts": nothing, "packed": packed, "weights": weights, "exported": nothing}
+    run_whole(evaluate_model, EvaluateConfig(**config), inputs, out)
 
 
 def test_a_missing_split_is_named_with_those_there_are(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.helpers import small_models
 from tests.helpers.data_stages import Bench, new_bench, table
+from tests.helpers.kept_inputs import run_whole
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation import forward
@@ -33,7 +34,8 @@ def sentence(draw: np.random.Generator, longest: int) -> str:
 def evaluate(bench: Bench, texts: Input, packed: Input, weights: Input, **config: Any) -> tuple[Path, Meta]:
     exported = Input(bench.root, "exported", NOT_EXPORTED, "sha256:none")
     out = bench.workdir()
-    evaluate_model(EvaluateConfig(**config), texts=texts, packed=packed, weights=weights, exported=exported, out=out)
+    inputs = {"texts": texts, "packed": packed, "weights": weights, "exported": exported}
+    run_whole(evaluate_model, EvaluateConfig(**config), inputs, out)
     return out.path, json.loads((out.path / "report.json").read_text())
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.evaluation import scores
-from trnflow.tasks.evaluation.forward import Predictions
+from trnflow.tasks.evaluation.columns import Predictions
 from trnflow.tasks.evaluation.scores import Matrices, Score, score
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.kept_inputs import run_whole
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.launch.job import resolve
-from trnflow.tasks.launch.phases import run_phase
 from trnflow.tasks.load_data import DataConfig, data_source, load_data
 from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
 from trnflow.tasks.sources.model_source import ModelConfig, model_source
@@ -48,7 +48,7 @@ class Bench:
 
     def made(self, stage: Callable[..., Meta], config: StageConfig, **inputs: Input | Source) -> Input:
         out, kind = self.workdir(), stage_of(stage).kind
-        return Input(out.path, kind, run_phase(stage, config, inputs, out), f"sha256:{kind}")
+        return Input(out.path, kind, run_whole(stage, config, inputs, out), f"sha256:{kind}")
 
     def model(self, settings: dict[str, Any]) -> Source:
         return model_source(ModelConfig(**settings), Resolver(self.root / "home"))

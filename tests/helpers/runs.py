@@ -17,6 +17,7 @@ from trnflow.flows.runner.run import run
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.events import EventLog, Reader
+from trnflow.tasks.stage import stage_of
 from trnflow.tasks.store import Store
 
 
@@ -72,6 +73,4 @@ def plan_graph(graph: Graph, store: Store) -> Plan:
 def step(stage: str, action: str, why: str = "", **fields: Any) -> Step:
     """A step of the pipeline, as a plan or a run leaves it."""
     function = next(function for function in FUNCTIONS if function.__name__ == stage)
-    code = function.__code__
-    names = {*code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]} - {"parts", "out"}
-    return Step(Node(function, StageConfig(), dict.fromkeys(names)), action, why, **fields)
+    return Step(Node(function, StageConfig(), dict.fromkeys(stage_of(function).takes)), action, why, **fields)

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.kept_inputs import run_whole
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.chunks import chunk_file, segments_file, shapes
 from trnflow.tasks.data.pack.chunk_writer import create_columns
@@ -182,7 +183,7 @@ def _main(spec: Path) -> None:
         inputs = {key: Input(Path(item.pop("path")), **item) for key, item in entry["inputs"].items()}
         said: list[Meta] = []
         try:
-            result = {"meta": function(config, **inputs, out=workdir(Path(entry["out"]), said))}
+            result = {"meta": run_whole(function, config, inputs, workdir(Path(entry["out"]), said))}
         except TrnflowError as error:
             result = {"error": error.to_json()}
         results.append({**result, "said": said})

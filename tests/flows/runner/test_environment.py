@@ -25,8 +25,8 @@ ENVIRONMENT = {
     "train": NUMERIC | {"peft", "safetensors"},
     "consolidate": {"safetensors", "torch", "transformers"},
     "export_neuron": {"numpy", "safetensors", "torch", "torch-xla", "transformers"},
-    "evaluate_model": NUMERIC
-    | {"jinja2", "matplotlib", "pyarrow", "safetensors", "scikit-learn", "scipy", "tokenizers"},
+    "evaluate_model": {"jinja2", "matplotlib", "numpy", "pyarrow", "scikit-learn", "scipy"},
+    "evaluation.predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
 }
 
 

@@ -1,0 +1,55 @@
+"""The arrays that predicting makes, and their files: `<field>.npy` each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+Columns = TypeVar("Columns", bound=tuple[Any, ...])
+
+
+class Predictions(NamedTuple):
+    """A classifier's predictions, in the split's order.
+
+    expected, predicted: int64 [rows]; probabilities: float32 [rows, classes]; loss: float64 [rows], in nats.
+    """
+
+    expected: Ints
+    predicted: Ints
+    probabilities: NDArray[np.float32]
+    loss: Floats
+
+
+class RowLosses(NamedTuple):
+    """A language model's losses by row of format_prompts, ascending. All are [rows].
+
+    nll: in nats; tokens: supervised ones; bytes: of their text in UTF-8; cut: tokens were left out, or the row was
+    divided.
+    """
+
+    row: Ints
+    nll: Floats
+    tokens: Ints
+    bytes: Ints
+    cut: NDArray[np.bool_]
+
+
+def save_columns(columns: Any, folder: Path) -> None:
+    import numpy as np
+
+    for name, values in columns._asdict().items():
+        np.save(folder / f"{name}.npy", values, allow_pickle=False)
+
+
+def load_columns(kind: type[Columns], folder: Path) -> Columns:
+    import numpy as np
+
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return kind(*(np.load(folder / f"{name}.npy", allow_pickle=False) for name in names))
