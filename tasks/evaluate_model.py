@@ -147,7 +147,7 @@ def _worst(predictions: Predictions, labels: list[str], rows: NDArray[np.int64],
 
     return [
         {
-            "row": int(rows[at]),
+            "row": int(rows[at]) + 1,
             "label": labels[predictions.expected[at]],
             "predicted": labels[predictions.predicted[at]],
             "probability": float(predictions.probabilities[at, predictions.predicted[at]]),

@@ -215,7 +215,7 @@ def _fitting(split: str, config: PackConfig, tokens: Input[TokensMeta]) -> Fitti
     if count == 0 or config.strategy == "concat":
         return _teaching(split, pieces, tokens)
     if config.overlong == "error":
-        raise _too_long(split, pieces, most, config, tokens.meta)
+        raise _too_long(split, pieces, most, config, tokens)
     if config.overlong == "split":
         return _teaching(split, cut_rows(pieces, most), tokens)._replace(cut=count)
     if count == len(too_long):
@@ -236,12 +236,16 @@ def _teaching(split: str, pieces: Pieces, tokens: Input[TokensMeta]) -> Fitting:
     return Fitting(pieces, total, 0, 0)
 
 
-def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, meta: TokensMeta) -> DataError:
-    row = int((pieces.size > most).argmax())
+def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, tokens: Input[TokensMeta]) -> DataError:
+    import numpy as np
+
+    at = int((pieces.size > most).argmax())
+    # tokenising may have dropped rows before this one
+    row = int(np.load(tokens.path / split / "source_row.npy", mmap_mode="r")[at])
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
-    instead = "drop" if meta["task"] == "classification" else "split or drop"
+    instead = "drop" if tokens.meta["task"] == "classification" else "split or drop"
     return DataError(
-        f"split {split} row {row + 1}: {pieces.size[row]} tokens don't fit a chunk of {most} ({count} such rows)",
+        f"split {split} row {row + 1}: {pieces.size[at]} tokens don't fit a chunk of {most} ({count} such rows)",
         f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most}, or set pack.overlong to {instead}",
     )
 

@@ -29,7 +29,7 @@ OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
 
 
 class Prompt(NamedTuple):
-    """A prompt and the data's answer. parts: as format_prompts writes them; row: its number in the split.
+    """A prompt and the data's answer. parts: as format_prompts writes them; row: its number in the split, from 1.
 
     A prompt of the recipe has neither answer nor row.
     """
@@ -57,7 +57,8 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
             if len(chosen) >= count:
                 break
             candidates = [
-                _prompt(parts)._replace(row=row) for row, parts in enumerate(batch.column("parts").to_pylist(), first)
+                _prompt(parts)._replace(row=row)
+                for row, parts in enumerate(batch.column("parts").to_pylist(), first + 1)
             ]
             chosen += [prompt for prompt in candidates if prompt.text and prompt.answer]
             first += batch.num_rows

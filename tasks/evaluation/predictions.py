@@ -1,7 +1,7 @@
 """Write predictions.parquet: the prediction, or the losses, of each evaluated row.
 
-`row` is the number in `<split>.parquet` of format_prompts, from 0. `digest` is `sha256:<hex>` of the text that the
-model reads, by which predictions of different models can be joined.
+In the file `row` is the number in `<split>.parquet` of format_prompts, from 1; here rows count from 0. `text` is what
+the model reads, and `digest` its `sha256:<hex>`, by which predictions of different models can be joined.
 """
 
 from __future__ import annotations
@@ -25,41 +25,34 @@ BATCH = 1024
 
 
 def write_classes(predictions: Predictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
-    """Write a classifier's predictions to `to`: row, digest, label, predicted, probabilities, loss, sorted by row.
+    """Write a classifier's predictions to `to`, sorted by row: row, text, digest, label, predicted, probabilities
+    {label: float32}, loss.
 
     rows: of each prediction; texts: the split's `<split>.parquet`.
     """
     import numpy as np
     import pyarrow as pa
 
-    schema = pa.schema(
-        [
-            ("row", pa.int64()), ("digest", pa.string()), ("label", pa.string()), ("predicted", pa.string()),
-            ("probabilities", pa.list_(pa.float32())), ("loss", pa.float64()),
-        ]
-    )  # fmt: skip
-    order, names = np.argsort(rows, kind="stable"), np.array(labels, dtype=object)
+    order, names = np.argsort(rows, kind="stable"), pa.array(labels, pa.string())
+    values = predictions.probabilities[order]
+    classes = pa.DictionaryArray.from_arrays(np.tile(np.arange(len(labels), dtype=np.int32), len(values)), names)
     columns = {
-        "row": rows[order],
-        "label": names[predictions.expected[order]],
-        "predicted": names[predictions.predicted[order]],
-        "probabilities": list(predictions.probabilities[order]),
+        "label": names.take(pa.array(predictions.expected[order])),
+        "predicted": names.take(pa.array(predictions.predicted[order])),
+        "probabilities": pa.MapArray.from_arrays(
+            np.arange(len(values) + 1, dtype=np.int32) * len(labels), classes, values.ravel()
+        ),
         "loss": predictions.loss[order],
     }
-    _write(columns, schema, texts, to)
+    _write(rows[order], pa.table(columns), texts, to)
 
 
 def write_losses(losses: RowLosses, texts: Path, to: Path) -> None:
-    """Write `RowLosses` with the column digest to `to`. texts: the split's `<split>.parquet`."""
+    """Write `RowLosses` with the columns text and digest to `to`. texts: the split's `<split>.parquet`."""
     import pyarrow as pa
 
-    schema = pa.schema(
-        [
-            ("row", pa.int64()), ("digest", pa.string()), ("nll", pa.float64()), ("tokens", pa.int64()),
-            ("bytes", pa.int64()), ("cut", pa.bool_()),
-        ]
-    )  # fmt: skip
-    _write(losses._asdict(), schema, texts, to)
+    columns = losses._asdict()
+    _write(columns.pop("row"), pa.table(columns), texts, to)
 
 
 def text_of(texts: Path, row: int) -> str:
@@ -67,23 +60,35 @@ def text_of(texts: Path, row: int) -> str:
     return _text(read_rows(texts, row, 1).to_pylist()[0])
 
 
-def _write(columns: dict[str, Any], schema: pa.Schema, texts: Path, to: Path) -> None:
+def _write(rows: Ints, table: pa.Table, texts: Path, to: Path) -> None:
+    """Write a table with the columns row, text and digest before its own. rows: int64 [rows], ascending."""
+    import numpy as np
     import pyarrow as pa
 
-    digests = list(_digests(texts))
-    columns = {**columns, "digest": [digests[row] for row in columns["row"]]}
-    table = pa.table({name: pa.array(columns[name], schema.field(name).type) for name in schema.names}, schema)
-    write_rows([table], schema, to, lambda done: None)
+    schema = pa.schema([("row", pa.int64()), ("text", pa.string()), ("digest", pa.string()), *table.schema])
+
+    def tables() -> Iterator[pa.Table]:
+        first = done = 0
+        for given in _texts(texts):
+            end = int(np.searchsorted(rows, first + len(given)))
+            here = rows[done:end]
+            read = [given[row - first] for row in here]
+            digests = [f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" for text in read]
+            columns = [pa.array(here + 1), pa.array(read, pa.string()), pa.array(digests, pa.string())]
+            yield pa.table([*columns, *table.slice(done, end - done).columns], schema)
+            first, done = first + len(given), end
+
+    write_rows(tables(), schema, to, lambda count: None)
 
 
-def _digests(texts: Path) -> Iterator[str]:
+def _texts(texts: Path) -> Iterator[list[str]]:
+    """Yield the texts of a file of format_prompts, some at a time."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(texts, pre_buffer=False) as file:
         columns = [name for name in file.schema_arrow.names if name != "label"]
         for batch in file.iter_batches(BATCH, columns=columns):
-            for row in batch.to_pylist():
-                yield f"sha256:{hashlib.sha256(_text(row).encode()).hexdigest()}"
+            yield [_text(row) for row in batch.to_pylist()]
 
 
 def _text(row: Any) -> str:

@@ -190,9 +190,10 @@ def _metrics_by_scikit_learn(evaluation: Path) -> None:
     import pyarrow.parquet as pq
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
-    read, said = pq.read_table(evaluation / "predictions.parquet").to_pydict(), read_json(evaluation / "report.json")
-    probabilities = np.array(read["probabilities"], np.float64)
+    read = pq.read_table(evaluation / "predictions.parquet").to_pydict(maps_as_pydicts="strict")
+    said = read_json(evaluation / "report.json")
     labels = [one["label"] for one in said["classes"]]
+    probabilities = np.array([[row[label] for label in labels] for row in read["probabilities"]], np.float64)
     truth = [labels.index(label) for label in read["label"]]
     again = {
         "accuracy": accuracy_score(read["label"], read["predicted"]),

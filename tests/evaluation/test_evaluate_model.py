@@ -261,11 +261,11 @@ def test_validation_stands_in_for_test_and_says_so(evaluated: dict[str, Any]) ->
 def test_generations_go_from_prompt_to_file(evaluated: dict[str, Any]) -> None:
     lines = (evaluated["root"] / "llama" / "out" / "generations.jsonl").read_text().splitlines()
     given, first, second = made = [json.loads(line) for line in lines]
-    assert (first["row"], first["prompt"], first["answer"]) == (0, "what does it do question ", "answer is cat")
+    assert (first["row"], first["prompt"], first["answer"]) == (1, "what does it do question ", "answer is cat")
     assert first["prompt_tokens"] == 6  # <s> and five words, without the closing </s>
     assert 0 < first["tokens"] <= 8
     # 121 tokens, of which the last 56 leave eight of the model's 64 positions free
-    assert (second["row"], second["prompt_tokens"], second["prompt_tokens_cut"]) == (3, 121, 65)
+    assert (second["row"], second["prompt_tokens"], second["prompt_tokens_cut"]) == (4, 121, 65)
     assert (given["row"], given["prompt"], given["answer"]) == (None, "the dog sat", None)
     assert report(evaluated, "llama")["generations"] == made
 

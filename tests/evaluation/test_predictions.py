@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.helpers import small_models
 from tests.helpers.data_stages import Bench, new_bench, table
 from tests.helpers.kept_inputs import run_whole
 from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.errors import DataError
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation import forward
 from trnflow.tasks.evaluation.forward import token_losses
@@ -64,21 +66,20 @@ def test_a_row_is_the_text_that_it_says(classified: tuple[Bench, Input, Input, P
 
     _, texts, weights, out, report = classified
     found, given = pq.read_table(out / "predictions.parquet"), table(texts, "test")
-    assert str(found.schema.field("probabilities").type) == "list<element: float>"
-    rows = found.to_pylist()
+    rows = found.to_pylist(maps_as_pydicts="strict")
     assert [row["row"] for row in rows] == sorted({row["row"] for row in rows}) and len(rows) < 60 == len(given["text"])
     assert report["rows"] == len(rows)
     model = AutoModelForSequenceClassification.from_pretrained(weights.path).eval()
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(weights.path / "tokenizer.json"))
     labels = small_models.LABELS
     for row in rows:
-        text = given["text"][row["row"]]
-        assert row["digest"] == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-        assert row["label"] == labels[given["label"][row["row"]]]
+        text = given["text"][row["row"] - 1]
+        assert row["text"] == text and row["digest"] == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        assert row["label"] == labels[given["label"][row["row"] - 1]]
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             probabilities = model(input_ids=ids).logits[0].softmax(-1)
-        assert row["probabilities"] == pytest.approx(probabilities.tolist(), abs=1e-5)
+        assert row["probabilities"] == pytest.approx(dict(zip(labels, probabilities.tolist(), strict=True)), abs=1e-5)
         assert row["predicted"] == labels[int(probabilities.argmax())]
         assert row["loss"] == pytest.approx(-math.log(probabilities[labels.index(row["label"])]), abs=1e-5)
 
@@ -105,10 +106,10 @@ def test_metrics_follow_from_the_predictions(classified: tuple[Bench, Input, Inp
     from sklearn import metrics
 
     *_, out, report = classified
-    columns = pq.read_table(out / "predictions.parquet").to_pydict()
+    columns = pq.read_table(out / "predictions.parquet").to_pydict(maps_as_pydicts="strict")
     labels = small_models.LABELS
     true, predicted = ([labels.index(name) for name in columns[side]] for side in ("label", "predicted"))
-    probabilities = np.array(columns["probabilities"])
+    probabilities = np.array([[row[label] for label in labels] for row in columns["probabilities"]])
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     found = report["metrics"]
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(true, predicted))
@@ -139,13 +140,28 @@ def test_metrics_follow_from_the_predictions(classified: tuple[Bench, Input, Inp
     assert (low, high) == pytest.approx(tuple(drawn.confidence_interval), abs=0.03)
 
 
+def test_an_error_counts_rows_as_the_predictions_do(classified: tuple[Bench, Input, Input, Path, Meta]) -> None:
+    """Also where tokenising has dropped rows before the one that is too long for a chunk."""
+    bench, texts, weights, *_ = classified
+    model = {"tokenizer": str(weights.path), "config": {"model_type": "bert"}}
+    tokens = bench.tokens(texts, model, overlong="drop", max_length=16)
+    with pytest.raises(DataError, match=r"split \w+ row \d+: 1\d tokens don't fit a chunk of 12") as refused:
+        bench.packed(tokens, strategy="pad", chunk_length=12)
+    named = re.search(r"split (\w+) row (\d+): (\d+) tokens", str(refused.value))
+    assert named is not None
+    split, row, size = named.groups()
+    given = [2 + len(text.split()) for text in table(texts, split)["text"]]
+    assert any(before > 16 for before in given[: int(row) - 1]) and given[int(row) - 1] == int(size)
+
+
 def test_the_worst_errors_are_shown_with_their_texts(classified: tuple[Bench, Input, Input, Path, Meta]) -> None:
     _, texts, _, out, report = classified
     rows = pq.read_table(out / "predictions.parquet").to_pylist()
     wrong = sorted((row for row in rows if row["label"] != row["predicted"]), key=lambda row: -row["loss"])
     assert [entry["row"] for entry in report["worst"]] == [row["row"] for row in wrong[:10]]
     for entry in report["worst"]:
-        assert entry["text"] == table(texts, "test")["text"][entry["row"]]
+        assert entry["text"] == table(texts, "test")["text"][entry["row"] - 1]
+        assert f"Row {entry['row']}: " in (out / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("strategy", "overlong"), [("bfd", "truncate"), ("bfd", "split"), ("concat", "truncate")])
@@ -173,7 +189,8 @@ def test_losses_of_a_language_model_are_those_of_its_rows(tmp_path: Path, strate
     model = AutoModelForCausalLM.from_pretrained(weights.path).eval()
     whole = 0
     for row in found:
-        prompt, answer = (part["text"] for part in parts[row["row"]])
+        prompt, answer = (part["text"] for part in parts[row["row"] - 1])
+        assert row["text"] == prompt + answer
         assert row["digest"] == f"sha256:{hashlib.sha256((prompt + answer).encode()).hexdigest()}"
         ids = [1, *tokenizer(prompt + answer, add_special_tokens=False)["input_ids"]]
         first = 1 + len(prompt.split())
