@@ -19,6 +19,7 @@ from trnflow.tasks.data.format.row_makers import unread_columns
 from trnflow.tasks.evaluate_model import evaluate_model
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.keys.hooks import code_source
 from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
@@ -90,6 +91,16 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
     present = tuple(node for node in nodes if node is not None)
     return Graph(present, partial(_check_run, recipe), lambda known: remarks_of_columns(recipe, known.of("rows")))
+
+
+def own_code(recipe: Recipe, *settings: str) -> Lookup | None:
+    """Return the lookup of the user's functions that these settings, or settings below them, name; None if none does."""
+    hooks = {
+        setting: (named, folder)
+        for setting, (named, folder) in recipe.hooks.items()
+        if folder and any(f"{setting}.".startswith(f"{name}.") for name in settings)
+    }
+    return Lookup(lambda store, resolver: code_source(hooks, resolver.memo)) if hooks else None
 
 
 def _starting_weights(text: str | None) -> Lookup | None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 else:
     Facts = TypeVar("Facts")
 
+CODE = "code"
+"""The kind of a source that is the user's own code: its identity is in the tables `code` and `env` of a key document."""
+
 _NO_NAMES = frozenset(("", ".", ".."))
 
 
@@ -64,7 +67,7 @@ class Source:
     """Data or a model from outside the store, resolved to exact bytes.
 
     Attributes:
-        kind: "data" or "model".
+        kind: "data", "model" or CODE.
         identity: The part in the key: digests or a commit, never a path or a time.
         location: Where the bytes are; in no key.
         note: For the user, such as "last resolution".

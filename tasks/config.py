@@ -7,10 +7,11 @@ class PackConfig(StageConfig):
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SCHEMA = 1
 
@@ -31,9 +32,21 @@ class Mark(Enum):
 
     NOT_KEYED = "the field can't change the bytes of the result: it is in no key"
     GRAPH = "the field changes training's graphs: it is also in precompile's key"
+    HOOK = "the field names a function of the user's: its code is in the key of the stages that call it"
 
 
-NOT_KEYED, GRAPH = Mark
+NOT_KEYED, GRAPH, HOOK = Mark
+
+
+def _names_a_function(value: str) -> str:
+    module, _, name = value.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise ValueError("a function is named package.module:name, and stands at the top of a file beside the recipe")
+    return value
+
+
+Hook = Annotated[str, AfterValidator(_names_a_function), HOOK]
+"""Names a function of the user's, `package.module:name`. Its field is NOT_KEYED: the name is in the table `code`."""
 
 
 class StageConfig(BaseModel):
@@ -45,6 +58,32 @@ class StageConfig(BaseModel):
 def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
     """Return the names of the fields with a mark."""
     return {name for name, field in kind.model_fields.items() if any(entry is mark for entry in field.metadata)}
+
+
+def is_hook(annotation: Any) -> bool:
+    """Return whether a type annotation is a `Hook`, or has one in it."""
+    return HOOK in getattr(annotation, "__metadata__", ()) or any(map(is_hook, get_args(annotation)))
+
+
+def hooks_in(config: BaseModel) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield (path, `package.module:name`) of the hooks that a config and those in it set."""
+    for name, field in type(config).model_fields.items():
+        hooks = HOOK in field.metadata or is_hook(field.annotation)
+        for path, value in _values_in(getattr(config, name), (name,)):
+            if isinstance(value, BaseModel):
+                yield from (((*path, *below), named) for below, named in hooks_in(value))
+            elif hooks and isinstance(value, str):
+                yield path, value
+
+
+def _values_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    entries = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple | list) else None
+    )
+    if entries is None:
+        yield path, value
+    for name, entry in entries or ():
+        yield from _values_in(entry, (*path, str(name)))
 
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:

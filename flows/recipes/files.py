@@ -16,8 +16,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from trnflow.flows.recipes import hardware
-from trnflow.flows.recipes.schema import cut, merge, sections, shown, without_null
+from trnflow.flows.recipes.schema import annotation_at, below, cut, merge, sections, shown, without_null
 from trnflow.flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
+from trnflow.tasks.config import is_hook
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import hide_override
 
@@ -91,6 +92,7 @@ class RecipeTree:
                 notes += _move_to_hardware(value, tree, origins, root, wanted)
                 chooses = value in hardware.THIS_MACHINE
         for setting, value in own:
+            _refuse_hooks(value, setting, annotation_at(root, setting))
             place = SettingOrigin(f"{OVERRIDE}{'.'.join(setting)}")
             nested = _nested(setting, value)
             _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
@@ -245,6 +247,18 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
             f"override {cut(name)}: there is no such setting", "`trnflow config demo` shows those there are"
         )
     return setting, read_value(value, f"{OVERRIDE}{'.'.join(setting)}")
+
+
+def _refuse_hooks(value: Any, path: tuple[str, ...], annotation: Any) -> None:
+    """Raise ConfigError if an override sets a function: whoever reaches Prefect's API can send one."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not inner and is_hook(annotation):
+        raise ConfigError(
+            f"{OVERRIDE}{'.'.join(path)}: it names a function to run, and stands in recipe files alone",
+            "write it into the recipe's file: an override may come from a page, an event or a sweep",
+        )
+    for name, entry in inner:
+        _refuse_hooks(entry, (*path, str(name)), below(annotation, str(name)))
 
 
 def _move_to_hardware(

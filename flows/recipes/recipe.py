@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
-from trnflow.flows.recipes.files import RecipeTree, read_tree
+from trnflow.flows.recipes.files import RecipeTree, origin_of, read_tree
 from trnflow.flows.recipes.sweep_settings import SweepConfig
 from trnflow.flows.recipes.validation_errors import Recipes, refused
-from trnflow.tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig
+from trnflow.tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig, hooks_in
 from trnflow.tasks.consolidate import ConsolidateConfig
 from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluate_model import EvaluateConfig
 from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.keys.hooks import check_hook
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.pack_chunks import PackConfig
@@ -215,6 +217,15 @@ class Recipe(StageConfig):
         return self._folders.get(setting) or Path.cwd()
 
     @property
+    def hooks(self) -> dict[str, tuple[str, Path | None]]:
+        """{setting: (`package.module:name`, folder of the file in which it is set)} of the user's own functions."""
+        hooks = {}
+        for path, named in hooks_in(self):
+            above = (".".join(path[:length]) for length in range(len(path), 0, -1))
+            hooks[".".join(path)] = named, next((self._folders[name] for name in above if name in self._folders), None)
+        return hooks
+
+    @property
     def price_per_hour(self) -> float:
         """USD per hour; 0 if unknown for `train.device`."""
         return self.hardware.price_per_hour if self._runs_on_hardware else 0.0
@@ -291,4 +302,10 @@ def validated(read: RecipeTree, name: str) -> Recipe:
         raise refused(error, Recipes(Recipe, name, tree, read.origins)) from None
     recipe._machine, recipe._chosen, recipe._own_folder = read.machine, read.chosen, read.folder
     recipe._folders = {".".join(setting): origin.folder for setting, origin in read.origins.items() if origin.folder}
+    for setting, (named, folder) in recipe.hooks.items():
+        try:
+            check_hook(setting, named, folder)
+        except ConfigError as error:
+            where = origin_of(tuple(setting.split(".")), read.origins)
+            raise ConfigError(f"{where}: {error.message}", error.fix) from None
     return recipe

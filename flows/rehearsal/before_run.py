@@ -86,4 +86,5 @@ def _depends_on(context: RunContext, plan: Plan) -> Meta:
         "recipe": {name: value for name, value in context.recipe.to_json().items() if name not in DIFFERS},
         "model": plan.sources["model"].identity,
         "code": {name: [code, versions] for name, (code, versions) in codes.items()},
+        **({"own": [source.identity for source in plan.own_code]} if plan.own_code else {}),
     }

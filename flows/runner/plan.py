@@ -16,7 +16,7 @@ from trnflow.flows.runner.attempts import nearest_changes, outlook
 from trnflow.flows.runner.forecast import forecast
 from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
-from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.artifact import CODE, Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
@@ -188,7 +188,13 @@ class Plan:
     def sources(self) -> dict[str, Source]:
         """The sources by kind: `data`, `model`."""
         given = (item for node in self.graph.nodes for item in node.inputs.values())
-        return {item.kind: item for item in (*given, *self.found.values()) if isinstance(item, Source)}
+        items = [item for item in (*given, *self.found.values()) if isinstance(item, Source)]
+        return {item.kind: item for item in items if item.kind != CODE}
+
+    @property
+    def own_code(self) -> list[Source]:
+        """The user's own code that stages call."""
+        return [item for item in self.found.values() if isinstance(item, Source) and item.kind == CODE]
 
     @property
     def roles(self) -> dict[Role | None, Step]:

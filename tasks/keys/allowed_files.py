@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trnflow.tasks.artifact import Input, Json, Meta, Source
+from trnflow.tasks.artifact import CODE, Input, Json, Meta, Source
 from trnflow.tasks.keys.code_closure import PLUMBING, closure_files
 from trnflow.tasks.keys.code_hash import analyse
 from trnflow.tasks.keys.distributions import packages_folders
@@ -37,13 +37,17 @@ def permit_for(
 
     Args:
         code: The table `code` of the stage's key document.
-        inputs: Artifacts and sources that the stage reads; files of sources are permitted.
+        inputs: Artifacts and sources that the stage reads; files of sources are permitted, of the user's code those
+            that are in the key.
         places: Folders that hold no code, such as the home and the store.
 
     Raises:
         CodeError: A module has changed since the key was computed.
     """
     modules = closure_files(stage.function.__module__, memo)
+    for given in inputs:
+        if isinstance(given, Source) and given.kind == CODE:
+            modules |= given.location["files"]
     own = {name: file for name, file in modules.items() if not is_of_trnflow(file)}
     program, theirs = project_folder("trnflow"), {_base(name, file) for name, file in own.items()}
     roots = tuple(sorted({*_roots(program), *(_root(base, base) for folder in theirs for base in _forms(folder))}))
@@ -86,9 +90,12 @@ def _hashed(stage: Stage, code: Meta, known: dict[str, str], memo: Memo) -> dict
         if name in stage.assets or not str(code.get(name, "")).startswith("sha256:"):
             continue
         # taken before the file is read: an edit in between shows as another stamp
-        now = stamp(path)
-        if code[name] != analyse(path, memo)["hash"]:
-            raise edited(stage.name, name)
+        try:
+            now = stamp(path)
+            if code[name] != analyse(path, memo)["hash"]:
+                raise edited(stage.name, name)
+        except FileNotFoundError:
+            raise edited(stage.name, name) from None
         hashed[path] = (now, code[name])
     return hashed
 
@@ -124,7 +131,8 @@ def _sorted_out(paths: list[Path], roots: tuple[tuple[str, str], ...]) -> tuple[
 
 def _locations(inputs: Iterable[Input | Source]) -> Iterator[str]:
     """Yield each absolute path in the locations of sources."""
-    pending: list[Json] = [given.location for given in inputs if isinstance(given, Source)]
+    sources = [given for given in inputs if isinstance(given, Source) and given.kind != CODE]
+    pending: list[Json] = [given.location for given in sources]
     while pending:
         value: Any = pending.pop()
         if isinstance(value, dict):

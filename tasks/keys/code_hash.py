@@ -35,7 +35,7 @@ def analyse(path: str, memo: Memo) -> Meta:
     now = stamp(path)
     known = memo.get(ANALYSIS, path, now)
     if known is None:
-        tree = _parsed(Path(path)) if path.endswith(tuple(SOURCE_SUFFIXES)) else None
+        tree = parsed(Path(path)) if path.endswith(tuple(SOURCE_SUFFIXES)) else None
         imports = sorted(set(_imports(tree))) if tree else []
         known = {"hash": _hash(path, tree), "imports": imports}
         memo.put(ANALYSIS, path, now, known)
@@ -44,7 +44,7 @@ def analyse(path: str, memo: Memo) -> Meta:
 
 def hash_file(path: Path) -> str:
     """Return the hash that `analyse` gives a file, which is always read."""
-    return _hash(str(path), _parsed(path) if path.suffix in SOURCE_SUFFIXES else None)
+    return _hash(str(path), parsed(path) if path.suffix in SOURCE_SUFFIXES else None)
 
 
 def _hash(path: str, tree: ast.Module | None) -> str:
@@ -53,7 +53,7 @@ def _hash(path: str, tree: ast.Module | None) -> str:
     return code_hash(tree) if is_of_trnflow(path) else sha256_bytes(ast.dump(tree).encode())
 
 
-def _parsed(path: Path) -> ast.Module:
+def parsed(path: Path) -> ast.Module:
     """Return a file's syntax tree. Raises CodeError with file and line if it has none."""
     data = path.read_bytes()  # as Python does, which looks for an encoding in the first lines
     for _ in range(ATTEMPTS - 1):

@@ -25,6 +25,9 @@ class ValueChange(NamedTuple):
     after: Json
 
     def __str__(self) -> str:
+        both = isinstance(self.before, str) and isinstance(self.after, str)
+        if self.part == "code" and both and not _is_hash(self.before):  # the name of a hook's function
+            return f"{self.name}: {_short(self.before)} -> {_short(self.after)}"
         if self.part == "code":
             what = "is new" if self.before is None else "is gone" if self.after is None else "changed"
             return f"code of {self.name} {what}"
@@ -94,6 +97,10 @@ def _is_filled(name: str, empty: Meta, other: Meta) -> bool:
 
 def _same(first: Json, second: Json) -> bool:
     return type(first) is type(second) and first == second
+
+
+def _is_hash(value: Json) -> bool:
+    return str(value).startswith(("sha256:", "schema:"))
 
 
 def _short(value: Json) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import CODE, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
@@ -35,6 +35,10 @@ def key_document(
     for kept in stage.kept.values():
         theirs = closure(kept.function.__module__, memo, stamp_of)
         code, env = code | theirs.code, env | theirs.env
+    own = [item for item in inputs.values() if isinstance(item, Source) and item.kind == CODE]
+    for source in own:
+        code, env = code | source.identity["code"], env | source.identity["env"]
+    inputs = {name: item for name, item in inputs.items() if item not in own}
     return {
         "schema": SCHEMA,
         "stage": stage.name,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind, publish_part
-from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.artifact import CODE, Input, Meta, Source
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.events import Emit
 from trnflow.tasks.keys.key_document import key_of
@@ -128,7 +128,7 @@ class Shards:
     def _part_job(self, number: int, shared: Input[Meta]) -> Job:
         phase = Phase("part", shared, self.parts[number]["arguments"], replace=self._replaces(number))
         inputs: dict[str, Input | Source] = {
-            name: item for name, item in self.job.inputs.items() if isinstance(item, Input)
+            name: item for name, item in self.job.inputs.items() if isinstance(item, Input) or item.kind == CODE
         }
         # the worker finds out itself what may be read on its machine
         return replace(self.job, document=self.documents[number], inputs=inputs, phase=phase, permit=None, secret=())

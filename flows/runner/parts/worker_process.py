@@ -20,6 +20,7 @@ from trnflow.flows.runner.work_folders import attempt_log, clear, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.errors import CodeError, StoreError
 from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.distributions import installed_versions
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.launch.job import Job, resolve
 from trnflow.tasks.launch.local import STOP_SECONDS, run_job
@@ -51,7 +52,7 @@ def make_part_apart(document: Meta) -> Meta:
     near = None if store.is_local or not job.phase.shared.path.is_dir() else job.phase.shared.path.parent
     phase = job.phase if near else replace(job.phase, shared=_fetched(store, job.phase.shared.digest, cache=False))
     inputs: dict[str, Input | Source] = {
-        name: _fetched(store, item.digest) for name, item in job.inputs.items() if isinstance(item, Input)
+        name: _fetched(store, item.digest) if isinstance(item, Input) else item for name, item in job.inputs.items()
     }
     config = resolve(job.config_type).model_validate(job.config)
     events: list[Meta] = []
@@ -121,6 +122,7 @@ def _fetched_once(store: Store, digest: str, cache: bool) -> Input:
 def _check_libraries(stage: Stage, document: Meta, store: Store) -> None:
     """Raise CodeError if a library's version differs from the one in the key. (`stage_job` checks the project's code.)"""
     here: dict[str, Any] = closure(stage.function.__module__, store.memo)[1]
+    here = installed_versions({*document["env"]} - here.keys(), store.memo) | here
     for name, version in document["env"].items():
         if here.get(name) != version:
             raise CodeError(
