@@ -55,7 +55,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     knows = partial(_check_vocabulary, start=start)
 
     loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
-    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model})
+    makes = own_code(recipe, "format.make")
+    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model, "code": makes})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     graphs = Node(
@@ -100,7 +101,7 @@ def own_code(recipe: Recipe, *settings: str) -> Lookup | None:
         for setting, (named, folder) in recipe.hooks.items()
         if folder and any(f"{setting}.".startswith(f"{name}.") for name in settings)
     }
-    return Lookup(lambda store, resolver: code_source(hooks, resolver.memo)) if hooks else None
+    return Lookup(lambda store, resolver: code_source(hooks, resolver.home, resolver.memo)) if hooks else None
 
 
 def _starting_weights(text: str | None) -> Lookup | None:

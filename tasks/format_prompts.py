@@ -15,11 +15,18 @@ from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
 from trnflow.tasks.data.format.conversation import Row
+from trnflow.tasks.data.format.proof import prove
 from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
-from trnflow.tasks.data.format.row_makers import Maker, chat_document, chat_templates_of, maker_of
+from trnflow.tasks.data.format.row_makers import (
+    Maker,
+    chat_document,
+    chat_templates_of,
+    maker_from,
+    maker_of,
+)
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
-from trnflow.tasks.data.format.time_limit import call_limited
+from trnflow.tasks.data.format.time_limit import call_limited, call_own
 from trnflow.tasks.data.tables import read_rows, write_rows
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.sources.model_source import tokenizer_folder
@@ -63,12 +70,17 @@ def needs(config: FormatConfig, known: Known) -> Iterator[str]:
     yield from ()
 
 
-def split_rows(config: FormatConfig, rows: Input[RowsMeta], model: Source, out: Workdir) -> list[Part]:
-    """Return the parts, in the order of splits and rows. Raises ConfigError before any row is read."""
+def split_rows(
+    config: FormatConfig, rows: Input[RowsMeta], model: Source, out: Workdir, code: Source | None = None
+) -> list[Part]:
+    """Return the parts, in the order of splits and rows. Raises ConfigError before any row is read, CodeError for a
+    function of the user's that gives the same row other texts."""
     chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) else None
     maker_of(config, rows.meta, chat, no_limit)
     if config.task == "chat":
         _tell_unread(config, rows.meta, chat, out)
+    if code:
+        prove(code, _arguments(config, rows, {"split": "train", "chat": chat}, code, out.scratch), out)
     return [
         _part(config, chat, rows, split, first, min(PART, count - first))
         for split, count in rows.meta["splits"].items()
@@ -82,15 +94,25 @@ def _part(config: FormatConfig, chat: Meta | None, rows: Input[RowsMeta], split:
     return Part(identity, arguments)
 
 
-def format_rows(config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Workdir) -> Meta:
-    """Make the examples of {split, first, count, chat}. Writes `texts.arrow`; returns DropCounts as JSON."""
-    arguments = {
+def _arguments(config: FormatConfig, rows: Input[RowsMeta], part: Meta, code: Source | None, folder: Path) -> Meta:
+    """Return what the process that makes examples is told."""
+    return {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
         "meta": rows.meta,
         "part": part,
-        "to": str(out.path / "texts.arrow"),
+        "code": vars(code) if code else None,
+        "to": str(folder / "texts.arrow"),
     }
+
+
+def format_rows(
+    config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Workdir, code: Source | None = None
+) -> Meta:
+    """Make the examples of {split, first, count, chat}. Writes `texts.arrow`; returns DropCounts as JSON."""
+    arguments = _arguments(config, rows, part, code, out.path)
+    if code:
+        return call_own("trnflow.tasks.format_prompts:render_rows", arguments)
     # in a process of its own: a template that never ends stops the run
     if part["chat"] or config.prompt_template or config.response_template:
         return call_limited("trnflow.tasks.format_prompts:render_rows", arguments)
@@ -98,7 +120,9 @@ def format_rows(config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Wo
 
 
 @stage(kind="texts", role="texts", inputs=_inputs, split=split_rows, part=format_rows, foresee=foresee, needs=needs)
-def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, parts: Parts, out: Workdir) -> TextsMeta:
+def format_prompts(
+    config: FormatConfig, rows: Input[RowsMeta], model: Source, parts: Parts, out: Workdir, code: Source | None = None
+) -> TextsMeta:
     """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
     one.
 
@@ -111,11 +135,11 @@ def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, p
         dropped: {reason: rows}.
         framed: Whether a chat template wrote the special tokens.
         templates: In which a spelled special token counts.
-        rows: settings, text, columns, nested.
+        rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
     """
     classify = config.task == "classification"
-    counts = {split: _gathered(split, config, rows, parts, out) for split in rows.meta["splits"]}
-    dropped, metrics = report(counts, out)
+    counts = {split: _gathered(split, config, rows, parts, out, code) for split in rows.meta["splits"]}
+    dropped, metrics = report(counts, out, f"{config.make} leaves out" if config.make else "without an answer")
     meta: TextsMeta = {
         "task": "classification" if classify else "causal_lm",
         "labels": rows.meta["labels"] if classify else None,
@@ -127,6 +151,7 @@ def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, p
             "text": rows.meta["text"],
             "columns": rows.meta["columns"],
             "nested": rows.meta.get("nested", []),
+            **({"own": code.identity["code"]} if code else {}),
         },
         "dropped": dropped,
     }
@@ -135,18 +160,20 @@ def format_prompts(config: FormatConfig, rows: Input[RowsMeta], model: Source, p
     return meta
 
 
-def _gathered(split: str, config: FormatConfig, rows: Input[RowsMeta], parts: Parts, out: Workdir) -> DropCounts:
+def _gathered(
+    split: str, config: FormatConfig, rows: Input[RowsMeta], parts: Parts, out: Workdir, code: Source | None
+) -> DropCounts:
     """Write one split and return its counts. Raises DataError when no row is left."""
     tally, count = DropCounts(), rows.meta["splits"][split]
     sources: list[Ints] = []
-    tables = _tables(split, config, rows, parts, tally, sources, out)
+    tables = _tables(split, config, rows, parts, tally, sources, out, code)
     write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
     write_source_rows(out.path, split, sources, count)
     if tally.written == 0:
         bad = f" ({tally.rows(BAD)} can't be rendered; the first: {tally.noted[BAD][1]})" if tally.rows(BAD) else ""
         raise DataError(
-            f"the split {split} is empty: none of its {count} rows has an answer{bad}",
-            "repair the rows or the template" if bad else "check format's columns",
+            f"the split {split} is empty: none of its {count} rows has {'a text' if code else 'an answer'}{bad}",
+            "repair the rows or the template" if bad else f"check {config.make or 'format' + chr(39) + 's columns'}",
         )
     return tally
 
@@ -168,6 +195,7 @@ def _tables(
     tally: DropCounts,
     sources: list[Ints],
     out: Workdir,
+    code: Source | None,
 ) -> Iterator[pa.Table]:
     """Yield a split's examples, and append their rows to `sources`."""
     import numpy as np
@@ -176,7 +204,7 @@ def _tables(
     count = rows.meta["splits"][split]
     for part in parts.of(split=split):
         if BAD in part.meta["noted"] and not tally.rows(BAD):
-            tally.note(BAD, _why_bad(config, rows, part, out), rows=0)
+            tally.note(BAD, _why_bad(config, rows, part, out, code), rows=0)
         tally.add(part.meta)
         with pa.OSFile(str(part.folder / "texts.arrow")) as file:  # not memory-mapped: the folder is removed early
             table = pa.ipc.open_file(file).read_all()
@@ -185,16 +213,15 @@ def _tables(
         out.progress(part.arguments["first"] + part.arguments["count"], count, f"{split} rows")
 
 
-def _why_bad(config: FormatConfig, rows: Input[RowsMeta], part: PartResult, out: Workdir) -> str:
+def _why_bad(config: FormatConfig, rows: Input[RowsMeta], part: PartResult, out: Workdir, code: Source | None) -> str:
     """Return the error's message of a part's first bad row."""
     # The row is rendered again: an error's text is in no key, so it must not be in the part's metadata either.
     number = int(part.meta["noted"][BAD][1])
     strict = config.model_copy(update={"bad_rows": "error"})
     out.scratch.mkdir(parents=True, exist_ok=True)
     try:
-        format_rows(
-            strict, rows, {**part.arguments, "first": number, "count": 1}, Workdir(out.scratch, out.scratch, out.emit)
-        )
+        again = {**part.arguments, "first": number, "count": 1}
+        format_rows(strict, rows, again, Workdir(out.scratch, out.scratch, out.emit), code)
     except DataError as error:
         return error.message
     return f"split {part.arguments['split']} row {number + 1}"
@@ -208,7 +235,7 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
     import pyarrow as pa
 
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]
-    texts, make = _schema(config), maker_of(config, arguments["meta"], part["chat"], limit)
+    texts, make = _schema(config), maker_from(arguments, limit)
     schema = texts.append(pa.field(SOURCE_ROW, pa.int32()))
     table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), DropCounts()
     with pa.OSFile(arguments["to"], "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

@@ -67,6 +67,8 @@ class FormattedRows(TypedDict):
     text: list[str]
     columns: list[str]
     nested: list[str]
+    own: NotRequired[dict[str, str]]
+    """{module: hash, and `format.make`: the function} of the user's code that made the texts."""
 
 
 class TextsMeta(TaskMeta, SplitMeta):

@@ -63,7 +63,7 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
     tokenized = TokenizeConfig.model_validate(model.shaping["tokenize"] | shape)
     device = recipe.evaluate.on_device_of(recipe.training.device).device or "cpu"
     rows = Node(number_labels, NumberLabelsConfig(labels=labels), {"frozen": frozen})
-    texts = Node(format_prompts, formatted, {"rows": rows, "model": tokenizer})
+    texts = Node(format_prompts, formatted, {"rows": rows, "model": tokenizer, "code": None})
     tokens = Node(tokenize_text, tokenized, {"texts": texts, "model": tokenizer})
     config = ScoreConfig(window=longest, device=device)
     scores = Node(score_rows, config, {"texts": texts, "tokens": tokens, "weights": model.artifact})

@@ -69,12 +69,12 @@ def place_of(setting: str, named: str, folder: Path) -> Path:
     return _place(setting, named.partition(":")[0], folder)[0]
 
 
-def code_source(hooks: Mapping[str, tuple[str, Path]], memo: Memo) -> Source:
+def code_source(hooks: Mapping[str, tuple[str, Path]], home: Path, memo: Memo) -> Source:
     """Return the code of a stage's hooks. hooks: {setting: (named, folder of the recipe's file)}.
 
     Returns:
         A Source with the identity {"code": closures' modules, and {setting: named}, "env"} and the location {"functions":
-        {setting: named}, "search": folders, "files": {module: file}}
+        {setting: named}, "search": folders, "files": {module: file}, "proofs": where it is noted which code was proved}
 
     Raises:
         CodeError: A module of the closure is no Python.
@@ -93,7 +93,7 @@ def code_source(hooks: Mapping[str, tuple[str, Path]], memo: Memo) -> Source:
         files |= closure_files(module, memo, search=(str(top),))
         search[str(top)] = None
     functions = {setting: named for setting, (named, _) in hooks.items()}
-    location = {"functions": functions, "search": list(search), "files": files}
+    location = {"functions": functions, "search": list(search), "files": files, "proofs": str(home / "proofs")}
     return Source(CODE, {"code": code, "env": env}, location)
 
 

@@ -31,6 +31,7 @@ from trnflow.tasks.launch.phases import run_phase
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
 from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT
+from trnflow.tasks.launch.watched import pass_permit_on
 from trnflow.tasks.stage import Partial, Workdir, stage_of
 from trnflow.tasks.system.redaction import add_secret, add_secrets_of, scrub, scrub_all
 from trnflow.tasks.system.whole_file import write_whole
@@ -105,6 +106,7 @@ def _lead(job: Job) -> Meta:
 def _call(job: Job, emit: Callable[[Meta], None]) -> Meta:
     """Call the stage function; return {"meta"}, or {"error", "details"} without secrets."""
     sys.path[:0] = [folder for folder in job.search if folder not in sys.path]
+    pass_permit_on(job)
     try:
         with watch_process(job.permit) if job.permit else nullcontext():
             meta = _run(job, emit)

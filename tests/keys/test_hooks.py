@@ -140,13 +140,13 @@ def test_the_code_of_a_hook_is_in_the_key_and_in_the_permit_of_the_stage_that_ca
     hooks = {"format.make": ("mine_of_hooks.formats:ticket", project / "conf")}
 
     def document() -> Meta:
-        return key_document(described, Config(make="x:y"), {"code": code_source(hooks, memo)}, memo)
+        return key_document(described, Config(make="x:y"), {"code": code_source(hooks, project, memo)}, memo)
 
     before = document()
     assert before["inputs"] == {} and before["params"] == {"limit": 1}
     assert before["code"]["format.make"] == "mine_of_hooks.formats:ticket"
     low = project / "mine_of_hooks/low.py"
-    permit = permit_for(described, before["code"], [code_source(hooks, memo)], [], memo)
+    permit = permit_for(described, before["code"], [code_source(hooks, project, memo)], [], memo)
     assert permit.refused(str(low)) is None and permit.refused(str(project / "conf")) is None
     (project / "mine_of_hooks/unknown.py").touch()
     assert permit.refused(str(project / "mine_of_hooks/unknown.py"))
@@ -155,13 +155,13 @@ def test_the_code_of_a_hook_is_in_the_key_and_in_the_permit_of_the_stage_that_ca
     low.write_text("LOW = 2\n")
     assert [str(change) for change in difference(before, document())] == ["code of mine_of_hooks.low changed"]
     with pytest.raises(CodeError, match="was edited while this run was going"):
-        permit_for(described, before["code"], [code_source(hooks, memo)], [], memo)
+        permit_for(described, before["code"], [code_source(hooks, project, memo)], [], memo)
     low.write_text("LOW = 1\n")
     hooks["format.make"] = ("mine_of_hooks.formats:defaults", project / "conf")
     assert [str(change) for change in difference(before, document())] == [
         "format.make: mine_of_hooks.formats:ticket -> mine_of_hooks.formats:defaults"
     ]
-    given = code_source(hooks, memo)
+    given = code_source(hooks, project, memo)
     low.unlink()
     with pytest.raises(CodeError, match="was edited"):
         permit_for(described, document()["code"] | before["code"], [given], [], memo)
@@ -174,7 +174,7 @@ from trnflow.tasks.errors import DataError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import code_source
 from trnflow.tasks.keys.own_functions import function_of, own_errors
-code = code_source({{"format.make": ("mine_of_hooks.formats:ticket", Path({str(project)!r}))}}, Memo(Path("memo.db")))
+code = code_source({{"format.make": ("mine_of_hooks.formats:ticket", Path({str(project)!r}))}}, Path("."), Memo(Path("memo.db")))
 make = function_of(code, "format.make")
 assert make({{"subject": "x"}}) == "x"
 try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from trnflow.tasks.config import StageConfig
+from trnflow.tasks.config import NOT_KEYED, Hook, Seconds, StageConfig
 from trnflow.tasks.data.format.templates import RESERVED
 
 
@@ -32,6 +32,12 @@ class FormatConfig(StageConfig):
     """The column of a conversation: a list of objects with `role` and `content`, or ShareGPT's `from` and `value`."""
     text: str = "text"
     """The column that task `text` trains on."""
+    make: Annotated[Hook | None, NOT_KEYED] = None
+    """A function of yours that makes what the model reads of a row, `package.module:name`, instead of columns and templates.
+    It gets the row as a dict and returns a text, `{"text", "label"}`, `{"messages"}`, or None, which drops the row
+    (docs/own_code.md)."""
+    row_seconds: Annotated[Seconds, NOT_KEYED] = 10.0
+    """The seconds that `make` may take for one row. A row that takes longer ends the run."""
     style: Literal["dolly", "alpaca"] = "dolly"
     """The headings around an instruction, its context and its answer: as in the Dolly or in the Alpaca data set."""
     prompt_template: str | None = None
@@ -79,6 +85,8 @@ class FormatConfig(StageConfig):
             raise ValueError(f"`prompt_template` is for classification and instruction, not {self.task}")
         if self.response_template and self.task != "instruction":
             raise ValueError(f"`response_template` is for instruction, not {self.task}")
+        if self.make and self.prompt_template:
+            raise ValueError("`make` and `prompt_template` both say what the model reads: leave one out")
         if self.template_arguments and not is_framed(self):
             raise ValueError("`template_arguments` are for chat through a chat template")
         return self

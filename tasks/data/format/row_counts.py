@@ -63,7 +63,7 @@ class DropCounts:
         return asdict(self)
 
 
-def report(splits: dict[str, DropCounts], out: Workdir) -> tuple[Counts, Counts]:
+def report(splits: dict[str, DropCounts], out: Workdir, empty: str = "without an answer") -> tuple[Counts, Counts]:
     """Print, for all splits together, what was dropped or formatted in an unusual way, with the first row of each kind.
 
     Returns ({"empty" or "bad": rows}, metrics; {} if every row gave one example).
@@ -72,7 +72,7 @@ def report(splits: dict[str, DropCounts], out: Workdir) -> tuple[Counts, Counts]
     for tally in splits.values():
         total.add(tally.meta())
     if total.empty:
-        out.info(f"rows without an answer dropped: {total.empty}")
+        out.info(f"rows {empty} dropped: {total.empty}")
     if rewritten := total.rows(REWRITTEN):
         out.info(
             f"rows whose earlier turns the chat template rewrites: {rewritten}, made into {total.apart} examples, one for each "

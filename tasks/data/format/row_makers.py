@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.chat import RowExamples, sections, templated
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of, parsed
 from trnflow.tasks.data.format.instruction_styles import STYLES
+from trnflow.tasks.data.format.own_rows import OwnMake, own_make
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
+from trnflow.tasks.data.format.time_limit import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
 from trnflow.tasks.errors import ConfigError, DataError
 
@@ -31,15 +33,27 @@ Maker = Callable[[Row, str], RowExamples]
 most one, a `Text` a text."""
 
 
-def maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
-    """Return the function that makes examples from a row. Raises ConfigError, DataError for a single class."""
+def maker_of(
+    config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake = lambda row, where: None
+) -> Maker:
+    """Return the function that makes examples from a row. own: calls `format.make`, if that is set. Raises ConfigError,
+    DataError for a single class."""
     if config.task == "chat":
-        return _chat(config, meta, chat, limit)
-    make = MAKERS[config.task](config, meta, limit)
+        return _chat(config, meta, chat, limit, own)
+    make = (OWN_MAKERS[config.task](config, meta, own)) if config.make else MAKERS[config.task](config, meta, limit)
     return lambda row, where: RowExamples([example] if (example := make(row, where)) else [])
 
 
-def _classification(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
+def maker_from(arguments: Meta, limit: Limit) -> Maker:
+    """Return the function that makes examples, as `arguments` say: config, meta, part and code."""
+    config, meta, chat = FormatConfig.model_validate(arguments["config"]), arguments["meta"], arguments["part"]["chat"]
+    if not arguments["code"]:
+        return maker_of(config, meta, chat, limit)
+    wall = limit.by_the_wall(config.row_seconds) if isinstance(limit, Timer) else limit
+    return maker_of(config, meta, chat, limit, own_make(config, Source(**arguments["code"]), meta, wall))
+
+
+def _check_labels(meta: RowsMeta) -> None:
     if meta["labels"] is None:
         raise ConfigError("format.task: classification needs labels, and the data has none", "set data.label")
     present = [name for name, count in meta.get("label_counts", {}).get("train", {}).items() if count]
@@ -48,6 +62,10 @@ def _classification(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limi
             f"format.task: classification needs two classes, and all rows of train are labelled {present[0]}",
             "give rows of other classes, or choose another column or rule with data.label",
         )
+
+
+def _classification(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
+    _check_labels(meta)
     columns = meta["text"]
     text = row_template(config, "prompt_template", meta, limit)[0] if config.prompt_template else None
     if not columns and text is None:
@@ -62,16 +80,39 @@ def _classification(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limi
     return make
 
 
+def _own_classification(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:
+    _check_labels(meta)
+    return lambda row, where: {"label": row["label"], **made} if (made := own(row, where)) else None
+
+
+def _own_text(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:
+    return lambda row, where: {"parts": [{**made, "train": True}]} if (made := own(row, where)) else None
+
+
+def _own_instruction(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:
+    answer = _answer(config, meta, no_limit)
+
+    def make(row: Row, where: str) -> Row | None:
+        response = answer(row, where)
+        made = own(row, where) if response.strip() else None
+        return made and {"parts": [{**made, "train": False}, {"text": response, "train": True}]}
+
+    return make
+
+
+def _answer(config: FormatConfig, meta: RowsMeta, limit: Limit) -> Text:
+    if config.response_template:
+        return row_template(config, "response_template", meta, limit)[0]
+    _present("format.response", config.response, meta)
+    return _column(config.response)
+
+
 def _instruction(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
     if config.prompt_template:
         prompt, _ = row_template(config, "prompt_template", meta, limit)
     else:
         prompt = instruction_prompt(config, meta)
-    if config.response_template:
-        answer, _ = row_template(config, "response_template", meta, limit)
-    else:
-        _present("format.response", config.response, meta)
-        answer = _column(config.response)
+    answer = _answer(config, meta, limit)
 
     def make(row: Row, where: str) -> Row | None:
         response = answer(row, where)
@@ -110,6 +151,8 @@ def context_column(config: FormatConfig, columns: Collection[str]) -> str | None
 
 def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
     """Return the columns of the rows that no example is made of. Raises ConfigError for a wrong template."""
+    if config.make:  # it gets the whole row
+        return []
     columns, read = meta["columns"], {"label"} if config.task == "classification" else set()
     if config.task == "chat":
         read |= {config.messages, config.tools or "", config.documents or "", ARGUMENTS}
@@ -125,15 +168,19 @@ def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
     return [name for name in columns if name not in read]
 
 
-def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit) -> Maker:
-    _present("format.messages", config.messages, meta)
+def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake) -> Maker:
+    if not config.make:
+        _present("format.messages", config.messages, meta)
     columns = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     special = special_pattern(tuple(chat["texts"])) if chat else None
     templates = chat_templates_of(config, chat, limit) if chat else {}
     last = config.turns == "last"
 
     def make(row: Row, where: str) -> RowExamples:
-        given = conversation_of(row, columns, where)
+        made = own(row, where) if config.make else {}
+        if made is None:
+            return RowExamples([])
+        given = conversation_of({**row, config.messages: made["messages"]} if made else row, columns, where)
         template = templates.get("tools" if given.tools is not None else "template", templates.get("template"))
         if template:
             examples_of_row = templated(given, template, where, last=last, special=special)
@@ -195,6 +242,13 @@ MAKERS: dict[str, Callable[..., RowMaker]] = {
     "classification": _classification,
     "instruction": _instruction,
     "text": _text,
+}
+
+
+OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {
+    "classification": _own_classification,
+    "instruction": _own_instruction,
+    "text": _own_text,
 }
 
 

@@ -1,5 +1,4 @@
-"""Render templates in a separate process, which the kernel ends when one row takes too long. Starting takes half a
-second."""
+"""Make examples in a separate process, which the kernel ends when one row takes too long. Starting takes half a second."""
 
 from __future__ import annotations
 
@@ -8,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.data.format.templates import Limit
-from trnflow.tasks.errors import ConfigError, Interrupted, ProcessFailed, TrnflowError, from_json
+from trnflow.tasks.errors import ConfigError, DataError, Interrupted, ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch.python import python
 
 SECONDS = 5.0
@@ -33,6 +34,14 @@ PLACE = 256
 
 Function = Callable[[Meta, Limit], Meta]
 
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "TRNFLOW_PERMIT")
+"""The variables that own code gets: none of them changes what a function returns, and none is a secret."""
+
+PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0"}
+
+WATCHED = "trnflow.tasks.launch.watched:watched"
+"""Named, not imported: it checks reads, and is in no key."""
+
 
 def call_limited(function: str, arguments: Meta) -> Meta:
     """Call "module:name"(arguments, limit) in a new process and return its JSON object; `limit(row's name)` gives
@@ -40,15 +49,34 @@ def call_limited(function: str, arguments: Meta) -> Meta:
 
     Raises the function's own TrnflowError, ConfigError after the limit, Interrupted, ProcessFailed.
     """
-    with TemporaryFile() as place, _started(function, place.fileno()) as process:
+    return _called(function, "", arguments, None, None)
+
+
+def call_own(
+    function: str, arguments: Meta, environment: Mapping[str, str] = PLAIN, folder: Path | None = None
+) -> Meta:
+    """Do what `call_limited` does for a function that calls own code: watched, with few variables and no secrets.
+
+    Raises DataError, too, for a row that took too long, or ended the process.
+    """
+    variables = {name: value for name in PASSED_ON if (value := os.environ.get(name)) is not None}
+    return _called(function, WATCHED, arguments, {**variables, **environment}, folder)
+
+
+def _called(
+    function: str, around: str, arguments: Meta, environment: dict[str, str] | None, folder: Path | None
+) -> Meta:
+    with TemporaryFile() as place, _started(function, around, place.fileno(), environment, folder) as process:
         place.truncate(PLACE)
         try:
             output, errors = process.communicate(json.dumps(arguments))
         finally:
             process.kill()
-        if process.returncode:
+        if process.returncode or not output:
             row = place.read().rstrip(b"\0").decode(errors="replace")
             raise _ended(process.returncode, row or "before the first row", errors)
+    if errors:
+        sys.stderr.write(errors)
     answer = json.loads(output)
     for file in answer["modules"]:  # opened here, too: the file audit does not see the other process
         Path(file).open("rb").close()
@@ -58,23 +86,31 @@ def call_limited(function: str, arguments: Meta) -> Meta:
     return meta
 
 
-def _started(function: str, place: int) -> subprocess.Popen[str]:
+def _started(
+    function: str, around: str, place: int, environment: dict[str, str] | None, folder: Path | None
+) -> subprocess.Popen[str]:
     """Start the process. place: the descriptor of the file for the name of the row in work."""
-    command, pipe = python("trnflow.tasks.data.format.time_limit:serve", function, str(place)), subprocess.PIPE
+    command = python("trnflow.tasks.data.format.time_limit:serve", function, str(place), around)
     return subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[place], text=True, encoding="utf-8"
-    )
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[place], text=True,
+        encoding="utf-8", env=environment, cwd=folder,
+    )  # fmt: skip
 
 
-def serve(function: str, place: str) -> None:
-    """Main function of the process: arguments as JSON from stdin, {"meta" or "error", "modules"} to stdout."""
+def serve(function: str, place: str, around: str) -> None:
+    """Main function of the process: arguments as JSON from stdin, {"meta" or "error", "modules"} to stdout.
+
+    around: "module:name" of the context in which the function is called; "" for none.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    module, _, name = function.partition(":")
     answer: dict[str, Json] = {}
+    arguments, told = json.load(sys.stdin), os.dup(1)
+    os.dup2(2, 1)  # what a function prints is no answer
     try:
-        call: Function = getattr(import_module(module), name)
-        answer["meta"] = call(json.load(sys.stdin), Timer(mmap(int(place), PLACE)))
+        context: Callable[[], AbstractContextManager[None]] = _named(around) if around else nullcontext
+        with context():
+            answer["meta"] = _named(function)(arguments, Timer(mmap(int(place), PLACE)))
     except TrnflowError as error:
         answer["error"] = error.to_json()
     answer["modules"] = sorted(
@@ -82,15 +118,26 @@ def serve(function: str, place: str) -> None:
         for name, module in list(sys.modules.items())
         if name.split(".")[0] == "trnflow" and module.__file__
     )
-    sys.stdout.write(json.dumps(answer))
+    with os.fdopen(told, "w", encoding="utf-8") as stream:
+        stream.write(json.dumps(answer))
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 class Timer:
     """Limits a rendering: `with timer(row's name):` ends the process after SECONDS of processor time; every 1,024th
     time its memory is limited to 4 GiB more (Linux)."""
 
-    def __init__(self, place: mmap) -> None:
+    def __init__(self, place: mmap, clock: int = signal.ITIMER_PROF, seconds: float = SECONDS) -> None:
         self._place, self._row, self._renderings, self._caller = place, "", 0, os.getppid()
+        self._clock, self._seconds = clock, seconds
+
+    def by_the_wall(self, seconds: float) -> Timer:
+        """Return a timer that counts the time in which a row waits, too."""
+        return Timer(self._place, signal.ITIMER_REAL, seconds)
 
     def __call__(self, where: str) -> Timer:
         if os.getppid() != self._caller:  # the parent was killed: nobody reads the answer
@@ -106,10 +153,10 @@ class Timer:
     def __enter__(self) -> None:
         # Python can't be interrupted in `10 ** 10 ** 10`; a slow row ends the run, since speed must not decide which
         # rows stay
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(self._clock, self._seconds)
 
     def __exit__(self, *error: object) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(self._clock, 0)
 
 
 def _limit_memory() -> None:
@@ -130,7 +177,12 @@ def _ended(status: int, row: str, errors: str) -> TrnflowError:
         return ConfigError(
             f"{row}: its template takes more than {SECONDS:g} s of processor time", "repair the template"
         )
+    if status == -signal.SIGALRM:
+        return DataError(
+            f"{row.removeprefix('split ')}: format.make takes longer than format.row_seconds",
+            "correct the function for this row, or raise format.row_seconds",
+        )
     if status == -signal.SIGINT:
         return Interrupted("interrupted", "run the same command again")
     last_line = errors.strip().rpartition("\n")[2] or f"status {status}"
-    return ProcessFailed(f"{row}: the process that renders templates failed: {last_line}", "run again with --debug")
+    return ProcessFailed(f"{row}: the process that makes examples ended: {last_line}", "run again with --debug")

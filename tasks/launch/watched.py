@@ -1,0 +1,61 @@
+"""Let a further process of a stage run the user's own code as the stage itself may: the permit is passed on in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from trnflow.tasks.artifact import CODE, Source
+from trnflow.tasks.keys.file_audit import Permit, watch_process
+from trnflow.tasks.launch.job import Job
+
+PERMIT = "TRNFLOW_PERMIT"
+"""The variable that names the file."""
+
+PRINTED = 1_000_000
+"""The most characters that own code may print in a process."""
+
+
+def pass_permit_on(job: Job) -> None:
+    """Let the processes of a stage that calls own code find its permit."""
+    if job.permit and any(isinstance(given, Source) and given.kind == CODE for given in job.inputs.values()):
+        file = job.scratch.with_name(f"{job.scratch.name}.permit")
+        file.write_text(json.dumps(job.to_json()["permit"]), encoding="utf-8")
+        os.environ[PERMIT] = str(file)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Check what this process reads, and print to the stage's log. Raises CodeError."""
+    kept, sys.stdout = sys.stdout, _Printed(sys.stderr)
+    sys.stderr = sys.stdout
+    try:
+        file = os.environ.pop(PERMIT, None)
+        if file is None:  # no run: a test or a prediction
+            yield
+            return
+        with watch_process(Permit.from_json(json.loads(Path(file).read_text(encoding="utf-8")))):
+            yield
+    finally:
+        sys.stderr, sys.stdout = sys.stdout._stream, kept
+
+
+class _Printed:
+    """A text stream that takes PRINTED characters."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._left = stream, PRINTED
+
+    def write(self, text: str) -> int:
+        self._left -= len(text)
+        if self._left < 0:
+            raise OverflowError(f"printed more than {PRINTED:,} characters")
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
