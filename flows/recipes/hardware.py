@@ -10,6 +10,7 @@ from typing import Any
 
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.gpus import Usable, usable_gpus
+from trnflow.tasks.system.optional_packages import torch_xla_lacks
 from trnflow.tasks.system.redaction import fill_variables
 
 AUTO = "auto"
@@ -92,7 +93,17 @@ def choose_for_this_machine(wanted: str, tree: dict[str, Any]) -> tuple[dict[str
     if wanted == "gpu":
         raise ConfigError(f"--on gpu: {usable.why}", "use --on cpu, or --on auto, which takes what is there")
     settings = {"hardware": {"name": "this machine"}, "train": {"engine": "native", "device": "cpu", "devices": 1}}
-    return settings, f"this machine: trains on the processor, because {usable.why}; engine native"
+    why = leave_out_export(settings)
+    return settings, f"this machine: trains on the processor, because {usable.why}; engine native{why and f', {why}'}"
+
+
+def leave_out_export(settings: dict[str, Any]) -> str:
+    """Set `export.target` to none, in place, where StableHLO can't be made; return why, else ""."""
+    lacks = torch_xla_lacks()
+    if not lacks or _at(settings, "export", "target") not in (None, "stablehlo"):
+        return ""
+    settings["export"] = {"target": "none"}
+    return f"no export: {lacks}"
 
 
 def _cuda_variables(tree: dict[str, Any]) -> dict[str, str]:
