@@ -1,5 +1,8 @@
 # One line of shell each, to read and to copy. `make` alone lists them.
-# LOCK=native: torch 2.15 without torch-xla (GPUs, processors), in a folder of its own.
+# LOCK=native: torch 2.15 without torch-xla (GPUs, processors), in a folder of its own; `run` then trains on this machine.
+ifneq ($(filter-out native,$(LOCK)),)
+$(error LOCK is native, or not set: there is no requirements-$(LOCK).lock)
+endif
 VENV := .venv$(if $(LOCK),-$(LOCK))
 BIN := $(VENV)/bin
 LOCKED := requirements$(if $(LOCK),-$(LOCK)).lock
@@ -11,8 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE # each process would compile the tests, and eac
 
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
 
+NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_parity_native.py)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test test-pure test-slow test-nightly test-times check format bench week chaos plan ui up down deploy worker lock clean
+.PHONY: help setup clients run test test-pure test-slow test-native test-nightly test-times check format bench week chaos plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -36,7 +41,7 @@ clients: $(CLIENTS) ## programs that open what we make, such as an older transfo
 	touch $@
 
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
-	$(BIN)/trnflow run $(RECIPE)
+	$(BIN)/trnflow run $(RECIPE) $(if $(LOCK),--on auto)
 
 test: check ## check everything, then run the tests, a file at a time on each of up to four cores, the longest first
 	$(PYTEST)
@@ -46,6 +51,10 @@ test-pure: setup ## the tests that start no process
 
 test-slow: setup clients ## the tests of 5 s or more, and files with a costly fixture
 	$(PYTEST) -m "slow and not nightly"
+
+test-native: ## a dozen files of engine native's tests in the environment of LOCK=native; none may be skipped
+	$(MAKE) LOCK=native setup
+	.venv-native/bin/pytest --skips 0 -m "not nightly and not xla" $(NATIVE)
 
 test-nightly: setup ## whole products of settings, of which the other tests take samples: hours
 	$(PYTEST) -m nightly

@@ -15,6 +15,7 @@ from hypothesis import settings
 from tests import suite
 from tests.suite import (  # noqa: F401 - hooks
     pytest_addoption,
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_fixture_setup,
     pytest_runtest_protocol,

@@ -9,6 +9,8 @@ all slow: left to the others, the fixture would be paid for in both tiers. `make
 `make test-pure` a pure test that starts a Python process fails; in the other targets the first test that needs a server
 starts it, whichever that is. Workers of pytest-xdist take the longest files first, so that none is left alone with a long
 file at the end.
+Tests with the mark `xla` need torch_xla. Without it they are skipped, at most XLA_TESTS of them, or `--skips` of them: more is an
+error, so that none is left out unnoticed.
 A file that was never measured is of the tier `process`; such files come first, those with the most tests before the others.
 """
 
@@ -19,6 +21,7 @@ import os
 import sys
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,8 @@ import pytest
 
 TABLE = Path(__file__).with_name("measured.json")
 SLOW_SECONDS = 5.0
+XLA_TESTS = 999
+WITHOUT_XLA = pytest.mark.skip(reason="needs torch_xla, which the environment of LOCK=native lacks")
 
 
 class File(NamedTuple):
@@ -45,6 +50,7 @@ _running: list[pytest.Item] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skips", type=int, default=XLA_TESTS, help="tests that may be skipped for want of torch_xla")
     parser.addoption("--measure", action="store_true", help="write each file's seconds and tier to tests/measured.json")
 
 
@@ -69,11 +75,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not {"process", "slow", "nightly"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker(tier(item, table.get(file_of(item), File())))
+    if find_spec("torch_xla") is None:
+        for item in filter(needs_xla, items):
+            item.add_marker(WITHOUT_XLA)
     if hasattr(config, "workerinput"):
         tests = Counter(map(file_of, items))
         items.sort(
             key=lambda item: (-table.get(file_of(item), File()).all_seconds, -tests[file_of(item)], file_of(item))
         )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to skip more of the chosen tests than `--skips`."""
+    skipped = sum(map(needs_xla, session.items)) if find_spec("torch_xla") is None else 0
+    if skipped > (most := session.config.getoption("skips")):
+        raise pytest.UsageError(f"{skipped} of these tests need torch_xla, and at most {most} may be skipped")
+
+
+def needs_xla(item: pytest.Item) -> bool:
+    return item.get_closest_marker("xla") is not None
 
 
 def tier(item: pytest.Item, file: File) -> str:

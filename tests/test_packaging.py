@@ -15,6 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -138,10 +140,14 @@ def test_the_code_in_keys_is_the_same_from_the_wheel_and_from_the_checkout(insta
     assert all(f"trnflow.tasks.{name}" in code and len(code) > 10 for name, (code, _) in wheel.items())
 
 
-def test_the_lock_is_exact_complete_and_without_addresses() -> None:
-    lines = [line for line in (PROJECT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+def locked_versions(lock: str) -> dict[str, str]:
+    lines = [line for line in (PROJECT / lock).read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[A-Za-z0-9.+!]+( ; .+)?", line) for line in lines)
-    locked = {line.split("==")[0].split("[")[0].lower() for line in lines}
+    return {line.split("==")[0].split("[")[0].lower(): line.split("==")[1] for line in lines}
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-native.lock"])
+def test_a_lock_is_exact_complete_and_without_addresses(lock: str) -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     wanted = [
         *project["dependencies"],
@@ -149,10 +155,45 @@ def test_the_lock_is_exact_complete_and_without_addresses() -> None:
         *project["optional-dependencies"]["s3"],
     ]
     names = {re.split(r"[<>=\[ ]", text)[0].lower() for text in wanted} - {"trnflow"}
-    assert names <= locked
+    assert names <= locked_versions(lock).keys()
+
+
+def test_the_locks_differ_in_what_torch_needs_alone() -> None:
+    default, native = locked_versions("requirements.lock"), locked_versions("requirements-native.lock")
+    assert (default["torch"], default["torch-xla"]) == ("2.9.1", "2.9.0")
+    assert "torch-xla" not in native and native["torch"].startswith("2.15.")
+    differ = {name for name in default.keys() | native.keys() if default.get(name) != native.get(name)}
+    of_torch = ("torch", "triton", "nvidia-", "cuda-", "absl-py")
+    assert not [name for name in differ if not name.startswith(of_torch)]
+
+
+def test_torch_xla_is_installed_by_its_extra_alone(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    about = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode()
+    wanted = [Requirement(line) for line in re.findall(r"^Requires-Dist: (.+)$", about, re.MULTILINE)]
+
+    def of(extra: str) -> dict[str, str]:
+        chosen = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": extra})]
+        return {one.name: str(one.specifier) for one in chosen}  # of two of one package the extra's stands last
+
+    assert "torch-xla" not in of("") and "2.15.0" in SpecifierSet(of("")["torch"])
+    assert "2.9.0" in SpecifierSet(of("xla")["torch-xla"]) and "2.10.0" not in SpecifierSet(of("xla")["torch"])
 
 
 def test_make_help_lists_every_target() -> None:
     done = subprocess.run(["make", "help"], cwd=PROJECT, capture_output=True, text=True, check=True)
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
     assert {"help", "setup", "run", "test", "check", "bench", "plan", "ui", "up", "down", "clean"} <= listed
+
+
+def test_make_has_a_folder_of_its_own_for_each_lock() -> None:
+    def printed(*arguments: str) -> str:
+        command = ["make", "--dry-run", "--always-make", *arguments]
+        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True).stdout
+
+    assert ".venv/bin/trnflow run demo \n" in printed("run")
+    native = printed("run", "LOCK=native")
+    assert ".venv-native/bin/trnflow run demo --on auto\n" in native
+    assert "--compile-bytecode -r requirements-native.lock\n" in native and ".venv/" not in native
+    other = subprocess.run(["make", "run", "LOCK=cuda"], cwd=PROJECT, capture_output=True, text=True)
+    assert other.returncode == 2 and "LOCK is native, or not set: there is no requirements-cuda.lock" in other.stderr

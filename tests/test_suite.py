@@ -17,7 +17,7 @@ from tests import suite
 from tests.suite import *
 
 def pytest_configure(config):
-    for tier in ("pure", "process", "slow", "nightly"):
+    for tier in ("pure", "process", "slow", "nightly", "xla"):
         config.addinivalue_line("markers", tier)
     suite.configure(config)
 """
@@ -70,3 +70,23 @@ def test_a_test_that_took_long_is_measured_as_slow() -> None:
     found = suite.Measured()
     found.tests = {"tests/test_a.py": {"test_quick": 1.0, "test_long[1-a]": suite.SLOW_SECONDS}}
     assert found._file("tests/test_a.py") == suite.File(1.0, False, ("test_long[1-a]",))
+
+
+def test_what_needs_torch_xla_is_skipped_without_it_and_no_more_than_allowed(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    shutil.copy(suite.__file__, tests)
+    (tests / "__init__.py").touch()
+    (tests / "conftest.py").write_text(f"{CONFTEST}\n\nsuite.find_spec = lambda name: None\n")
+    (tests / "measured.json").write_text("{}")
+    (tests / "test_two.py").write_text(
+        "import pytest\n\n\n@pytest.mark.xla\ndef test_graph():\n    1 / 0\n\n\ndef test_plain():\n    pass\n"
+    )
+    assert "1 passed, 1 skipped" in run(tmp_path)
+    assert "needs torch_xla" in run(tmp_path, "-rs")
+    assert "1 passed" in run(tmp_path, "--skips", "0", "-k", "plain")
+    refused = subprocess.run(
+        [sys.executable, "-m", "pytest", "--skips", "0"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "1 of these tests need torch_xla, and at most 0 may be skipped" in refused.stderr

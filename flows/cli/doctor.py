@@ -69,7 +69,9 @@ def _environment() -> Check:
     """Say which of the two environments this is; torch_xla beside a torch that it can't load is bad."""
     lacks = torch_xla_lacks()
     if not lacks:
-        return Check(True, "environment", f"torch-xla {version('torch-xla')}: engines xla and native, StableHLO exports")
+        return Check(
+            True, "environment", f"torch-xla {version('torch-xla')}: engines xla and native, StableHLO exports"
+        )
     if find_spec("torch_xla"):
         fix = "pip uninstall torch-xla, or `make setup` in a folder of its own"
         return Check(False, "environment", f"two are mixed: {lacks}", fix)

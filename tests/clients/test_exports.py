@@ -143,6 +143,8 @@ import json, runpy, sys
 from pathlib import Path
 import jax
 from jaxlib import xla_client
+
+pytestmark = pytest.mark.xla
 options, compile_options = [], xla_client.CompileOptions
 xla_client.CompileOptions = lambda: options.append(compile_options()) or options[-1]
 sys.argv = ["small_models", sys.argv[1]]

@@ -56,6 +56,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Meta]:
     return {name: {**result, "folder": root / "out" / name} for name, result in zip(asked, results, strict=True)}
 
 
+@pytest.mark.xla
 def test_every_length_agrees_with_eager(exports: dict[str, Meta]) -> None:
     meta = exports["bert"]["meta"]
     assert meta["max_difference"] < 1e-5
@@ -67,10 +68,12 @@ def test_every_length_agrees_with_eager(exports: dict[str, Meta]) -> None:
     assert exports["llama"]["meta"]["max_difference"] < 1e-4
 
 
+@pytest.mark.xla
 def test_half_precision_runs_too(exports: dict[str, Meta]) -> None:
     assert 0 <= exports["half"]["meta"]["max_difference"] < 0.5
 
 
+@pytest.mark.xla
 def test_the_folder_is_complete_and_holds_weights_once(exports: dict[str, Meta]) -> None:
     files = digests(exports["llama"]["folder"])
     assert sorted(files) == [
@@ -84,6 +87,7 @@ def test_the_folder_is_complete_and_holds_weights_once(exports: dict[str, Meta])
     assert "lm_head.weight" not in [item["name"] for item in arguments]
 
 
+@pytest.mark.xla
 def test_the_same_model_from_elsewhere_gives_the_same_bytes(exports: dict[str, Meta], tmp_path: Path) -> None:
     """Another process, folder, working directory and order of exports."""
     root = exports["bert"]["folder"].parents[1]
@@ -99,12 +103,14 @@ def test_the_same_model_from_elsewhere_gives_the_same_bytes(exports: dict[str, M
         assert digests(tmp_path / "again" / name) == digests(exports[name]["folder"])
 
 
+@pytest.mark.xla
 def test_nothing_of_the_machine_is_in_the_bytecode(exports: dict[str, Meta]) -> None:
     for name in ("bert", "llama"):
         bytecode = (exports[name]["folder"] / "16.mlirbc").read_bytes()
         assert not [word for word in (b".py", b"/tmp", b"site-packages", name.encode()) if word in bytecode]
 
 
+@pytest.mark.xla
 def test_the_readme_names_shapes_and_labels_and_no_place_or_day(exports: dict[str, Meta]) -> None:
     text = (exports["bert"]["folder"] / "README.md").read_text()
     for said in (
@@ -116,16 +122,19 @@ def test_the_readme_names_shapes_and_labels_and_no_place_or_day(exports: dict[st
     assert "## Labels" not in (exports["llama"]["folder"] / "README.md").read_text()
 
 
+@pytest.mark.xla
 def test_too_large_a_difference_fails(exports: dict[str, Meta]) -> None:
     error = exports["strict"]["error"]
     assert error["type"] == "ModelError"
     assert "length 16 gives logits" in error["message"] and "export.tolerance" in error["fix"]
 
 
+@pytest.mark.xla
 def test_a_length_beyond_the_models_positions_fails(exports: dict[str, Meta]) -> None:
     assert exports["long"]["error"]["message"] == "the model has positions for 64 tokens, and the export is for 65"
 
 
+@pytest.mark.xla
 def test_a_real_model(shared: Path, exports: dict[str, Meta]) -> None:
     assert exports["stories"]["meta"]["max_difference"] < 1e-3
     source = shared / "assets" / "stories260K-hf" / "tokenizer_config.json"

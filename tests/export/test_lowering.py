@@ -20,6 +20,8 @@ from transformers.modeling_outputs import CausalLMOutput
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.lowering import lower
 
+pytestmark = pytest.mark.xla
+
 class Layers(torch.nn.Module):
     def __init__(self, function):
         super().__init__()

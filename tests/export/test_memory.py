@@ -23,6 +23,8 @@ from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export_neuron import export_neuron
 from tests.helpers.small_models import workdir
 
+pytestmark = pytest.mark.xla
+
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

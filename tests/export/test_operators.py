@@ -16,7 +16,7 @@ from tests.training.xla.hlo import Module, dump, traced
 from tests.training.xla.replicas import ReplicasConfig, per_device, replicated
 from trnflow.tasks.train import TrainConfig
 
-pytestmark = pytest.mark.slow  # one costly fixture for the whole file
+pytestmark = [pytest.mark.slow, pytest.mark.xla]  # one costly fixture for the whole file
 
 PUBLISHED = {
     "abs", "add", "all-gather", "all-reduce", "and", "atan2", "batch-norm-grad", "batch-norm-inference",

@@ -17,6 +17,8 @@ from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scr
 from tests.training.xla.hlo import Module, dump, partitioned
 from trnflow.tasks.train import TrainConfig
 
+pytestmark = pytest.mark.xla
+
 WIDTH, LENGTH, MODEL, DATA, LAYERS = 128, 40, 8, 4, 2
 WIDE: dict[str, Any] = {
     **LLAMA, "hidden_size": WIDTH, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,

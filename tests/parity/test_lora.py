@@ -69,10 +69,13 @@ FSDP = [{**LORA, **TP, "fsdp": True, **TINY}, {**LORA, **SP, "fsdp": True}, {**H
     ("engine", "devices", "layouts"),
     [
         ("native", 2, NATIVE),
-        ("xla", 2, XLA),
+        pytest.param("xla", 2, XLA, marks=pytest.mark.xla),
         pytest.param("native", 4, [*MORE, *FSDP], marks=pytest.mark.nightly),
         pytest.param(
-            "xla", 4, [*MORE, {**LORA, "zero1": True, "micro_batch": 1, "remat": 2}], marks=pytest.mark.nightly
+            "xla",
+            4,
+            [*MORE, {**LORA, "zero1": True, "micro_batch": 1, "remat": 2}],
+            marks=[pytest.mark.nightly, pytest.mark.xla],
         ),
     ],
 )
@@ -196,7 +199,9 @@ def frozen_after_training(config: TrainConfig, model: Source, packed: Input, out
     }
 
 
-@pytest.mark.parametrize(("engine", "dtype"), [("native", "bfloat16"), ("xla", "float32")])
+@pytest.mark.parametrize(
+    ("engine", "dtype"), [("native", "bfloat16"), pytest.param("xla", "float32", marks=pytest.mark.xla)]
+)
 def test_nothing_is_held_for_what_is_frozen_and_it_stays_to_the_bit(engine: str, dtype: str, llama, tmp_path) -> None:
     config = TrainConfig(**COMMON, **LORA, engine=engine, dtype=dtype)
     found = run_stage(frozen_after_training, config, tmp_path, **llama).artifact.meta

@@ -28,6 +28,14 @@ WEIGHTED = {
 }
 
 
+BY_ENGINE = pytest.mark.parametrize("engine", ["native", pytest.param("xla", marks=pytest.mark.xla)])
+
+
+def of_engine(engine: str, layouts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The plain layout, and the others of an engine."""
+    return {name: one for name, one in layouts.items() if name == "plain" or one.get("engine", "xla") == engine}
+
+
 def trained(folder: Path, layouts: dict[str, dict[str, Any]], extra: dict[str, Any], **inputs: Any) -> list[Result]:
     """Each layout's result; those of one engine on as many devices in one process."""
     found: dict[str, Result] = {}
@@ -44,19 +52,21 @@ def groups(layouts: dict[str, dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def test_adafactor(tmp_path) -> None:
+@BY_ENGINE
+def test_adafactor(engine: str, tmp_path) -> None:
     inputs = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed", rows=STEPS * 8)}
-    plain, *others = trained(tmp_path, ADAFACTOR, {"optimizer": "adafactor"}, **inputs)
+    plain, *others = trained(tmp_path, of_engine(engine, ADAFACTOR), {"optimizer": "adafactor"}, **inputs)
     assert plain.curve("loss")[1] > plain.curve("loss")[STEPS]
     for found in others:
         agree(found, plain, weights=0.1 * RATE * STEPS)
 
 
+@BY_ENGINE
 @pytest.mark.parametrize("weights", ["balanced", pytest.param({"red": 3.0, "blue": 0.5}, marks=pytest.mark.nightly)])
-def test_weighted_and_smoothed(weights: Any, tmp_path) -> None:
+def test_weighted_and_smoothed(engine: str, weights: Any, tmp_path) -> None:
     inputs = {"model": scratch(**BERT, **DRY), "packed": packed_classes(tmp_path / "packed", rows=38)}
     extra = {"label_smoothing": 0.1, "class_weights": weights}
-    plain, *others = trained(tmp_path, WEIGHTED, extra, **inputs)
+    plain, *others = trained(tmp_path, of_engine(engine, WEIGHTED), extra, **inputs)
     for found in others:
         agree(found, plain, weights=0.1 * RATE * len(plain.curve("loss")))
     unlike = trained(tmp_path / "plain", {"plain": {"engine": "native"}}, {}, **inputs)[0]

@@ -94,6 +94,7 @@ def test_every_pair_of_settings_meets() -> None:
         assert met == {(layout[one], layout[other]) for layout in all_of(SETTINGS, sensible)}, (one, other)
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(
     "layout",
     [pytest.param(one, marks=pytest.mark.process if one == QUICK else pytest.mark.slow) for one in LAYOUTS],
@@ -108,6 +109,7 @@ def test_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
     assert len(files) == layout["tensor_parallel_size"], "a shard file for each part of a split tensor"
 
 
+@pytest.mark.xla
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", OTHERS, ids=name_of)
 def test_all_other_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
@@ -118,10 +120,10 @@ def test_all_other_layouts_agree(layout: dict[str, Any], chosen, plain) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
-        {"micro_batch": 2, "remat": True},
-        {"devices": 2, "tensor_parallel_size": 2},
-        {"devices": 8, "tensor_parallel_size": 2, "zero1": True},
+        pytest.param({}, marks=pytest.mark.xla),
+        pytest.param({"micro_batch": 2, "remat": True}, marks=pytest.mark.xla),
+        pytest.param({"devices": 2, "tensor_parallel_size": 2}, marks=pytest.mark.xla),
+        pytest.param({"devices": 8, "tensor_parallel_size": 2, "zero1": True}, marks=pytest.mark.xla),
         {"engine": "native", "micro_batch": 2, "remat": True},
     ],
     ids=str,
@@ -130,6 +132,7 @@ def test_other_numbers_of_devices_agree(fields: dict[str, Any], plain, tmp_path)
     check(trained(tmp_path, TrainConfig(**COMMON, **fields))[0], plain)
 
 
+@pytest.mark.xla
 @pytest.mark.nightly
 def test_bfloat16_stays_close_to_float32(tmp_path, plain) -> None:
     for layout in ({"engine": "native"}, {"devices": 4, "tensor_parallel_size": 2, "zero1": True}):
@@ -140,6 +143,7 @@ def test_bfloat16_stays_close_to_float32(tmp_path, plain) -> None:
         }
 
 
+@pytest.mark.xla
 @pytest.mark.nightly
 def test_bert_in_two_lengths_with_a_padded_last_batch(tmp_path) -> None:
     packed = packed_classes(tmp_path / "packed", rows=20)
@@ -153,6 +157,7 @@ def test_bert_in_two_lengths_with_a_padded_last_batch(tmp_path) -> None:
             assert found.curve(name) == pytest.approx(results[0].curve(name), abs=1e-5)
 
 
+@pytest.mark.xla
 @pytest.mark.nightly
 def test_remat_repeats_the_dropout(tmp_path) -> None:
     packed = packed_classes(tmp_path / "packed", rows=20)

@@ -23,6 +23,8 @@ from trnflow.tasks.training.checkpoint.shards import Reader
 from trnflow.tasks.training.graphs.neuron_precompile import check_same_graphs, trial_command
 from trnflow.tasks.training.shared_types import PARAMETER
 
+pytestmark = pytest.mark.xla
+
 STEPS, LEARNING_RATE = 5, 1e-2
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": LEARNING_RATE, "log_every": 1}
 MODELS: dict[str, Any] = {

@@ -28,13 +28,14 @@ LAYOUTS: dict[str, list[dict[str, Any]]] = {
     "two": [{**NATIVE, **TP}, {**NATIVE, "zero1": True}, {**NATIVE, "fsdp": True, "micro_batch": 1}],
     "xla": [{"devices": 2, "zero1": True}, {"devices": 2, **TP, "micro_batch": 4}],
 }
-SLOW = [pytest.param(name, optimizer, method, marks=pytest.mark.nightly)
+XLA = [pytest.mark.nightly, pytest.mark.xla]
+SLOW = [pytest.param(name, optimizer, method, marks=XLA if name == "xla" else pytest.mark.nightly)
     for name in LAYOUTS for optimizer, method in (("adafactor", {}), ("adamw", LORA))]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "method"),
-    [("native", "adamw", {}), ("two", "adamw", {}), pytest.param("xla", "adamw", {}, marks=pytest.mark.nightly), *SLOW],
+    [("native", "adamw", {}), ("two", "adamw", {}), pytest.param("xla", "adamw", {}, marks=XLA), *SLOW],
 )
 def test_the_losses_are_those_with_masters(name: str, optimizer: str, method: dict[str, Any], tmp_path) -> None:
     inputs = {
@@ -95,8 +96,8 @@ def copies(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> M
         {**NATIVE, **TP, "devices": 4, "zero1": True},
         pytest.param({**NATIVE, **TP, "devices": 4}, marks=pytest.mark.nightly),
         pytest.param({**NATIVE, **TP, "devices": 4, "fsdp": True, "optimizer": "adafactor"}, marks=pytest.mark.nightly),
-        pytest.param({**TP, "devices": 4}, marks=pytest.mark.nightly),
-        pytest.param({**TP, "devices": 4, "zero1": True, "optimizer": "adafactor"}, marks=pytest.mark.nightly),
+        pytest.param({**TP, "devices": 4}, marks=XLA),
+        pytest.param({**TP, "devices": 4, "zero1": True, "optimizer": "adafactor"}, marks=XLA),
     ],
     ids=str,
 )

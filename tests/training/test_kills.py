@@ -120,7 +120,7 @@ def killed_in_rounds(folder: Path, config: TrainConfig, rounds: int, **given: An
         pytest.param({**NATIVE, "devices": 2, "zero1": True}, 2, 90, id="native ranks", marks=pytest.mark.nightly),
         pytest.param(NATIVE, 20, 900, id="native, twenty times", marks=pytest.mark.nightly),
         pytest.param({**NATIVE, "devices": 2, "fsdp": True}, 20, 900, id="ranks, twenty", marks=pytest.mark.nightly),
-        pytest.param(XLA, 20, 900, id="xla, twenty times", marks=pytest.mark.nightly),
+        pytest.param(XLA, 20, 900, id="xla, twenty times", marks=[pytest.mark.nightly, pytest.mark.xla]),
     ],
 )
 def test_kills_at_any_moment_change_no_bit(tmp_path: Path, config: dict[str, Any], rounds: int, steps: int) -> None:
@@ -176,7 +176,7 @@ EARLY_BEST: dict[str, Any] = {
     "layout",
     [
         pytest.param({"engine": "native"}, id="native"),
-        pytest.param({"engine": "xla"}, id="xla", marks=pytest.mark.nightly),
+        pytest.param({"engine": "xla"}, id="xla", marks=[pytest.mark.nightly, pytest.mark.xla]),
         pytest.param({"engine": "native", "devices": 2, "zero1": True}, id="ranks", marks=pytest.mark.nightly),
     ],
 )

@@ -56,6 +56,7 @@ def test_the_key_holds_what_reaches_a_graph() -> None:
     assert key(TrainConfig(**BASE), scratch(**{**BERT, "hidden_size": 64})) != plain
 
 
+@pytest.mark.xla
 def test_equal_keys_have_equal_hashes(tmp_path) -> None:
     configs = [TrainConfig(**BASE, **fields) for fields in [{}, *WITHOUT_A_TRACE, *WITH_A_TRACE]]
     model, packed = scratch(**BERT), packed_classes(tmp_path / "packed")
@@ -69,6 +70,7 @@ def test_equal_keys_have_equal_hashes(tmp_path) -> None:
     assert sorted(others[-1]) == ["accumulate/16", "accumulate/8", "eval/16", "eval/8", "update/0"]
 
 
+@pytest.mark.xla
 def test_training_meets_the_inventory_and_nothing_else(tmp_path) -> None:
     """Listed in another process, under another learning rate and seed; then one hash is spoilt."""
     inputs: dict[str, Any] = {"model": scratch(**BERT), "packed": packed_classes(tmp_path / "packed", rows=16)}
@@ -96,6 +98,7 @@ def test_training_meets_the_inventory_and_nothing_else(tmp_path) -> None:
     assert "allow_recompile" in caught.value.fix
 
 
+@pytest.mark.xla
 def test_nothing_else_compiles(tmp_path) -> None:
     """With warm-up, evaluation, checkpoints and accumulation; and once more when it goes on from a checkpoint."""
     fields = {"micro_batch": 2, "warmup_ratio": 0.5, "epochs": 2, "checkpoint_every": 5, "log_every": 3, "zero1": True}
@@ -127,12 +130,13 @@ def test_native_refuses_an_unlisted_shape(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("error", "fields", "text"),
     [
-        (MissingDependency, {"device": "neuron"}, "Neuron compiler.*Neuron SDK"),
+        pytest.param(MissingDependency, {"device": "neuron"}, "Neuron compiler.*Neuron SDK", marks=pytest.mark.xla),
         (ModelError, {"device": "cuda", "engine": "native"}, "no GPU here.*train.device=cpu"),
-        (
+        pytest.param(
             ModelError,
             {"devices": 4, "tensor_parallel_size": 4},
             "2 heads .*which 4 tensor parallel devices do not divide",
+            marks=pytest.mark.xla,
         ),
     ],
 )
@@ -181,6 +185,7 @@ def test_native_lists_a_mesh_without_ranks(tmp_path) -> None:
     assert len(set(found)) == len(layouts)
 
 
+@pytest.mark.xla
 @pytest.mark.nightly
 def test_sequence_parallelism_needs_lengths_that_divide(tmp_path) -> None:
     config = TrainConfig(devices=4, tensor_parallel_size=4, sequence_parallel=True)

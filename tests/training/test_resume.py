@@ -89,6 +89,7 @@ def test_a_gpu_without_memory_keeps_the_checkpoint(tmp_path: Path) -> None:
     assert f"resumes at step {newest}" in resumed.said("info") and same(resumed.artifact, whole.artifact)
 
 
+@pytest.mark.xla
 def test_xla_survives_a_kill(tmp_path) -> None:
     config, inputs, whole = setting(tmp_path, [8], **MESH)
     partial = tmp_path / "partial"
@@ -109,6 +110,7 @@ TWO: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.xla
 @pytest.mark.nightly
 @pytest.mark.parametrize("fewer", TWO)
 def test_another_mesh_goes_on(tmp_path, fewer: str) -> None:
@@ -158,6 +160,7 @@ def test_ranks_survive_kill_and_stop(name: str, tmp_path) -> None:
     assert same(resumed.artifact, whole.artifact)
 
 
+@pytest.mark.xla
 @pytest.mark.nightly
 def test_ranks_go_on_in_another_layout(tmp_path) -> None:
     """From each layout to the next; all have the losses of one plain device."""

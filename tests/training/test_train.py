@@ -100,6 +100,7 @@ def test_compiler_flags_are_keyed_and_follow_those_of_the_environment(monkeypatc
     assert "NEURON_CC_FLAGS" not in environ(TrainConfig(**NEURON))
 
 
+@pytest.mark.xla
 def test_compiler_flags_reach_xla(tmp_path) -> None:
     """XLA ends a process whose flags it does not know."""
     config = TrainConfig(compiler_flags=["--xla_no_such_flag=1"])
@@ -165,8 +166,8 @@ def check_measures(found: Result, packed: Input) -> None:
         ("native", 1, 3, []),
         pytest.param("native", 1, 1, [1], marks=pytest.mark.nightly),
         ("native", 2, 3, []),
-        ("xla", 1, 3, []),
-        pytest.param("xla", 1, 1, [1], marks=pytest.mark.nightly),
+        pytest.param("xla", 1, 3, [], marks=pytest.mark.xla),
+        pytest.param("xla", 1, 1, [1], marks=[pytest.mark.nightly, pytest.mark.xla]),
     ],
 )
 def test_a_loss_that_is_no_number_is_never_written(
@@ -198,6 +199,7 @@ def test_a_loss_that_is_no_number_is_never_written(
     assert not list((tmp_path / "run" / "out").iterdir())
 
 
+@pytest.mark.xla
 def test_xla_is_not_started_by_torchrun(tmp_path, monkeypatch) -> None:
     """Each of torchrun's processes would silently be a world of one."""
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -49,7 +49,11 @@ def steps_after_a_copy(config: TrainConfig, model: Source, packed: Input, out: W
 
 @pytest.mark.parametrize(
     "layout",
-    [{"engine": "native"}, {"engine": "native", "dtype": "bfloat16"}, {"engine": "xla", "devices": 2, "zero1": True}],
+    [
+        {"engine": "native"},
+        {"engine": "native", "dtype": "bfloat16"},
+        pytest.param({"engine": "xla", "devices": 2, "zero1": True}, marks=pytest.mark.xla),
+    ],
     ids=["native", "bf16", "xla"],
 )
 def test_slices_are_copies(tmp_path: Path, layout: dict[str, Any]) -> None:

@@ -110,6 +110,7 @@ def test_evaluation_keeps_the_window(tmp_path: Path) -> None:
     assert found.loss == pytest.approx(total / int(found.tokens.sum()), rel=1e-5)
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_both_engines_train_a_windowed_model_alike(tmp_path: Path) -> None:
     packed = packed_lm(tmp_path / "packed", rows=16, length=LENGTH)
