@@ -7,6 +7,7 @@ import sys
 import webbrowser
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run, store_of
@@ -129,29 +130,43 @@ def _listed(value: Any) -> str:
 
 def diff(options: Namespace) -> int:
     """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics."""
-    store = store_of(options)
-    sides = [find_run(store, model_name(text)) for text in (options.before, options.after)]
-    before, after = (hide_secrets(store.run(run) or {}) for run in sides)  # earlier versions recorded secrets
-    found = _compared(store, before, after)
-    heads = [run_summary(run, document) for run, document in zip(sides, (before, after), strict=True)]
+    found = differences(store_of(options), options.before, options.after)
     lines = [
         f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
-        for sign, head in zip("-+", heads, strict=True)
+        for sign, head in zip("-+", (found["before"], found["after"]), strict=True)
     ]
     for part in ("settings", "data", "code", "env", "artifacts", "metrics"):
         lines += _diff_lines(part, found[part])
     if found["unknown"]:
         lines.append(f"not in both runs, or no longer on record: {', '.join(found['unknown'])}")
-    emit(options, {"before": heads[0], "after": heads[1], **found}, *lines)
+    emit(options, found, *lines)
     return 0
+
+
+def differences(store: Store, before: str, after: str) -> Meta:
+    """Return how two runs differ: `before`, `after` (their `run_summary`) and what `compare_runs` found. before, after:
+    names of runs. Raises ConfigError."""
+    runs = [find_run(store, model_name(text)) for text in (before, after)]
+    documents = [hide_secrets(store.run(run) or {}) for run in runs]  # earlier versions recorded secrets
+    heads = [run_summary(run, document) for run, document in zip(runs, documents, strict=True)]
+    return {"before": heads[0], "after": heads[1], **_compared(store, documents[0], documents[1])}
 
 
 def write_report(options: Namespace) -> int:
     """Write a run's page to `<home>/reports/<run>.html`, and open it if stdout is a terminal. Raises StoreError."""
-    from trnflow.flows.display.run_page import run_page
-
     store = store_of(options)
     run = find_run(store, model_name(options.run))
+    path = page_of(store, run)
+    emit(options, {"run": run, "path": str(path)}, path)
+    if not options.json and not options.no_open and sys.stdout.isatty() and not webbrowser.open(path.as_uri()):
+        sys.stderr.write("no browser was found: open the file in one\n")
+    return 0
+
+
+def page_of(store: Store, run: str) -> Path:
+    """Write the page of a run to `<home>/reports/<run>.html`, and return its path. Raises StoreError without record."""
+    from trnflow.flows.display.run_page import run_page
+
     document = store.run(run)
     if not document:
         raise StoreError(f"the record of run {run} can't be read", "`trnflow verify` says what is damaged")
@@ -161,10 +176,7 @@ def write_report(options: Namespace) -> int:
     html = run_page(store, run, document, verdict, _previous(store, run, document, run_ids(store)), lineage)
     path = store.home / "reports" / f"{run}.html"
     write_whole(path, html)
-    emit(options, {"run": run, "path": str(path)}, path)
-    if not options.json and not options.no_open and sys.stdout.isatty() and not webbrowser.open(path.as_uri()):
-        sys.stderr.write("no browser was found: open the file in one\n")
-    return 0
+    return path
 
 
 def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> tuple[str, Meta] | None:

@@ -113,7 +113,7 @@ def _curves(store: Store, document: Meta) -> Iterator[Meta]:
     for name in CURVES:
         points = sorted((step, found[name]) for step, found in values.items() if name in found)
         if len(points) > 1:
-            yield {"name": name, **_drawn(points)}
+            yield {"name": name, **drawn(points)}
 
 
 def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
@@ -148,7 +148,7 @@ def _metrics_of(events: Iterable[Event], stage: str, key: str | None) -> Iterato
             yield event
 
 
-def _drawn(points: list[tuple[int, float]]) -> Meta:
+def drawn(points: list[tuple[int, float]]) -> Meta:
     """Return a curve for the template: its line, and first and last step, lowest and highest value."""
     every = -(-len(points) // POINTS)
     kept = [*points[:-1:every], points[-1]]

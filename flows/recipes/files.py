@@ -80,8 +80,11 @@ class RecipeTree:
 
     def with_overrides(self, overrides: Iterable[str]) -> RecipeTree:
         """Return the recipe with `section.setting=value` texts merged in, `on=NAME` first. Raises ConfigError."""
+        return self.with_settings([_parse_override(override) for override in overrides])
+
+    def with_settings(self, parsed: list[tuple[tuple[str, ...], Any]]) -> RecipeTree:
+        """Return the recipe with (path of a setting, value) pairs merged in, `on` first. Raises ConfigError."""
         tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
-        parsed = [_parse_override(override) for override in overrides]
         notes: list[str] = []
         chooses, given, wanted = False, dict[str, Any](), deepcopy(tree)
         own = [(setting, value) for setting, value in parsed if setting != ON]
@@ -125,6 +128,13 @@ def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
     """
     path = _find(name, Path.cwd())
     return RecipeTree(root, path.stem, *_read(path, [], root), folder=_own_folder(path))
+
+
+def tree_of(document: dict[str, Any], name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
+    """Return a recipe that is a mapping in memory, with the recipes that it extends; relative paths belong to the
+    working directory. Raises ConfigError as `read_tree`."""
+    origins = dict.fromkeys(_settings_in(document, ()), SettingOrigin(f"the recipe {name}"))
+    return RecipeTree(root, name, *_with_bases(deepcopy(document), origins, Path.cwd(), [], root))
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:
@@ -173,12 +183,18 @@ def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[st
         raise ConfigError(f"{path.name} extends itself by way of {above[-1].name}", "break the circle")
     if len(above) > DEPTH:
         raise ConfigError(f"{above[0].name} extends recipes more than {DEPTH} deep", "let it extend fewer")
-    own, own_origins = _load(path)
+    return _with_bases(*_load(path), path.parent, [*above, path], root)
+
+
+def _with_bases(
+    own: dict[str, Any], own_origins: Origins, folder: Path, above: list[Path], root: type[BaseModel]
+) -> tuple[dict[str, Any], Origins]:
+    """Merge a recipe into those that it extends. folder: what their relative paths are joined to."""
     _refuse_empty(own, own_origins, root, "remove the line")
     tree: dict[str, Any] = {}
     origins: Origins = {}
     for base in _bases(own.pop("extends"), own_origins["extends",]) if "extends" in own else ():
-        base_tree, base_origins = _read(_find(base, path.parent), [*above, path], root)
+        base_tree, base_origins = _read(_find(base, folder), above, root)
         for setting in OWN:
             base_tree.pop(setting, None)
             base_origins.pop((setting,), None)
