@@ -1,16 +1,13 @@
 """The package trnflow: `flows` and `tasks` lie beside this folder and are linked into it.
 
 An installed wheel holds one top-level package, so that a user's own folders `flows` and `tasks` stay importable.
-`import trnflow as tr` gives the names of `__all__` (docs/python.md), which are loaded when they are first used.
+`import trnflow as tr` gives the names of `__all__` (docs/python.md), which are loaded when they are first used; their types
+are in `__init__.pyi`.
 """
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trnflow.flows.python.recipe import Plan, Recipe, recipe
-    from trnflow.flows.python.run import Model, Report, Run, Stage, diff, model, runs
+from typing import Any
 
 __all__ = ["Model", "Plan", "Recipe", "Report", "Run", "Stage", "diff", "model", "recipe", "runs"]
 

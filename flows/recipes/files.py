@@ -133,8 +133,9 @@ def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
 def tree_of(document: dict[str, Any], name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
     """Return a recipe that is a mapping in memory, with the recipes that it extends; relative paths belong to the
     working directory. Raises ConfigError as `read_tree`."""
-    origins = dict.fromkeys(_settings_in(document, ()), SettingOrigin(f"the recipe {name}"))
-    return RecipeTree(root, name, *_with_bases(deepcopy(document), origins, Path.cwd(), [], root))
+    origins = dict.fromkeys(_settings_in(document, ()), SettingOrigin(f"the recipe {name}", Path.cwd()))
+    merged = _with_bases(deepcopy(document), origins, Path.cwd(), [], root)
+    return RecipeTree(root, name, *merged, folder=Path.cwd())
 
 
 def origin_of(path: tuple[str, ...], origins: Origins) -> str:

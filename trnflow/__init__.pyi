@@ -1,0 +1,10 @@
+from trnflow.flows.python.recipe import Plan as Plan
+from trnflow.flows.python.recipe import Recipe as Recipe
+from trnflow.flows.python.recipe import recipe as recipe
+from trnflow.flows.python.run import Model as Model
+from trnflow.flows.python.run import Report as Report
+from trnflow.flows.python.run import Run as Run
+from trnflow.flows.python.run import Stage as Stage
+from trnflow.flows.python.run import diff as diff
+from trnflow.flows.python.run import model as model
+from trnflow.flows.python.run import runs as runs
