@@ -59,15 +59,7 @@ class Run:
         """The rows that were evaluated, each with its text and what the model said."""
         import pandas as pd
 
-        evaluation, texts = self.stage(ROLES["evaluation"]), self.stage(ROLES["texts"])
-        found = pd.read_parquet(evaluation.path / "predictions.parquet")
-        if "text" not in found:
-            rows = pd.read_parquet(texts.path / f"{evaluation.meta['split']}.parquet")
-            text = (
-                rows["text"] if "text" in rows else rows["parts"].map(lambda parts: "".join(p["text"] for p in parts))
-            )
-            found.insert(1, "text", text.iloc[found["row"]].to_numpy())
-        return found
+        return pd.read_parquet(self.stage(ROLES["evaluation"]).path / "predictions.parquet")
 
     @property
     def report(self) -> Report:
