@@ -7,6 +7,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trnflow.flows.display import report
@@ -75,7 +76,7 @@ class Recipe:
         if data is not None:
             pairs.append((("data",), data_settings(data, home_folder())))
         pairs += [(tuple(name.replace("__", ".").split(".")), value) for name, value in changes.items()]
-        return Recipe(self._read.with_settings(pairs))
+        return Recipe(self._read.with_settings(pairs, Path.cwd()))
 
     def plan(self) -> Plan:
         """Find out what a run would do with each stage, and why, without running one or asking a hub.

@@ -80,10 +80,16 @@ class RecipeTree:
 
     def with_overrides(self, overrides: Iterable[str]) -> RecipeTree:
         """Return the recipe with `section.setting=value` texts merged in, `on=NAME` first. Raises ConfigError."""
-        return self.with_settings([_parse_override(override) for override in overrides])
+        parsed = [_parse_override(override) for override in overrides]
+        for setting, value in parsed:
+            _refuse_hooks(value, setting, annotation_at(self.root, setting))
+        return self.with_settings(parsed)
 
-    def with_settings(self, parsed: list[tuple[tuple[str, ...], Any]]) -> RecipeTree:
-        """Return the recipe with (path of a setting, value) pairs merged in, `on` first. Raises ConfigError."""
+    def with_settings(self, parsed: list[tuple[tuple[str, ...], Any]], folder: Path | None = None) -> RecipeTree:
+        """Return the recipe with (path of a setting, value) pairs merged in, `on` first. Raises ConfigError.
+
+        folder: of the user's own code that they name; None where they can name none.
+        """
         tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
         notes: list[str] = []
         chooses, given, wanted = False, dict[str, Any](), deepcopy(tree)
@@ -95,8 +101,7 @@ class RecipeTree:
                 notes += _move_to_hardware(value, tree, origins, root, wanted)
                 chooses = value in hardware.THIS_MACHINE
         for setting, value in own:
-            _refuse_hooks(value, setting, annotation_at(root, setting))
-            place = SettingOrigin(f"{OVERRIDE}{'.'.join(setting)}")
+            place = SettingOrigin(f"{OVERRIDE}{'.'.join(setting)}", folder)
             nested = _nested(setting, value)
             _refuse_empty(nested, {setting[:1]: place}, root, "leave it out")
             _merge(tree, nested, root)
