@@ -83,6 +83,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         {
             "texts": texts,
             "packed": packed,
+            "rows": (rows or loaded) if recipe.evaluate.metrics else None,
+            "code": own_code(recipe, "evaluate.metrics"),
             "weights": weights,
             "exported": exported,
             "base": model,
@@ -114,7 +116,8 @@ def _starting_weights(text: str | None) -> Lookup | None:
 
 def remarks_of_columns(recipe: Recipe, rows: Meta) -> Iterator[str]:
     """Name the columns that nothing reads. rows: metadata of load_data, as far as it is known."""
-    for name in unread_columns(recipe.format, cast("RowsMeta", rows)) if "columns" in rows else ():
+    knows = "columns" in rows and not recipe.evaluate.metrics  # which may read any column
+    for name in unread_columns(recipe.format, cast("RowsMeta", rows)) if knows else ():
         if name not in recipe.data.ignore:
             yield f"column {name} is not used (data.ignore silences this)"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Artifact, Input, Meta
+from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.evaluation.config import (
     GENERATIONS,
@@ -19,6 +19,7 @@ from trnflow.tasks.evaluation.config import (
     split_of,
 )
 from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
+from trnflow.tasks.evaluation.own_metrics import OwnMetric, Predictions, columns_of, own_values
 from trnflow.tasks.evaluation.report_page import TEMPLATE, write_page
 from trnflow.tasks.evaluation.scores import (
     SCORES,
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trnflow.tasks.evaluation.columns import Predictions
+    from trnflow.tasks.evaluation.columns import ClassPredictions
 
 PREDICTING = "trnflow.tasks.evaluation.predict_rows:predict_rows"
 
 WORST, LONGEST = 10, 500
-"""Predictions that the report shows, and characters of their texts."""
+"""ClassPredictions that the report shows, and characters of their texts."""
 
 MAJORITY = f"{f1_weighted.name}_majority"
 """The metric of a baseline that predicts the most frequent class."""
@@ -53,6 +54,9 @@ SHOWN = 3
 
 class EvaluateConfig(PredictConfig):
     """Settings of the stage `evaluate_model`."""
+
+    metrics: tuple[OwnMetric, ...] = ()
+    """Metrics of your own, beside the built-in ones."""
 
     def predicting(self) -> PredictConfig:
         """Return the settings of `predict_rows`."""
@@ -89,17 +93,36 @@ def needs(config: EvaluateConfig, known: Known) -> Iterator[str]:
     kept={"predictions": Kept(PREDICTING, EvaluateConfig.predicting)},
     needs=needs,
 )
-def evaluate_model(config: EvaluateConfig, texts: Input, packed: Input, predictions: Input, out: Workdir) -> Meta:
+def evaluate_model(
+    config: EvaluateConfig,
+    texts: Input,
+    packed: Input,
+    predictions: Input,
+    rows: Input | None = None,
+    code: Source | None = None,
+    *,
+    out: Workdir,
+) -> Meta:
     """Write report.json, report.html, predictions.parquet; the plots, or generations.jsonl.
 
-    Returns metadata: task, split, metrics.
+    rows, code: of load_data, and the user's functions, if `metrics` names some.
+
+    Returns metadata: task, split, metrics; own, the names of the user's metrics.
     """
     task, made = packed.meta["task"], predictions.meta
-    rows = texts.path / f"{made['split']}.parquet"
-    report = (_classification if task == "classification" else _language)(packed, predictions, rows, out)
-    metrics = report["metrics"] | made["export_metrics"]
+    file = texts.path / f"{made['split']}.parquet"
+    report = (_classification if task == "classification" else _language)(packed, predictions, file, out)
+    metrics, own = report["metrics"] | made["export_metrics"], {}
+    if rows is not None and code is not None:
+        values = own_values(config.metrics, code, _seen(texts, packed, predictions, rows), metrics)
+        metrics, own = metrics | values, {"own": [*values]}
     report |= {"task": task, "split": made["split"], "asked": config.split, "rows": made["rows"], "metrics": metrics}
-    report |= {"data": lost_rows(texts, packed), "max_length": packed.meta.get("max_length"), "export": made["export"]}
+    report |= {
+        **own,
+        "data": lost_rows(texts, packed),
+        "max_length": packed.meta.get("max_length"),
+        "export": made["export"],
+    }
     report["notes"] = _notes(report)
     for note in report["notes"]:
         out.warn(note)
@@ -107,17 +130,48 @@ def evaluate_model(config: EvaluateConfig, texts: Input, packed: Input, predicti
     write_page(out.path)
     hidden = {score.name for score in SCORES if score.report_only}
     shown = {key: metrics[key] for key in metrics if key not in hidden}
-    return {"task": task, "split": made["split"], "metrics": shown}
+    return {"task": task, "split": made["split"], "metrics": shown, **own}
+
+
+def _seen(texts: Input, packed: Input, predicted: Input, rows: Input) -> Predictions:
+    """Return the predictions as the user's metrics read them."""
+    import numpy as np
+
+    from trnflow.tasks.data.format.source_rows import read_source_rows
+    from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses, load_columns
+    from trnflow.tasks.evaluation.row_losses import source_rows
+
+    task, split = packed.meta["task"], predicted.meta["split"]
+    if task == "classification":
+        order = source_rows(packed, split)
+        arrays = load_columns(ClassPredictions, predicted.path)._asdict()
+    else:
+        arrays = load_columns(RowLosses, predicted.path)._asdict()
+        order = arrays.pop("row")
+        del arrays["cut"]
+    first = np.argsort(order, kind="stable")
+    numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]].astype(np.int64)
+    return Predictions(
+        task, split, tuple(predicted.meta.get("labels", ())), numbers,
+        columns_of(rows.path / f"{split}.parquet", numbers),
+        **{name: array[first] for name, array in arrays.items()},
+        generations=() if task == "classification" else tuple(_generations(predicted.path)),
+    )  # fmt: skip
+
+
+def _generations(folder: Path) -> list[Meta]:
+    with (folder / GENERATIONS).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
     """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation import classification, plots
-    from trnflow.tasks.evaluation.columns import Predictions, load_columns
+    from trnflow.tasks.evaluation.columns import ClassPredictions, load_columns
     from trnflow.tasks.evaluation.predictions import write_classes
     from trnflow.tasks.evaluation.row_losses import source_rows
 
-    labels, predictions = predicted.meta["labels"], load_columns(Predictions, predicted.path)
+    labels, predictions = predicted.meta["labels"], load_columns(ClassPredictions, predicted.path)
     rows = source_rows(packed, predicted.meta["split"])
     write_classes(predictions, labels, rows, texts, out.path / "predictions.parquet")
     metrics = values_of("classification", predictions)
@@ -140,7 +194,7 @@ def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) 
     }
 
 
-def _worst(predictions: Predictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[Meta]:
+def _worst(predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[Meta]:
     """Return the wrong predictions with the highest loss, with the beginnings of their texts."""
     from trnflow.tasks.evaluation.classification import worst
     from trnflow.tasks.evaluation.predictions import text_of
@@ -188,8 +242,7 @@ def _language(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Met
     rows = load_columns(RowLosses, predicted.path)
     write_losses(rows, texts, out.path / "predictions.parquet")
     shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
-    with (out.path / GENERATIONS).open(encoding="utf-8") as lines:
-        made = [json.loads(line) for line in lines]
+    made = _generations(out.path)
     sums = RowSums(rows.nll, rows.tokens, rows.bytes, predicted.meta["total"])
     return {
         "metrics": values_of("causal_lm", sums) | _answered(made),

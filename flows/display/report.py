@@ -57,12 +57,13 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 def highlights(step: Step) -> str:
     """Return up to four results of a stage: metrics of its artifact, else facts such as its numbers of rows."""
-    return figures(step.metrics or step.facts)
+    return figures(step.metrics or step.facts, own=step.artifact.meta.get("own", ()) if step.artifact else ())
 
 
-def figures(values: Meta, most: int = 4) -> str:
-    """Return up to `most` metrics, such as `accuracy 0.91  loss 0.2`; FIRST_METRICS come first."""
-    names = sorted(values, key=lambda name: FIRST_METRICS.index(name) if name in FIRST_METRICS else len(FIRST_METRICS))
+def figures(values: Meta, most: int = 4, own: Sequence[str] = ()) -> str:
+    """Return up to `most` metrics, such as `accuracy 0.91  loss 0.2`; the user's own and FIRST_METRICS come first."""
+    first = (*own, *FIRST_METRICS)
+    names = sorted(values, key=lambda name: first.index(name) if name in first else len(first))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 
 

@@ -44,6 +44,8 @@ def for_mlflow(context: RunContext, step: Step) -> Meta:
     if not context.recipe.tracking.enabled or step.artifact is None:
         return {}
     fields: Meta = {"kind": step.artifact.kind}
+    if own := step.artifact.meta.get("own"):
+        fields["own"] = own
     lengths = step.artifact.meta.get("row_lengths", {})
     if lengths:
         fields["lengths"] = {split: counted["rows"] for split, counted in lengths.items()}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trnflow.tasks.evaluation.columns import Predictions
+    from trnflow.tasks.evaluation.columns import ClassPredictions
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ def class_areas(expected: Ints, probabilities: Floats) -> list[float]:
     return [roc_auc_score(expected == index, probabilities[:, index]) for index in there]
 
 
-def class_report(predictions: Predictions, labels: list[str]) -> list[Meta]:
+def class_report(predictions: ClassPredictions, labels: list[str]) -> list[Meta]:
     """Return {label, precision, recall, f1, support} of each class, in the order of `labels`."""
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -51,7 +51,7 @@ def class_report(predictions: Predictions, labels: list[str]) -> list[Meta]:
     ]
 
 
-def confusion(predictions: Predictions, classes: int) -> Ints:
+def confusion(predictions: ClassPredictions, classes: int) -> Ints:
     """Return the numbers of rows by true class and predicted class, int64 [classes, classes]."""
     import numpy as np
     from sklearn.metrics import confusion_matrix
@@ -61,7 +61,7 @@ def confusion(predictions: Predictions, classes: int) -> Ints:
     )
 
 
-def calibration(predictions: Predictions) -> list[Meta]:
+def calibration(predictions: ClassPredictions) -> list[Meta]:
     """Return the bins with rows, by ascending probability: [{rows, confidence, accuracy}]."""
     import numpy as np
 
@@ -83,7 +83,7 @@ def calibration_error(bins: list[Meta]) -> float:
     return float(sum(abs(entry["accuracy"] - entry["confidence"]) * entry["rows"] for entry in bins) / rows)
 
 
-def worst(predictions: Predictions, count: int) -> list[int]:
+def worst(predictions: ClassPredictions, count: int) -> list[int]:
     """Return the indices of the wrongly predicted rows with the highest loss, highest first, at most `count`."""
     import numpy as np
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Columns = TypeVar("Columns", bound=tuple[Any, ...])
 
 
-class Predictions(NamedTuple):
+class ClassPredictions(NamedTuple):
     """A classifier's predictions, in the split's order.
 
     expected, predicted: int64 [rows]; probabilities: float32 [rows, classes]; loss: float64 [rows], in nats.

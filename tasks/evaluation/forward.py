@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.tasks.evaluation.columns import Predictions
+from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.model.build import inputs_of
 from trnflow.tasks.training.model.pretrained import first_position
@@ -50,7 +50,7 @@ class TokenLosses(NamedTuple):
         return float(self.nll.sum()) / tokens if tokens else float("nan")
 
 
-def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predictions:
+def classify(model: Any, split: Split, batch: int, report: ReportRows) -> ClassPredictions:
     """Predict the class of every row of a split. batch: rows a forward pass."""
     import numpy as np
     import torch
@@ -67,7 +67,7 @@ def classify(model: Any, split: Split, batch: int, report: ReportRows) -> Predic
             predicted.append(logits.argmax(-1).cpu().numpy())
             rows += part.samples
             report(rows)
-    return Predictions(*(np.concatenate(column) for column in (expected, predicted, probabilities, losses)))
+    return ClassPredictions(*(np.concatenate(column) for column in (expected, predicted, probabilities, losses)))
 
 
 def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> TokenLosses:

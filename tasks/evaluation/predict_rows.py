@@ -48,7 +48,7 @@ def predict_rows(
     *,
     out: Workdir,
 ) -> Meta:
-    """Write the columns of `Predictions`, each as a `.npy` file; of a language model those of `RowLosses`, and
+    """Write the columns of `ClassPredictions`, each as a `.npy` file; of a language model those of `RowLosses`, and
     generations.jsonl.
 
     Args:

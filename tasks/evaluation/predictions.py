@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.data.tables import read_rows, write_rows
-from trnflow.tasks.evaluation.columns import Predictions, RowLosses
+from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BATCH = 1024
 
 
-def write_classes(predictions: Predictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
+def write_classes(predictions: ClassPredictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
     """Write a classifier's predictions to `to`, sorted by row: row, text, digest, label, predicted, probabilities
     {label: float32}, loss.
 

@@ -55,7 +55,7 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
     return {
         "cards": [
             {"name": name, "value": number(metrics[name]), "interval": _between(intervals.get(name))}
-            for name in MAIN
+            for name in (*report.get("own", ()), *MAIN)
             if name in metrics
         ],
         "metrics": table(

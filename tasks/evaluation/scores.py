@@ -1,6 +1,6 @@
 """The registry of metrics: each is one entry here, a function with its name, task and flags.
 
-The order of entries is their order everywhere. A function of task `classification` reads `Predictions`, one of
+The order of entries is their order everywhere. A function of task `classification` reads `ClassPredictions`, one of
 `causal_lm` `RowSums`, one with `of_texts` a generated text and its answer.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trnflow.tasks.evaluation.columns import Predictions
+    from trnflow.tasks.evaluation.columns import ClassPredictions
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -143,7 +143,7 @@ def _weighted_f1(found: Matrices) -> Any:
     return (found.f1 * found.support).sum(axis=1) / found.support.sum(axis=1)
 
 
-def _loss_by_rows(found: Predictions) -> tuple[Any, Any]:
+def _loss_by_rows(found: ClassPredictions) -> tuple[Any, Any]:
     import numpy as np
 
     return found.loss, np.ones(len(found.loss))
@@ -158,21 +158,21 @@ def _bits_by_bytes(rows: RowSums) -> tuple[Any, Any]:
 
 
 @score("accuracy", "classification", hub="accuracy", may_promote=True, of_matrices=_share_of_hits)
-def accuracy(found: Predictions) -> float:
+def accuracy(found: ClassPredictions) -> float:
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(found.expected, found.predicted))
 
 
 @score("f1_weighted", "classification", hub="f1", may_promote=True, is_default=True, of_matrices=_weighted_f1)
-def f1_weighted(found: Predictions) -> float:
+def f1_weighted(found: ClassPredictions) -> float:
     from sklearn.metrics import f1_score
 
     return float(f1_score(found.expected, found.predicted, average="weighted", zero_division=0))
 
 
 @score("f1_macro", "classification", hub="f1", may_promote=True, of_matrices=_mean_f1)
-def f1_macro(found: Predictions) -> float:
+def f1_macro(found: ClassPredictions) -> float:
     """Return the mean over the classes that are true or predicted in some row."""
     from sklearn.metrics import f1_score
 
@@ -180,20 +180,20 @@ def f1_macro(found: Predictions) -> float:
 
 
 @score("loss", "classification", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_rows)
-def class_loss(found: Predictions) -> float:
+def class_loss(found: ClassPredictions) -> float:
     """Return the mean cross entropy in nats."""
     return float(found.loss.mean())
 
 
 @score("mcc", "classification", report_only=True)
-def matthews_correlation(found: Predictions) -> float:
+def matthews_correlation(found: ClassPredictions) -> float:
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(found.expected, found.predicted))
 
 
 @score("log_loss", "classification", less_is_better=True, report_only=True)
-def log_loss_of_probabilities(found: Predictions) -> float:
+def log_loss_of_probabilities(found: ClassPredictions) -> float:
     """Return the mean cross entropy in nats from the stored probabilities."""
     from sklearn.metrics import log_loss
 
@@ -202,12 +202,12 @@ def log_loss_of_probabilities(found: Predictions) -> float:
 
 
 @score("ece", "classification", less_is_better=True)
-def expected_calibration_error(found: Predictions) -> float:
+def expected_calibration_error(found: ClassPredictions) -> float:
     return calibration_error(calibration(found))
 
 
 @score("auc", "classification", report_only=True)
-def area_under_curve(found: Predictions) -> float | None:
+def area_under_curve(found: ClassPredictions) -> float | None:
     """Return the mean area under the ROC curve, one class against the rest; None when all rows have one class."""
     import numpy as np
 
@@ -286,7 +286,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def values_of(task: str, rows: Any) -> dict[str, float]:
-    """Return {metric: value} of a split's rows: `Predictions`, or of a language model `RowSums`."""
+    """Return {metric: value} of a split's rows: `ClassPredictions`, or of a language model `RowSums`."""
     values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and not entry.of_texts}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -321,7 +321,7 @@ def _of_resamples(task: str, matrix: Ints) -> Meta:
     return {name: interval(np.concatenate(values)) for name, values in drawn.items()}
 
 
-def majority(training: Ints, found: Predictions, classes: int) -> dict[str, float]:
+def majority(training: Ints, found: ClassPredictions, classes: int) -> dict[str, float]:
     """Return accuracy and weighted F1 of predicting the most frequent class of `training`, int64 [rows], for every
     row."""
     import numpy as np

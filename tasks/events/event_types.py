@@ -143,10 +143,11 @@ class _StageEnded(_Line):
 
 
 class StageEnded(_StageEnded, total=False):
-    """kind: of the artifact. plots: names of files that were copied for MLflow. lengths: {split: {"<upper bound>": rows}} by
-    tokens."""
+    """kind: of the artifact. own: names of the user's metrics. plots: names of files that were copied for MLflow. lengths:
+    {split: {"<upper bound>": rows}} by tokens."""
 
     kind: str
+    own: list[str]
     plots: list[str]
     lengths: dict[str, dict[str, int]]
 

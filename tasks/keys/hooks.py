@@ -34,6 +34,7 @@ class Signature(NamedTuple):
 
 
 SIGNATURES = {
+    "evaluate.metrics": Signature(1, "(p: Predictions) -> float | dict[str, float]"),
     "format.make": Signature(1, "(row: dict) -> str | dict | None"),
 }
 """{setting, or the section around several: signature}"""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from trnflow.tasks.evaluation.columns import Predictions
+    from trnflow.tasks.evaluation.columns import ClassPredictions
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -261,7 +261,7 @@ def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:
     (rows, of_first), (_, of_second) = (_clusters(table.column(FROZEN_ROW).to_numpy()) for table in tables)
     first, second = map(_examples, tables)
 
-    def metric(side: Predictions | RowSums, examples: Ints | slice) -> float:
+    def metric(side: ClassPredictions | RowSums, examples: Ints | slice) -> float:
         columns: list[Any] = [column[examples] for column in side if isinstance(column, np.ndarray)]
         drawn: Any = (
             RowSums._make([*columns, columns[0].sum()]) if isinstance(side, RowSums) else type(side)._make(columns)
@@ -279,11 +279,11 @@ def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:
     return _Pair(values, differs, resample, max(BLOCK // rows, 1))
 
 
-def _examples(table: pa.Table) -> Predictions | RowSums:
+def _examples(table: pa.Table) -> ClassPredictions | RowSums:
     """Return a model's scores as the metrics' functions read them."""
     import numpy as np
 
-    from trnflow.tasks.evaluation.columns import Predictions
+    from trnflow.tasks.evaluation.columns import ClassPredictions
 
     if "label" not in table.column_names:
         nll, tokens, size = (table.column(name).to_numpy() for name in ("nll", "tokens", "bytes"))
@@ -292,7 +292,7 @@ def _examples(table: pa.Table) -> Predictions | RowSums:
     expected, predicted = np.unique(names, return_inverse=True)[1].reshape(names.shape)
     # frozen rows have no probabilities: no class has a column
     probabilities = np.empty((len(expected), 0), np.float32)
-    return Predictions(expected, predicted, probabilities, table.column("loss").to_numpy())
+    return ClassPredictions(expected, predicted, probabilities, table.column("loss").to_numpy())
 
 
 def _clusters(sources: Ints) -> tuple[int, Callable[[Ints], Ints]]:

@@ -133,13 +133,15 @@ class MlflowRuns:
         reached = numbers(event["metrics"])
         spent = {"seconds": event["seconds"]} if event["seconds"] and event["action"] == "ran" else {}
         of_stage = {f"{stage}/{name}": value for name, value in {**reached, **spent}.items()}
-        summary = {name: value for name, value in of_stage.items() if name in SUMMARY}
+        own = event.get("own", [])
+        shown = (*SUMMARY, *(f"{stage}/{name}" for name in own))
+        summary = {name: value for name, value in of_stage.items() if name in shown}
         self._metrics(self._state["parent"], summary, at, 0)
         plots = event.get("plots", [])
         if event["action"] != "ran" or not (reached or plots or self._nested_id(stage)):
             return
         run, step = self._nested(stage, at), self._state["stages"].get(stage, {}).get("step", 0)
-        self._metrics(run, main_figures({**reached, **spent, **numbers(event["figures"])}), at, step)
+        self._metrics(run, main_figures({**reached, **spent, **numbers(event["figures"])}, own), at, step)
         self._tags(run, {f"trnflow.{name}": value for name, value in tags.items()})
         for plot in plots:
             self._client.log_artifact(run, str(self._plots / stage / plot))

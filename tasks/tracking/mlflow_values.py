@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
@@ -20,10 +21,11 @@ SUMMARY = (*(f"evaluate_model/{name}" for name in MAIN), *(f"train/{name}" for n
 """The single figures that a run shows of its stages."""
 
 
-def main_figures(values: dict[str, float]) -> dict[str, float]:
-    """Return at most eight of a run's metrics, the most important first."""
+def main_figures(values: dict[str, float], own: Sequence[str] = ()) -> dict[str, float]:
+    """Return at most eight of a run's metrics, the user's own and then the most important first."""
     # with more, MLflow's tables would hide the few that matter; report.json has all
-    names = sorted(values, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    order = (*own, *ORDER)
+    names = sorted(values, key=lambda name: order.index(name) if name in order else len(order))
     return {name: values[name] for name in names[:MOST_FIGURES]}
 
 

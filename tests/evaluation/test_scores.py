@@ -13,7 +13,7 @@ import pytest
 
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.evaluation import scores
-from trnflow.tasks.evaluation.columns import Predictions
+from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.scores import Matrices, Score, score
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo
@@ -79,7 +79,7 @@ def test_matrices_give_what_rows_give(name: str) -> None:
     assert entry.of_matrices is not None
     expected, predicted = draw.integers(0, 4, (2, 30))
     cells = np.bincount(expected * 5 + predicted, minlength=25).reshape(1, 5, 5)  # one class has no row
-    rows = Predictions(expected, predicted, np.empty((30, 0), np.float32), np.zeros(30))
+    rows = ClassPredictions(expected, predicted, np.empty((30, 0), np.float32), np.zeros(30))
     assert entry(rows) == pytest.approx(entry.of_matrices(Matrices(cells))[0], abs=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_models_are_compared_by_a_metric_that_is_only_a_function(tmp_path: Path,
         pq.write_table(pa.table(columns), paths[-1])
 
     @score("hit_rate", "classification", may_promote=True)
-    def hit_rate(found: Predictions) -> float:
+    def hit_rate(found: ClassPredictions) -> float:
         return float((found.expected == found.predicted).mean())
 
     config = PromoteConfig(resamples=200)

@@ -1,0 +1,155 @@
+"""The user's own metrics (`evaluate.metrics`): what they read, and the checks of what they return."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.config import NOT_KEYED, Hook, StageConfig
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.keys.own_functions import function_of, own_errors, shown_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+SETTING = "evaluate.metrics"
+
+
+class OwnMetric(StageConfig):
+    """A function of the user's that computes metrics of an evaluation."""
+
+    function: Annotated[Hook, NOT_KEYED]
+    """The function, `package.module:name`, which gets `Predictions` (docs/own_code.md). A float that it returns is a metric
+    of the function's name, an entry of a dict one of its own name."""
+    less_is_better: bool
+    """Whether a low value is good."""
+    may_promote: Annotated[bool, NOT_KEYED] = False
+    """Whether `promote.metric` may name it. It then reads frozen rows, which have no probabilities and no generated
+    texts."""
+
+    @property
+    def name(self) -> str:
+        """The name of the metric, unless the function returns a dict."""
+        return self.function.rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a function of the user's reads of a model's predictions. Arrays are read-only, one value a row, in the order of
+    the rows; those of another task are None.
+
+    Attributes:
+        task: `classification` or `causal_lm`.
+        split: Such as `test`; `frozen` where models are compared.
+        labels: Names of the classes, in the order of `probabilities`; () of a language model.
+        row: int64 [rows], the row's number in the split of `load_data`, from 0.
+        columns: {name: array [rows]} of all columns of the rows, as `load_data` wrote them.
+        expected, predicted: int64 [rows], places in `labels`.
+        probabilities: float32 [rows, classes]; of frozen rows [rows, 0].
+        loss: float64 [rows], cross entropy in nats.
+        nll: float64 [rows], the loss of a language model in nats, summed over a row's supervised tokens.
+        tokens, bytes: int64 [rows], the supervised tokens, and the UTF-8 bytes that they spell.
+        generations: Lines of generations.jsonl.
+    """
+
+    task: str
+    split: str
+    labels: tuple[str, ...]
+    row: Ints
+    columns: Mapping[str, Any]
+    expected: Any = None
+    predicted: Any = None
+    probabilities: Any = None
+    loss: Any = None
+    nll: Any = None
+    tokens: Any = None
+    bytes: Any = None
+    generations: Sequence[Meta] = field(default=())
+
+    def __post_init__(self) -> None:
+        for array in (*vars(self).values(), *self.columns.values()):
+            if hasattr(array, "setflags"):
+                array.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+class Columns(dict[str, Any]):
+    """{name: array} of a split's rows."""
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"{name}: load_data kept {', '.join(self)}; data.columns keeps others")
+
+
+def columns_of(rows: Path, numbers: Ints) -> Columns:
+    """Return the columns of the rows with these numbers. rows: a Parquet file of `load_data`."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(rows).take(numbers)
+    return Columns({name: table[name].to_numpy().copy() for name in table.column_names})
+
+
+def own_values(
+    metrics: Sequence[OwnMetric], code: Source, predictions: Predictions, taken: Collection[str]
+) -> dict[str, float]:
+    """Call the user's metrics, and return {metric: value}. taken: names of built-in metrics.
+
+    Raises DataError with the user's line when a function raises, or returns what is no finite number, or its second call
+    returns another value.
+    """
+    values: dict[str, float] = {}
+    for number, metric in enumerate(metrics):
+        setting = f"{SETTING}.{number}.function"
+        function = function_of(code, setting)
+        first, second = (_called(function, metric, code, predictions) for _ in range(2))
+        at = _place(function, code)
+        for name, value in first.items():
+            if name in taken or name in values:
+                raise DataError(f"{at}: there is a metric {name} already", "return it under another name")
+            if second.get(name) != value:
+                raise DataError(
+                    f"{at}: {name} is {value} at the first call and {second.get(name)} at the second, of the same rows",
+                    "let it depend on the predictions alone: no state kept between calls, no clock, no unseeded chance",
+                )
+        values |= first
+    return values
+
+
+def _called(
+    function: Callable[[Predictions], Any], metric: OwnMetric, code: Source, predictions: Predictions
+) -> dict[str, float]:
+    where = f"on the {len(predictions)} rows of {predictions.split}"
+    with own_errors(code, where, f"correct it, or take it out of {SETTING}: the predictions are kept"):
+        returned = function(predictions)
+    at, values = _place(function, code), returned if isinstance(returned, dict) else {metric.name: returned}
+    for name, value in values.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise DataError(f"{at}: {name!r} is no name of a metric", "use letters, digits, `_`, `.` and `-`")
+        if isinstance(value, bool) or not isinstance(value, Real):
+            kind = f"{name} is {_kind(value)}" if isinstance(returned, dict) else f"it returned {_kind(value)}"
+            raise DataError(f"{at}: {kind}, no number", "return a float, or a dict of floats by name")
+        if not math.isfinite(value):
+            raise DataError(f"{at}: {name} is {float(value)} {where}", "return a finite number for such rows, too")
+    return {name: float(value) for name, value in values.items()}
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"{value!r:.40} ({type(value).__name__})"
+
+
+def _place(function: Callable[..., Any], code: Source) -> str:
+    """Return where a function is, as `mine/metrics.py:9 in cost`."""
+    body = function.__code__
+    return f"{shown_file(code, body.co_filename)}:{body.co_firstlineno} in {body.co_name}"
