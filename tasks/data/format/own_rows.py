@@ -9,8 +9,8 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.conversation import Row, parsed
 from trnflow.tasks.data.format.templates import Limit
-from trnflow.tasks.errors import DataError
-from trnflow.tasks.keys.own_functions import function_of, own_errors
+from trnflow.tasks.errors import DataError, TrnflowError
+from trnflow.tasks.keys.own_functions import function_of, own_error
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta
@@ -32,23 +32,27 @@ OwnMake = Callable[[Row, str], Row | None]
 
 def own_make(config: FormatConfig, code: Source, meta: RowsMeta, limit: Limit) -> OwnMake:
     """Import the user's function, and return it with its checks. limit: the context in which it is called for a row."""
-    function, named, nested, labels = function_of(code, HOOK), config.make, meta.get("nested", ()), meta["labels"]
+    function, nested, labels = function_of(code, HOOK), meta.get("nested", ()), meta["labels"]
 
     def given(row: Row, where: str) -> Row:
         objects = {name: parsed(row, name, where) for name in nested if name in row}
         label = {"label": labels[row["label"]]} if labels and row.get("label") is not None else {}
-        return {**row, **objects, **label}
+        return {**row, **objects, **label} if objects or label else row.copy()
 
     def make(row: Row, where: str) -> Row | None:
         theirs = given(row, where)
-        with limit(where), own_errors(code, f"at {shown(where)}", FIX):
-            made = function(theirs)
-        changed = [name for name, value in given(row, where).items() if theirs.get(name) != value]
-        if changed or len(theirs) != len(row):
-            what = ", ".join(changed) or "its columns"
-            raise DataError(
-                f"{shown(where)}: {named} changes its row ({what})", "let it work on a copy: row = dict(row)"
-            )
+        try:
+            with limit(where):
+                made = function(theirs)
+        except TrnflowError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise own_error(code, error, f"at {shown(where)}", FIX) from error
+        # a second copy: a list in the first may have been changed in place
+        if theirs != (before := given(row, where) if nested or labels else row):
+            changed = [name for name in before.keys() | theirs.keys() if theirs.get(name) != before.get(name)]
+            what = f"{config.make} changes its row ({', '.join(sorted(changed))})"
+            raise DataError(f"{shown(where)}: {what}", "let it work on a copy: row = dict(row)")
         return _checked(made, config, labels, where)
 
     return make
@@ -61,9 +65,9 @@ def shown(where: str) -> str:
 
 def _checked(made: Any, config: FormatConfig, labels: list[str] | None, where: str) -> Row | None:
     """Return what a function made of a row as a dict; None for a blank text."""
-    words, names = TAKES[config.task]
     if made is None:
         return None
+    words, names = TAKES[config.task]
     if isinstance(made, str) and config.task != "chat":
         result: Meta = {"text": made}
     elif isinstance(made, dict) and made.keys() == names and names:
@@ -75,18 +79,19 @@ def _checked(made: Any, config: FormatConfig, labels: list[str] | None, where: s
         raise DataError(
             f"{shown(where)}: {config.make} returned {kind}", f"with format.task: {config.task} return {words}"
         )
-    if "text" in result:
-        _check_text(result["text"], config, where)
     if "label" in result:
         result["label"] = _label(result["label"], config, labels or [], where)
-    return None if "text" in result and not result["text"].strip() else result
+    if "text" not in result:
+        return result
+    _check_text(result["text"], config, where)
+    return result if result["text"].strip() else None
 
 
 def _check_text(text: Any, config: FormatConfig, where: str) -> None:
     if not isinstance(text, str):
         raise DataError(f"{shown(where)}: {config.make} returned a text that is {type(text).__name__}", "return a str")
     try:
-        text.encode()
+        text.isascii() or text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{shown(where)}: {config.make} returned a text that is no UTF-8: {error.reason}", FIX
