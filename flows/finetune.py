@@ -15,8 +15,10 @@ from trnflow.flows.runner.warm_parents import Parent
 from trnflow.flows.runner.warm_start import earlier_model, starting_model
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.consolidate import consolidate
+from trnflow.tasks.data.format.config import is_framed
 from trnflow.tasks.data.format.row_makers import unread_columns
 from trnflow.tasks.evaluate_model import evaluate_model
+from trnflow.tasks.evaluation.generation import refuse_messages
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.keys.hooks import code_source
@@ -27,7 +29,7 @@ from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.stage import by_role, stage_of
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
-from trnflow.tasks.training.model.transformers_tables import refuse_unknown_architecture
+from trnflow.tasks.training.model.refusals import refuse_long_export, refuse_unfit_model
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta
@@ -59,16 +61,15 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model, "code": makes})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
-    graphs = Node(
-        precompile, training, {"model": model, "packed": packed}, check=knows, needs=refuse_unknown_architecture
-    )
+    refuse = partial(refuse_unfit_model, training)
+    graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows, needs=refuse)
     shards = Node(
         train,
         training,
         {"model": model, "packed": packed, "warm_start": start, **({"graphs": graphs} if measures else {})},
         after={} if measures else {"graphs": graphs},
         check=knows,
-        needs=refuse_unknown_architecture,
+        needs=refuse,
     )
     weights = Node(
         consolidate,
@@ -76,7 +77,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens},
     )
     exports = recipe.export.target != "none"
-    exported = Node(export_neuron, recipe.export, {"weights": weights}) if exports else None
+    fits = partial(refuse_long_export, recipe.export.length)
+    exported = Node(export_neuron, recipe.export, {"weights": weights}, needs=fits) if exports else None
     evaluation = Node(
         evaluate_model,
         recipe.evaluate.on_device_of(training.device),
@@ -90,6 +92,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
             "base": model,
             "warm_start": start,
         },
+        needs=lambda known: refuse_messages(recipe.evaluate.prompts, framed=is_framed(recipe.format)),
     )
     nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
     present = tuple(node for node in nodes if node is not None)

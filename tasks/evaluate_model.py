@@ -33,6 +33,7 @@ from trnflow.tasks.evaluation.scores import (
 )
 from trnflow.tasks.stage import Kept, Keyed, Known, Workdir, stage, write_json
 from trnflow.tasks.system.optional_packages import export_runner
+from trnflow.tasks.training.devices import check_gpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,10 +72,12 @@ def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
 
 
 def needs(config: EvaluateConfig, known: Known) -> Iterator[str]:
-    """Yield nothing; raise DataError if the split to evaluate on is missing, MissingDependency if no program runs the
-    export."""
+    """Yield nothing; raise DataError if the split to evaluate on is missing, ModelError if its GPU is, MissingDependency
+    if no program runs the export."""
     if known.here is not None and known.of("export").get("target") == "stablehlo":
         export_runner()
+    if known.here is not None and config.device == "cuda":
+        check_gpu(known.here, "evaluate")
     chunks = known.of("chunks")
     if "rows" in chunks or "splits" in chunks:
         rows = chunks.get("rows") or {name: {"": 1} for name in chunks["splits"]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -69,15 +70,22 @@ class PackConfig(StageConfig):
 
 
 def foresee(config: PackConfig, known: Known) -> Meta:
-    """Return task, labels and splits, and the lengths if the settings fix them."""
+    """Return task, labels, splits and strategy, and the lengths if the settings fix them."""
     lengths = config.lengths if config.strategy == "bucket" else (config.chunk_length,)
     texts = {name: value for name, value in known.of("texts").items() if name in ("task", "labels", "splits")}
-    return {**texts, **({"lengths": list(lengths)} if lengths else {})}
+    return {**texts, "strategy": config.strategy, **({"lengths": list(lengths)} if lengths else {})}
+
+
+def needs(config: PackConfig, known: Known) -> Iterator[str]:
+    """Yield nothing; raise ConfigError for settings that the task can't have."""
+    if task := known.of("texts").get("task"):
+        _check(config, classify=task == "classification")
+    yield from ()
 
 
 def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
     """Place the rows, and return blocks of chunks of one split and length; writes `counts.json`, layouts and segments."""
-    _check(config, tokens.meta)
+    _check(config, classify=tokens.meta["task"] == "classification")
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
     laid_out = {
@@ -125,7 +133,7 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
     return {"supervised": int((block["labels"] != IGNORED).sum())}
 
 
-@stage(kind="packed", role="chunks", split=split_chunks, part=pack_block, foresee=foresee)
+@stage(kind="packed", role="chunks", split=split_chunks, part=pack_block, foresee=foresee, needs=needs)
 def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> PackedMeta:
     """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 
@@ -183,8 +191,7 @@ class Fitting(NamedTuple):
     dropped: int
 
 
-def _check(config: PackConfig, meta: TokensMeta) -> None:
-    classify = meta["task"] == "classification"
+def _check(config: PackConfig, *, classify: bool) -> None:
     if classify and config.strategy in ("concat", "bfd"):
         raise ConfigError(
             f"pack.strategy: {config.strategy} puts several rows in a chunk, but classification labels a row",

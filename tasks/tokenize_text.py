@@ -73,10 +73,12 @@ def foresee(config: TokenizeConfig, known: Known) -> Meta:
 
 def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
     """Raise ConfigError when a tokenizer is trained for a pretrained model, whose embeddings belong to its own ids, or a
-    row with a class label would be split."""
+    row with a class label would be split; ModelError without a tokenizer."""
     if known.of("texts").get("task") == "classification":
         _check_overlong(config, causal=False)
     model = known.sources.get("model")
+    if config.train is None and model is not None and model.identity["tokenizer"] is None:
+        raise _no_tokenizer()
     if config.train and model is not None and model.location.get("model") is not None:
         raise ConfigError(
             "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "
@@ -84,6 +86,10 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
             "set tokenize.train=null to take the model's tokenizer, or leave model.source out (model.config: from scratch)",
         )
     yield from ()
+
+
+def _no_tokenizer() -> ModelError:
+    return ModelError("the recipe's model has no tokenizer", "set model.tokenizer, or train one: tokenize.train.kind")
 
 
 def _check_overlong(config: TokenizeConfig, *, causal: bool) -> None:
@@ -221,9 +227,7 @@ def _tokenizer(
         rows = partial(_texts, texts.path / "train.parquet")
         loaded = call_in_thread(partial(train_tokenizer, config.train, rows, causal))
     elif folder is None:
-        raise ModelError(
-            "the recipe's model has no tokenizer", "set model.tokenizer, or train one: tokenize.train.kind"
-        )
+        raise _no_tokenizer()
     else:
         loaded = read_tokenizer(folder)
     if (most := _embeddings(model)) and loaded.vocab_size > most:

@@ -75,10 +75,7 @@ def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Pa
     tokenizer = (
         None if all(isinstance(given_prompt, str) for given_prompt in given) else AutoTokenizer.from_pretrained(folder)
     )
-    if tokenizer is not None and not (tokenizer.chat_template and texts.get("framed")):
-        raise ConfigError(
-            "evaluate.prompts has messages, and the model was not trained with a chat template", "write them as texts"
-        )
+    refuse_messages(given, framed=bool(texts.get("framed")) and (tokenizer is None or bool(tokenizer.chat_template)))
     settings = texts.get("rows", {}).get("settings", {})
     return [
         Prompt(
@@ -93,6 +90,14 @@ def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Pa
         )
         for given_prompt in given
     ]
+
+
+def refuse_messages(given: Sequence[Any], *, framed: bool) -> None:
+    """Raise ConfigError for prompts of messages where no chat template frames the rows."""
+    if not framed and not all(isinstance(given_prompt, str) for given_prompt in given):
+        raise ConfigError(
+            "evaluate.prompts has messages, and the model was not trained with a chat template", "write them as texts"
+        )
 
 
 def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Meta) -> str:

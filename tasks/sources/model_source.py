@@ -22,6 +22,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
+WEIGHT_ENDS = (".safetensors", ".safetensors.index.json")
 GENERATION = "generation_config.json"
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 LAYERS = 10_000
@@ -135,12 +136,8 @@ def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver
 
 def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
     names = sorted(os.listdir(folder))
-    weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
-    if not weights and any(name.endswith(".bin") for name in names):
-        raise ModelError(
-            f"{folder} holds only pickled weights (*.bin), which are never loaded",
-            "convert them once with `model.save_pretrained(folder)` of a current transformers",
-        )
+    _refuse_pickles(str(folder), names)
+    weights = [name for name in names if name.endswith(WEIGHT_ENDS)]
     tokenizer = [name for name in names if name in TOKENIZER_FILES]
     read = weights + tokenizer + [name for name in names if name == GENERATION]
     digests = dict(zip(read, resolver.memo.digests([folder / name for name in read]), strict=True))
@@ -163,9 +160,19 @@ def _ask_hub(repo: str, revision: str) -> Meta:
     from huggingface_hub import HfApi, hf_hub_download
 
     with hub_errors("model", repo, revision):
-        commit = HfApi().model_info(repo, revision=revision).sha
-        config = hf_hub_download(repo, "config.json", revision=commit)
-    return {"commit": commit, "config": _read_config(Path(config))}
+        info = HfApi().model_info(repo, revision=revision)
+        config = hf_hub_download(repo, "config.json", revision=info.sha)
+    _refuse_pickles(repo, [file.rfilename for file in info.siblings or ()])
+    return {"commit": info.sha, "config": _read_config(Path(config))}
+
+
+def _refuse_pickles(place: str, names: list[str]) -> None:
+    """Raise ModelError for a model whose weights are in files of pickle alone."""
+    if any(name.endswith(".bin") for name in names) and not any(name.endswith(WEIGHT_ENDS) for name in names):
+        raise ModelError(
+            f"{place} holds only pickled weights (*.bin), which are never loaded",
+            "convert them once with `model.save_pretrained(folder)` of a current transformers",
+        )
 
 
 def _read_config(file: Path) -> Meta:

@@ -89,13 +89,17 @@ def device_name(config: TrainConfig) -> str:
     return str(torch.cuda.get_device_name())
 
 
-def check_gpu(environ: Mapping[str, str]) -> None:
-    """Raise ModelError if training can use no GPU here, without asking torch, whose import takes seconds.
+def check_gpu(environ: Mapping[str, str], section: str = "train", devices: int = 1) -> None:
+    """Raise ModelError if there are fewer usable GPUs here, without asking torch, whose import takes seconds.
 
-    environ: `launch.environment`, which training's process has beside this one's."""
+    environ: `launch.environment`, which a stage's process has beside this one's; section: of the recipe."""
     usable = usable_gpus({**os.environ, **environ})
     if not usable.gpus:
-        raise ModelError(f"train.device is cuda, and {usable.why}", "set train.device=cpu, or --on cpu")
+        raise ModelError(f"{section}.device is cuda, and {usable.why}", f"set {section}.device=cpu, or --on cpu")
+    if len(usable.gpus) < devices:
+        raise ModelError(
+            f"train.devices is {devices}, and there are {len(usable.gpus)} GPUs here", "lower train.devices"
+        )
 
 
 def check_neuron(config: TrainConfig) -> None:

@@ -26,7 +26,7 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     if known.here is not None and config.device == "neuron":
         check_neuron(config)
     if known.here is not None and config.device == "cuda":
-        check_gpu(known.here)
+        check_gpu(known.here, devices=config.devices)
     # the names of the labels are known with the rows, the task before
     if chunks.get("task") == "causal_lm" or chunks.get("labels"):
         class_weights(config, chunks, None)

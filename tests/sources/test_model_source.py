@@ -133,3 +133,23 @@ def test_hub_names_through_the_real_client(folder: Path, tmp_path: Path) -> None
     assert "me/none" in unknown["message"]
     assert never["type"] == "ConfigError"
     assert fetched == ["config.json", "model.safetensors"]
+
+
+PICKLED = """
+import json, sys
+from pathlib import Path
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_source import ModelConfig, model_source
+from trnflow.tasks.sources.resolver import Resolver
+try:
+    model_source(ModelConfig(source="me/set"), Resolver(Path(sys.argv[1])))
+except ModelError as error:
+    print(json.dumps(error.to_json()))
+"""
+
+
+def test_pickled_weights_on_the_hub_are_refused_before_they_are_downloaded(folder: Path, tmp_path: Path) -> None:
+    files = {"config.json": (folder / "config.json").read_bytes(), "pytorch_model.bin": b""}
+    with serve(files, "models") as address:
+        refused = run_program(PICKLED, address, tmp_path / "hf", str(tmp_path / "home"))
+    assert "me/set holds only pickled weights" in refused["message"]

@@ -69,6 +69,15 @@ def refusal(*overrides: str, here: Mapping[str, str] | None = None) -> TrnflowEr
         (["train.class_weights={other: 2.0}", "data.labels=[neg, pos]"], "which is not a label", "neg"),
         (["tokenize.overlong=split"], "a text with a class label can't be split", "truncate"),
         (["train.method=lora"], "this one starts from scratch", "model.source"),
+        (["pack.strategy=bfd"], "puts several rows in a chunk, but classification labels a row", "bucket"),
+        (["tokenize.train=null"], "the recipe's model has no tokenizer", "model.tokenizer"),
+        (["model.config.hidden_sise=8"], "model.config.hidden_sise: bert has no such field", "hidden_size"),
+        (["export.length=65"], "positions for 64 tokens, and the export is for 65", "export.length"),
+        (
+            ["evaluate.prompts=[[{role: user, content: hi}]]"],
+            "evaluate.prompts has messages, and the model was not trained with a chat template",
+            "texts",
+        ),
         (["pack.chunk_length=128"], "rows of 128 tokens, but the model has 64 positions", "max_length"),
     ],
 )
@@ -88,7 +97,9 @@ def test_a_gpu_that_training_can_not_use_is_missed_before_a_stage_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the process that trains: this one's variables are not asked where `launch.environment` has them."""
-    monkeypatch.setattr(gpus, "by_nvml", lambda: Driver((Gpu("NVIDIA A10G", "GPU-1", 24 << 30, (8, 6), None),), "570"))
+    monkeypatch.setattr(
+        gpus, "by_nvml", lambda: Driver((Gpu("NVIDIA A10G", "GPU-1", 24 << 30, (8, 6), None),), "570", (12, 8))
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     gpu = [
@@ -98,6 +109,9 @@ def test_a_gpu_that_training_can_not_use_is_missed_before_a_stage_runs(
         'launch.environment={CUDA_VISIBLE_DEVICES: ""}',
     ]
     assert "CUDA_VISIBLE_DEVICES= hides 1 x NVIDIA A10G" in str(refusal(*gpu, here=hidden))
+    assert "train.devices is 2, and there are 1 GPUs" in str(refusal(*gpu[:2], "train.devices=2", here={}))
+    hides = "evaluate.device is cuda, and CUDA_VISIBLE_DEVICES= hides"
+    assert hides in str(refusal("evaluate.device=cuda", gpu[3], here=hidden))
 
 
 def test_stages_that_the_run_does_not_come_to_are_not_asked(folder: Path) -> None:
