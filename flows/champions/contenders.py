@@ -147,7 +147,7 @@ def run_of_model(store: Store, digest: str) -> Meta | None:
 
 
 def judged_models(
-    store: Store, ledger: Ledger, run: str, challenger: str, champion: str, keep: int
+    store: Store, ledger: Ledger, run: str, challenger: str, champion: str | None, keep: int
 ) -> list[JudgedModel]:
     """Return the judged models whose runs' results gc keeps, newest first, with the champion.
 
@@ -159,8 +159,8 @@ def judged_models(
         if model is not None and len(models) < keep:
             models.setdefault(model, before["run"])
     # the next retrain's checks compare with the champion's data
-    of_champion = run_of_model(store, champion)
-    if of_champion is not None:
+    of_champion = run_of_model(store, champion) if champion else None
+    if champion and of_champion is not None:
         models.setdefault(champion, of_champion["run"])
     return [JudgedModel(run=made_by, model=model) for model, made_by in models.items()]
 

@@ -16,6 +16,7 @@ from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
+from trnflow.tasks.store.ledger.entries import REFUSED
 from trnflow.tasks.system.redaction import scrub
 
 
@@ -30,10 +31,14 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
             return None
         ledger = read_ledger(store, recipe.name)
         champion = ledger.champion
-        assert champion is not None
+        if champion is None:  # the first challenger was refused
+            return None
         context = context_of(recipe, store).for_run(EventLog(*readers), kind="mirror")
         lost = decision.challenger if decision and decision.challenger != decision.champion else None
-        with begin_log(context, Options(), tags={"trnflow.action": champion["outcome"]}):
+        tags: dict[str, str] = {"trnflow.action": champion["outcome"]}
+        if decision and decision.why.startswith(REFUSED):
+            tags["trnflow.refused"] = decision.why
+        with begin_log(context, Options(), tags=tags):
             write_champion(
                 context.log, store, ledger, challenger=lost, comparison=_figures(decision), frozen=champion["frozen"]
             )

@@ -10,6 +10,7 @@ from trnflow.flows.champions.budget import looks_of, next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.lost import restoring
+from trnflow.flows.champions.own_judges import compare_by_own, less_is_better, own_metric, refusals
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
@@ -18,12 +19,11 @@ from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
-from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, least_rows, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
-from trnflow.tasks.store.ledger.entries import Entry, NewEntry
+from trnflow.tasks.store.ledger.entries import REFUSED, Entry, NewEntry
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Decision(NamedTuple):
 
     Attributes:
         promoted: Whether the challenger is the champion now, and was not before.
-        number: Of the present champion.
+        number, champion: Of the present champion; 0 and None where the first challenger was refused.
         comparison: None if no models were compared.
         froze: Whether this promotion froze the rows.
         entry: The n of the ledger's entry, None if none was added.
@@ -52,7 +52,7 @@ class Decision(NamedTuple):
 
     promoted: bool
     number: int
-    champion: str
+    champion: str | None
     challenger: str
     comparison: Comparison | None
     frozen: Frozen
@@ -96,7 +96,8 @@ def promote(
     """
     recipe, store = context.recipe, context.store
     clean(store)
-    score_of(recipe.promote, challenger.artifact.meta["task"])
+    if own_metric(recipe) is None:
+        score_of(recipe.promote, challenger.artifact.meta["task"])
     judging = context.for_run(log, kind="promote")
     with begin_log(judging, Options(offline=context.resolver.offline)):
         before = frozen or newest_frozen(recipe, store)
@@ -126,8 +127,13 @@ class _Judging:
                 ours = ours or score(self.context, self.challenger, self.frozen.artifact, self.log)
             if verdict is None:
                 assert ours is not None and ledger.champion is not None
-                comparison = self._compare(ledger, ledger.champion, ours)
-                verdict = _Verdict(comparison.is_better, describe(comparison), comparison)
+                theirs = self._champion_scores(ledger.champion)
+                comparison = self._compare(ledger, ledger.champion, theirs, ours)
+                less = less_is_better(self.context.recipe, comparison.metric)
+                verdict = _Verdict(comparison.is_better, describe(comparison, less), comparison)
+                verdict = self._checked(verdict, ours, theirs)
+            elif verdict.promoted and ours is not None:
+                verdict = self._checked(verdict, ours, None)
             titles = ledger.stands["champions"]
             if self.training is None and titles and titles[0]["artifact"] == digest:
                 return Decision(False, titles[0]["number"], digest, digest, None, self.frozen, self.froze, verdict.why)
@@ -141,22 +147,28 @@ class _Judging:
                 entry = append_ledger(store, name, new, ledger.number)
             if entry is not None:
                 self.log.write("decided", entry=dict(entry))
-                title = entry["stands"]["champions"][0]
+                title = next(iter(entry["stands"]["champions"]), None)
+                number, champion = (title["number"], title["artifact"]) if title else (0, None)
                 return Decision(
-                    verdict.promoted, title["number"], title["artifact"], digest, verdict.comparison, self.frozen,
-                    self.froze, verdict.why, entry["n"],
+                    verdict.promoted, number, champion, digest, verdict.comparison, self.frozen, self.froze, verdict.why,
+                    entry["n"],
                 )  # fmt: skip
 
-    def _compare(self, ledger: Ledger, champion: Entry, ours: Scored) -> Comparison:
-        """Score the champion, and compare it with the challenger at what is left of the year's budget. Raises DataError."""
-        recipe, store = self.context.recipe, self.context.store
-        holder = of_champion(store, champion)
+    def _checked(self, verdict: _Verdict, ours: Scored, theirs: Scored | None) -> _Verdict:
+        """Return the verdict after the user's checks, which judge each challenger, also one that is not better."""
+        judging = self.context.for_run(self.log, kind="promote")
+        reasons = refusals(judging, ours, theirs, self.frozen.artifact)
+        return _Verdict(False, f"{REFUSED}{'; '.join(reasons)}", verdict.comparison) if reasons else verdict
+
+    def _champion_scores(self, champion: Entry) -> Scored:
+        """Score the champion. Raises DataError, BlobLost."""
+        holder = of_champion(self.context.store, champion)
         task, other = holder.artifact.meta["task"], self.challenger.artifact.meta["task"]
         if task != other:
             what = f"the champion is a model for {task}, the challenger for {other}"
             raise DataError(what, "give the recipe another name")
         try:
-            theirs = score(self.context, holder, self.frozen.artifact, self.log)
+            return score(self.context, holder, self.frozen.artifact, self.log)
         except DataError as error:
             fix = "give the recipe another name, under which the challenger is the first champion"
             what = f"the champion can't be scored on frozen rows {self.frozen.number}: {error.message}"
@@ -164,17 +176,27 @@ class _Judging:
         except BlobLost as error:
             what = f"champion {champion['number']} can't be compared: {error.message}"
             raise BlobLost(what, restoring(self.context.recipe.name), error.digest) from error
-        with workplace(store.home, "comparison") as work:
-            theirs_at, ours_at = (
-                store.link_files(scored.artifact, work / side) / "scores.parquet"
-                for side, scored in (("champion", theirs), ("challenger", ours))
-            )
-            metric = score_of(recipe.promote, task).name
-            rows = self.frozen.artifact.digest
-            config = looks_of(recipe, store.memo).config
-            look = next_look(config, ledger, (self.challenger.artifact.digest, champion["champion"], rows, metric))
-            found = compare_scores(theirs_at, ours_at, task, config, look.alpha or config.alpha)
-            return found._replace(alpha=look.alpha, spent=look.spent, is_better=found.is_better and look.alpha > 0)
+
+    def _compare(self, ledger: Ledger, champion: Entry, theirs: Scored, ours: Scored) -> Comparison:
+        """Compare the champion with the challenger at what is left of the year's budget. Raises DataError."""
+        recipe, store, own = self.context.recipe, self.context.store, own_metric(self.context.recipe)
+        task, rows = self.challenger.artifact.meta["task"], self.frozen.artifact
+        metric = own.name if own else score_of(recipe.promote, task).name
+        config = looks_of(recipe, store.memo).config
+        pair = (self.challenger.artifact.digest, champion["champion"], rows.digest, metric)
+        look = next_look(config, ledger, pair)
+        alpha = look.alpha or config.alpha
+        if own:
+            judging = self.context.for_run(self.log, kind="promote")
+            found = compare_by_own(judging, own, config, alpha, theirs, ours, rows)
+        else:
+            with workplace(store.home, "comparison") as work:
+                theirs_at, ours_at = (
+                    store.link_files(scored.artifact, work / side) / "scores.parquet"
+                    for side, scored in (("champion", theirs), ("challenger", ours))
+                )
+                found = compare_scores(theirs_at, ours_at, task, config, alpha)
+        return found._replace(alpha=look.alpha, spent=look.spent, is_better=found.is_better and look.alpha > 0)
 
     def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:
         """Return the decision as an entry of the ledger."""
@@ -187,7 +209,7 @@ class _Judging:
             comparison=verdict.comparison.to_json() if verdict.comparison else None,
         )  # fmt: skip
         if training is not None:
-            champion = digest if verdict.promoted else titles[0]["artifact"]
+            champion = digest if verdict.promoted else titles[0]["artifact"] if titles else None
             keep = self.context.recipe.promote.keep_models
             entry |= NewEntry(run=training.run, data=training.data, checks=training.checks)
             entry["judged"] = judged_models(store, ledger, training.run, digest, champion, keep)
@@ -260,14 +282,14 @@ def _kept(store: Store, digest: str | None) -> str | None:
     return digest
 
 
-def describe(pair: Comparison) -> str:
+def describe(pair: Comparison, less_is_better: bool) -> str:
     """Return one sentence about a comparison."""
     word = "better" if pair.is_better else "not surely better"
     if not pair.alpha:
         word += " (the year's budget of judgements is spent: see promote.looks_per_year)"
     elif pair.differing < least_rows(pair.alpha):
         word += f" ({pair.differing} rows are judged differently, {least_rows(pair.alpha)} are the least that can tell)"
-    less = ", less is better" if is_less_better(pair.metric) else ""
+    less = ", less is better" if less_is_better else ""
     return (
         f"{word} than the champion on {pair.rows} frozen rows: {pair.metric} {pair.challenger:.4g} against "
         f"{pair.champion:.4g}{less}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}; "

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
-from trnflow.flows.recipes.files import RecipeTree, origin_of, read_tree
+from trnflow.flows.recipes.files import RecipeTree, nearest, origin_of, read_tree
 from trnflow.flows.recipes.sweep_settings import SweepConfig
 from trnflow.flows.recipes.validation_errors import Recipes, refused
 from trnflow.tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig, hooks_in
@@ -18,6 +18,7 @@ from trnflow.tasks.consolidate import ConsolidateConfig
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluate_model import EvaluateConfig
+from trnflow.tasks.evaluation.scores import PROMOTING
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.keys.hooks import check_hook
 from trnflow.tasks.launch import GRACE_SECONDS
@@ -191,6 +192,17 @@ class Recipe(StageConfig):
                 "begins with `.` or `-`"
             )
         return value
+
+    @model_validator(mode="after")
+    def _metric_is_known(self) -> Recipe:
+        metric, own = self.promote.metric, [each.name for each in self.evaluate.metrics if each.may_promote]
+        if metric not in (None, *PROMOTING, *own):
+            close = nearest(metric, (*PROMOTING, *own))
+            raise ValueError(
+                f"promote.metric is {metric}, which is none of {', '.join((*PROMOTING, *own))}: "
+                f"{f'did you mean {close}?' if close else 'name one of them, or add it to evaluate.metrics'}"
+            )
+        return self
 
     _folders: Folders = PrivateAttr(default_factory=dict)
     _machine: str = PrivateAttr(default="")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import model_in
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
+from trnflow.flows.champions.own_judges import CHECKS, is_checked
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import Recipe
@@ -19,7 +21,8 @@ from trnflow.tasks.keys.explain import difference
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.keys.lineage import start_of
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.ledger import read_ledger
+from trnflow.tasks.store.ledger import Ledger, read_ledger
+from trnflow.tasks.store.ledger.entries import REFUSED
 from trnflow.tasks.store.model_names import CHAMPION
 
 FOLLOWING = ("shards", "weights", "dtype")
@@ -77,6 +80,7 @@ def find_change(context: RunContext) -> RetrainReason:
     plan = training.plan = make_plan(finetune_without(fixed, frozen), training)
     run = store.run(str(judged["run"])) if judged else None
     why = _difference(plan, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
+    why = why or _other_checks(training, ledger)
     champion = ledger.champion["champion"] if ledger.champion else None
     challenger = model_in(run) if run else None
     data = data_digest(plan.sources["data"])
@@ -89,6 +93,20 @@ def find_change(context: RunContext) -> RetrainReason:
     same = f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"
     same += ", on another machine" if elsewhere else ""
     return RetrainReason(bool(why), why or same, training, champion, challenger, frozen, data, ledger.number)
+
+
+def _other_checks(context: RunContext, ledger: Ledger) -> str:
+    """Say that the user's checks are not those that judged the newest model, which did not become champion; or ""."""
+    judged, champion, recipe = ledger.judged, ledger.champion, context.recipe
+    if judged is None or judged["outcome"] != "kept" or not judged["scores"] or not judged["frozen"]:
+        return ""
+    other = f"{CHECKS} changed since the newest model was judged"
+    if not recipe.promote.checks:
+        return other if judged["why"].startswith(REFUSED) else ""
+    with suppress(BlobLost):
+        same = is_checked(context, judged["scores"], champion["scores"] if champion else None, judged["frozen"])
+        return "" if same else other
+    return ""
 
 
 def _start(recipe: Recipe, store: Store) -> str | None:

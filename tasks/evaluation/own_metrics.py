@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,6 +85,14 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.row)
 
+    def take(self, rows: Ints | slice) -> Predictions:
+        """Return the predictions of some rows, in this order. rows: places, int64."""
+        count, columns = len(self), {name: values[rows] for name, values in self.columns.items()}
+        arrays = {
+            name: value[rows] for name, value in vars(self).items() if getattr(value, "shape", ())[:1] == (count,)
+        }
+        return replace(self, columns=Columns(columns), **arrays)
+
 
 class Columns(dict[str, Any]):
     """{name: array} of a split's rows."""
@@ -113,8 +121,8 @@ def own_values(
     for number, metric in enumerate(metrics):
         setting = f"{SETTING}.{number}.function"
         function = function_of(code, setting)
-        first, second = (_called(function, metric, code, predictions) for _ in range(2))
-        at = _place(function, code)
+        first, second = (_called(function, metric.name, code, predictions) for _ in range(2))
+        at = described(function, code)
         for name, value in first.items():
             if name in taken or name in values:
                 raise DataError(f"{at}: there is a metric {name} already", "return it under another name")
@@ -128,12 +136,12 @@ def own_values(
 
 
 def _called(
-    function: Callable[[Predictions], Any], metric: OwnMetric, code: Source, predictions: Predictions
+    function: Callable[[Predictions], Any], named: str, code: Source, predictions: Predictions
 ) -> dict[str, float]:
     where = f"on the {len(predictions)} rows of {predictions.split}"
     with own_errors(code, where, f"correct it, or take it out of {SETTING}: the predictions are kept"):
         returned = function(predictions)
-    at, values = _place(function, code), returned if isinstance(returned, dict) else {metric.name: returned}
+    at, values = described(function, code), returned if isinstance(returned, dict) else {named: returned}
     for name, value in values.items():
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise DataError(f"{at}: {name!r} is no name of a metric", "use letters, digits, `_`, `.` and `-`")
@@ -145,11 +153,22 @@ def _called(
     return {name: float(value) for name, value in values.items()}
 
 
+def own_number(function: Callable[[Predictions], Any], name: str, code: Source, predictions: Predictions) -> float:
+    """Return the metric that one of the user's functions returns alone. Raises DataError as `own_values`."""
+    values = _called(function, name, code, predictions)
+    if [*values] != [name]:
+        raise DataError(
+            f"{described(function, code)}: it returned a dict, and promote.metric compares by one number",
+            "let another function return that number alone, and name it in promote.metric",
+        )
+    return values[name]
+
+
 def _kind(value: Any) -> str:
     return "None" if value is None else f"{value!r:.40} ({type(value).__name__})"
 
 
-def _place(function: Callable[..., Any], code: Source) -> str:
+def described(function: Callable[..., Any], code: Source) -> str:
     """Return where a function is, as `mine/metrics.py:9 in cost`."""
     body = function.__code__
     return f"{shown_file(code, body.co_filename)}:{body.co_firstlineno} in {body.co_name}"

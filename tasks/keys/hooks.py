@@ -36,6 +36,7 @@ class Signature(NamedTuple):
 SIGNATURES = {
     "evaluate.metrics": Signature(1, "(p: Predictions) -> float | dict[str, float]"),
     "format.make": Signature(1, "(row: dict) -> str | dict | None"),
+    "promote.checks": Signature(2, "(challenger: Predictions, champion: Predictions | None) -> str | None"),
 }
 """{setting, or the section around several: signature}"""
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
+Measure = Callable[[int, Any], float]
+"""(0 for the champion, 1 for the challenger; places of examples) -> a metric of these."""
+
 DIFFERING = 0.06
 """The share of rows that two similar models are assumed to judge differently, to say which gain can win."""
 POWER = 0.8
@@ -121,30 +124,63 @@ def compare_scores(champion: Path, challenger: Path, task: str, config: PromoteC
         DataError: The files have examples of different rows.
         ConfigError: `promote.metric` is of another task.
     """
-    import numpy as np
     import pyarrow.parquet as pq
 
     score = score_of(config, task)
     # two chat templates may make different numbers of examples of a row: each model is scored on its own
     sides = [pq.read_table(path).sort_by(FROZEN_ROW) for path in (champion, challenger)]
-    first, second = (np.unique(side.column(FROZEN_ROW).to_numpy()) for side in sides)
+    rows = _paired(*(side.column(FROZEN_ROW).to_numpy() for side in sides))
+    sign = -1.0 if score.less_is_better else 1.0
+    pair = _pair(score, *sides)
+    differing, values = int(pair.differs.sum()), pair.values
+    if score.name == "accuracy":
+        wins = (differing + round((values[1] - values[0]) * rows)) // 2
+        low, high = sign_test(wins, differing, rows, alpha)
+    else:
+        low, high = bootstrap(pair.resample, pair.block, sign, config, alpha)
+    return _compared(score.name, pair, sign, (low, high), rows, config, alpha)
+
+
+def compare_own(
+    name: str, metric: Measure, sides: Sequence[Any], sign: float, config: PromoteConfig, alpha: float
+) -> Comparison:
+    """Compare two models by a metric of the user's, as `compare_scores` does.
+
+    Args:
+        metric: (0 for the champion, 1 for the challenger; examples) -> value.
+        sides: `Predictions` of both.
+        sign: 1, or -1 where less is better.
+    """
+    import numpy as np
+
+    rows = _paired(*(side.row for side in sides))
+    named = [np.array(side.labels)[side.predicted] for side in sides if side.predicted is not None]
+    differs = named[0] != named[1] if named else np.ones(rows, np.bool_)
+    pair = _resampled(metric, [side.row for side in sides], differs)
+    ends = bootstrap(pair.resample, pair.block, sign, config, alpha)
+    return _compared(name, pair, sign, ends, rows, config, alpha)
+
+
+def _paired(first: Ints, second: Ints) -> int:
+    """Return the number of frozen rows of which both models have examples. Raises DataError if they are not the same."""
+    import numpy as np
+
+    first, second = np.unique(first), np.unique(second)
     if not np.array_equal(first, second):
         same = " other ones" if len(first) == len(second) else ""
         raise DataError(
             f"the champion has scores of {len(first)} frozen rows, the challenger of {len(second)}{same}: they can't be paired",
             "`trnflow freeze` the recipe again with rows that both models can read",
         )
-    sign = -1.0 if score.less_is_better else 1.0
-    pair = _pair(score, *sides)
+    return len(first)
+
+
+def _compared(
+    name: str, pair: _Pair, sign: float, ends: tuple[float, float], rows: int, config: PromoteConfig, alpha: float
+) -> Comparison:
     differing, values = int(pair.differs.sum()), pair.values
-    if score.name == "accuracy":
-        wins = (differing + round((values[1] - values[0]) * len(first))) // 2
-        low, high = sign_test(wins, differing, len(first), alpha)
-    else:
-        low, high = bootstrap(pair.resample, pair.block, sign, config, alpha)
-    is_better = low > config.margin and differing >= least_rows(alpha)
-    difference = sign * (values[1] - values[0])
-    return Comparison(score.name, *values, difference, low, high, len(first), is_better, differing, alpha)
+    is_better = ends[0] > config.margin and differing >= least_rows(alpha)
+    return Comparison(name, *values, sign * (values[1] - values[0]), *ends, rows, is_better, differing, alpha)
 
 
 def bootstrap(
@@ -258,10 +294,10 @@ def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:
     """Resample a metric that is only a function: one call for each resample and model."""
     import numpy as np
 
-    (rows, of_first), (_, of_second) = (_clusters(table.column(FROZEN_ROW).to_numpy()) for table in tables)
-    first, second = map(_examples, tables)
+    sides = [_examples(table) for table in tables]
 
-    def metric(side: ClassPredictions | RowSums, examples: Ints | slice) -> float:
+    def metric(number: int, examples: Ints | slice) -> float:
+        side = sides[number]
         columns: list[Any] = [column[examples] for column in side if isinstance(column, np.ndarray)]
         drawn: Any = (
             RowSums._make([*columns, columns[0].sum()]) if isinstance(side, RowSums) else type(side)._make(columns)
@@ -269,13 +305,24 @@ def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:
         value = score(drawn)
         return math.nan if value is None else value
 
+    sources = [table.column(FROZEN_ROW).to_numpy() for table in tables]
+    named = [table.column("predicted").to_numpy() for table in tables if "predicted" in table.column_names]
+    differs = named[0] != named[1] if named else np.ones(len(np.unique(sources[0])), np.bool_)
+    return _resampled(metric, sources, differs)
+
+
+def _resampled(metric: Measure, sources: Sequence[Ints], differs: NDArray[np.bool_]) -> _Pair:
+    """Return the pair of a metric that is called for each resample. sources: the frozen row of each example, of both
+    models."""
+    import numpy as np
+
+    (rows, of_first), (_, of_second) = map(_clusters, sources)
+
     def resample(draw: np.random.Generator, size: int) -> Floats:
         drawn = draw.integers(0, rows, (size, rows))
-        return np.array([metric(second, of_second(row)) - metric(first, of_first(row)) for row in drawn])
+        return np.array([metric(1, of_second(row)) - metric(0, of_first(row)) for row in drawn])
 
-    named = [table.column("predicted").to_numpy() for table in tables if "predicted" in table.column_names]
-    differs = named[0] != named[1] if named else np.ones(rows, np.bool_)
-    values = metric(first, slice(None)), metric(second, slice(None))
+    values = metric(0, slice(None)), metric(1, slice(None))
     return _Pair(values, differs, resample, max(BLOCK // rows, 1))
 
 

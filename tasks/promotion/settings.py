@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trnflow.tasks.config import NonNegative, Positive, Seed, StageConfig
+from trnflow.tasks.config import NOT_KEYED, Hook, NonNegative, Positive, Seed, StageConfig
 from trnflow.tasks.evaluation.scores import PROMOTING
 
 if TYPE_CHECKING:
@@ -26,12 +26,16 @@ MOST_LOOKS = 10_000
 WITH_COLUMN = ("label_share", "longest", "lengths")
 
 
+OwnName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+
+
 class PromoteConfig(StageConfig):
     """When a challenger replaces the champion: the lower end of the interval of the difference must exceed `margin`, and
     enough frozen rows must be judged differently that chance would rarely let it win them all."""
 
-    metric: Metric | None = None
-    """The metric by which two models are compared. Default: weighted F1 for classification, bits per byte for language models."""
+    metric: Metric | OwnName | None = None
+    """The metric by which two models are compared, or the name of a function in `evaluate.metrics` with `may_promote`.
+    Default: weighted F1 for classification, bits per byte for language models."""
     margin: NonNegative = 0.0
     """The amount by which the challenger must surely be better, in units of the metric."""
     confidence: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.95
@@ -50,6 +54,9 @@ class PromoteConfig(StageConfig):
     judged, promoted or not. The champion's run is kept besides. Counts when a model is judged."""
     seed: Seed = 0
     """The seed of the bootstrap."""
+    checks: Annotated[tuple[Hook, ...], NOT_KEYED] = ()
+    """Functions of your own, `package.module:name`, that may refuse a challenger: each gets the predictions of challenger and
+    champion on the frozen rows (docs/own_code.md), and returns None or the reason."""
 
     @property
     def alpha(self) -> float:

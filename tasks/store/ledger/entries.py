@@ -17,6 +17,9 @@ KEPT_CHAMPIONS = 3
 Outcome = Literal["promoted", "kept", "unchanged", "stopped", "failed", "rolled back", "frozen"]
 By = Literal["retrain", "promote", "rollback", "freeze"]
 
+REFUSED = "refused by promote.checks: "
+"""The beginning of `why` where the user's own checks refused a challenger."""
+
 SETTLED: tuple[Outcome, ...] = ("promoted", "kept", "unchanged", "stopped")
 """The outcomes after which a recipe is not trained again on the same data."""
 
