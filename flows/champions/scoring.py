@@ -16,12 +16,16 @@ from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Source
 from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.own_rows import HOOK
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.keys.hooks import recorded_code
 from trnflow.tasks.promotion.number_labels import NumberLabelsConfig, number_labels
 from trnflow.tasks.promotion.score_rows import ScoreConfig, score_rows
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
+from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
 
@@ -48,13 +52,17 @@ def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog
     judging = context.for_run(log, kind="promote")
     with workplace(store.home, f"{judging.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
-        step = settle(scoring(recipe, model, frozen, tokenizer), judging).steps["score_rows"]
+        file = Path(tokenizer.location["tokenizer"]["folder"], ROW_FORMAT_FILE)
+        own = read_json(file)["rows"].get("own") if file.exists() else None
+        _, folder = recipe.hooks.get(HOOK, (None, recipe.own_folder))
+        code = recorded_code(own, folder or Path.cwd(), store.home, store.memo) if own else None
+        step = settle(scoring(recipe, model, frozen, tokenizer, code), judging).steps["score_rows"]
     assert step.artifact is not None and step.key is not None
     return Scored(step.artifact, step.key)
 
 
-def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source) -> Graph:
-    """Return the graph from frozen rows to a model's scores."""
+def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source, code: Source | None = None) -> Graph:
+    """Return the graph from frozen rows to a model's scores. code: the user's own that made the model's texts."""
     meta = model.artifact.meta
     longest = max(meta["lengths"])
     labels = tuple(meta["labels"]) if meta["task"] == "classification" else None
@@ -63,7 +71,7 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
     tokenized = TokenizeConfig.model_validate(model.shaping["tokenize"] | shape)
     device = recipe.evaluate.on_device_of(recipe.training.device).device or "cpu"
     rows = Node(number_labels, NumberLabelsConfig(labels=labels), {"frozen": frozen})
-    texts = Node(format_prompts, formatted, {"rows": rows, "model": tokenizer, "code": None})
+    texts = Node(format_prompts, formatted, {"rows": rows, "model": tokenizer, "code": code})
     tokens = Node(tokenize_text, tokenized, {"texts": texts, "model": tokenizer})
     config = ScoreConfig(window=longest, device=device)
     scores = Node(score_rows, config, {"texts": texts, "tokens": tokens, "weights": model.artifact})
@@ -72,11 +80,11 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
 
 def _tokenizer(store: Store, model: Artifact, work: Path) -> Source:
     """Return a model's tokenizer as a source, laid out in `work`."""
-    files = tuple(file for file in model.files if file.path in TOKENIZER_FILES)
+    files = tuple(file for file in model.files if file.path in (*TOKENIZER_FILES, ROW_FORMAT_FILE))
     folder = store.link_files(Artifact(model.digest, "tokenizer", {}, files), work / "tokenizer")
     identity = {
         "config": {"pretrained": None, "overrides": {}},
-        "tokenizer": {"files": {file.path: file.digest for file in files}},
+        "tokenizer": {"files": {file.path: file.digest for file in files if file.path != ROW_FORMAT_FILE}},
         "weights": None,
     }
     return Source("model", identity, {"model": None, "tokenizer": {"folder": str(folder)}})

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.finetune import DATA_STAGES, ROLES, finetune
+from trnflow.flows.finetune import DATA_STAGES, ROLES, finetune, own_code
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.rehearsal.checks import check_disk, remarks_of, remarks_of_texts
 from trnflow.flows.runner.context import RunContext, make_plan, new_run_id
@@ -164,7 +164,7 @@ class _Small:
         start_warm_parents([plan.steps[ROLES[role]] for role in ("training", "model")], context)
         steps = settle(graph, context, plan=plan, until=ROLES["chunks"]).steps
         texts, tokens = (_artifact(steps[ROLES[role]].artifact) for role in ("texts", "tokens"))
-        if recipe.format.task == "chat":
+        if recipe.format.task == "chat" and not recipe.format.make:
             written = Node(check_turns, TurnsConfig(messages=recipe.format.messages), {"rows": sampled, "texts": texts})
             settle(Graph((written,)), self.begin(recipe))
         for remark in remarks_of_texts(recipe, texts, tokens):
@@ -194,7 +194,9 @@ class _Small:
             else:
                 self.rehearsal.remark("training ended each time before it could be killed, so no resumption was tried")
             weights = _artifact(settle(graph, self.begin(recipe)).steps[ROLES["model"]].artifact)
-            asked = Node(answer, AnswerConfig(), {"weights": weights, "rows": sampled})
+            asked = Node(
+                answer, AnswerConfig(), {"weights": weights, "rows": sampled, "code": own_code(recipe, "format.make")}
+            )
             settle(Graph((asked,)), self.begin(recipe))
 
 

@@ -18,6 +18,7 @@ from trnflow.tasks.keys.code_hash import analyse
 from trnflow.tasks.keys.distributions import packages_folders
 from trnflow.tasks.keys.file_audit import Permit, edited
 from trnflow.tasks.keys.hash_cache import Memo, stamp
+from trnflow.tasks.keys.hooks import refuse_missing
 from trnflow.tasks.keys.module_finder import STANDARD_LIBRARY, is_of_trnflow, project_folder
 from trnflow.tasks.stage import Stage
 
@@ -45,9 +46,10 @@ def permit_for(
         CodeError: A module has changed since the key was computed.
     """
     modules = closure_files(stage.function.__module__, memo)
-    for given in inputs:
-        if isinstance(given, Source) and given.kind == CODE:
-            modules |= given.location["files"]
+    for item in inputs:
+        if isinstance(item, Source) and item.kind == CODE:
+            refuse_missing(item)
+            modules |= item.location["files"]
     own = {name: file for name, file in modules.items() if not is_of_trnflow(file)}
     program, theirs = project_folder("trnflow"), {_base(name, file) for name, file in own.items()}
     roots = tuple(sorted({*_roots(program), *(_root(base, base) for folder in theirs for base in _forms(folder))}))

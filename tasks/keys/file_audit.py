@@ -171,7 +171,7 @@ def _unknown(stage: str, name: str) -> CodeError:
         )
     return CodeError(
         f"{stage} read {name}, and its key does not know that file: an edit of it would go unnoticed, so nothing is published",
-        f'declare it, @stage(..., assets=("{name}",)), or make it an input',
+        f'declare it, @stage(..., assets=("{name}",)), or make it an input; what a hook needs stands in its modules or rows',
     )
 
 

@@ -99,6 +99,35 @@ def code_source(hooks: Mapping[str, tuple[str, Path]], home: Path, memo: Memo) -
     return Source(CODE, {"code": code, "env": env}, location)
 
 
+def recorded_code(own: Mapping[str, str], folder: Path, home: Path, memo: Memo) -> Source:
+    """Return the code that made a model's texts, as it was; if it is not the same now, it has keys and can't run.
+
+    own: the table `code` of a `code_source` then; folder: where its modules are looked for.
+    """
+    hooks = {name: (value, folder) for name, value in own.items() if not value.startswith(("sha256:", "schema:"))}
+    functions = {name: named for name, (named, _) in hooks.items()}
+    try:
+        now = code_source(hooks, home, memo)
+        changed = [
+            name for name in own.keys() | now.identity["code"].keys() if own.get(name) != now.identity["code"].get(name)
+        ]
+        why, env = f"{', '.join(sorted(changed))} changed since", now.identity["env"]
+    except (ConfigError, CodeError) as error:
+        changed, why, env = list(own), error.message, {}
+    if not changed:
+        return now
+    missing = f"the rows of this model were made by {' and '.join(functions.values())} as it was then: {why}"
+    return Source(CODE, {"code": dict(own), "env": env}, {"functions": functions, "missing": missing})
+
+
+def refuse_missing(code: Source) -> None:
+    """Raise CodeError for code that `recorded_code` did not find as it was."""
+    if "missing" in code.location:
+        raise CodeError(
+            code.location["missing"], "check out the code of that time, and run this in the folder of its recipe"
+        )
+
+
 def signature_of(setting: str) -> Signature:
     """Return the signature of a hook."""
     return next(

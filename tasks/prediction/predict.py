@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
 from trnflow.tasks.errors import ConfigError
@@ -34,8 +34,8 @@ class Model(NamedTuple):
     exported: bool
 
 
-def open_model(folder: Path, kind: str, meta: Meta) -> Model:
-    """Open a model's folder without loading its weights. kind, meta: of its artifact.
+def open_model(folder: Path, kind: str, meta: Meta, code: Source | None = None) -> Model:
+    """Open a model's folder without loading its weights. kind, meta: of its artifact; code: see `shape_of`.
 
     Raises ConfigError for an export that can't predict here, ModelError without `trnflow.json`.
     """
@@ -48,7 +48,7 @@ def open_model(folder: Path, kind: str, meta: Meta) -> Model:
             "leave --export out: the consolidated model generates",
         )
     rows = read_row_format(folder)
-    return Model(folder, rows, shape_of(rows, folder), exported)
+    return Model(folder, rows, shape_of(rows, folder, code), exported)
 
 
 def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Iterator[Meta]:

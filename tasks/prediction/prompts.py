@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.chat import prompted, sections
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
 from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, Row, conversation_of
+from trnflow.tasks.data.format.own_rows import HOOK, own_make
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import (
     ARGUMENTS,
@@ -22,6 +23,9 @@ from trnflow.tasks.data.format.row_makers import (
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.hooks import recorded_code, refuse_missing
+from trnflow.tasks.system.home import home_folder
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns
@@ -66,9 +70,16 @@ class Shape(NamedTuple):
         return self.parts({**dict.fromkeys(self.optional), **row}, where)
 
 
-def shape_of(rows: RowFormat, folder: Path) -> Shape:
-    """Return the shape of the rows that `trnflow.json` describes. Raises ConfigError."""
+def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape:
+    """Return the shape of the rows that `trnflow.json` describes.
+
+    code: the user's own that made them; None: it is looked for from the working folder on. Raises ConfigError, CodeError
+    if that is not at hand as it was.
+    """
     config = FormatConfig.model_validate(rows.settings)
+    if rows.own:
+        code = code or recorded_code(rows.own, Path.cwd(), home := home_folder(), Memo(home / "memo.db"))
+        return _own(config.model_copy(update={"make": rows.own[HOOK]}), rows, folder, code)
     if config.task == "chat":
         return _chat(config, folder)
     if config.prompt_template:
@@ -85,6 +96,8 @@ def shape_of(rows: RowFormat, folder: Path) -> Shape:
 def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:
     """Return (columns that a row must have, columns that it may have); no file is read. Raises ConfigError."""
     config = FormatConfig.model_validate(rows.settings)
+    if rows.own:
+        return _own_columns(config, rows)
     if config.task == "chat":
         return _chat_columns(config)
     shape = shape_of(rows, Path())
@@ -104,8 +117,37 @@ def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
 
 
 def _chat(config: FormatConfig, folder: Path) -> Shape:
-    names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     columns, optional = _chat_columns(config)
+    return Shape(columns, optional, _chat_parts(config, folder), framed=is_framed(config), is_chat=True)
+
+
+def _own(config: FormatConfig, rows: RowFormat, folder: Path, code: Source) -> Shape:
+    """Return the shape of rows that a function of the user's makes texts of."""
+    refuse_missing(code)
+    make, (columns, optional) = own_make(config, code, (), None, no_limit), _own_columns(config, rows)
+    is_chat = config.task == "chat"
+    chat = _chat_parts(config, folder) if is_chat else None
+
+    def parts(row: Row, where: str) -> Parts:
+        made = make(row, where)
+        if made is None:
+            raise DataError(f"{where}: {config.make} leaves this row out", "give rows of which it makes a text")
+        return chat({**row, config.messages: made["messages"]}, where) if chat else _plain(made["text"])
+
+    return Shape(columns, optional, parts, framed=is_framed(config), is_chat=is_chat)
+
+
+def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list[str]]:
+    """Return the one column of a bare text, where the recipe names it, and all others, which the function may read."""
+    named = {"chat": [config.messages], "instruction": [config.instruction]}.get(
+        config.task, rows.text or [config.text]
+    )
+    columns = named if len(named) == 1 and named[0] in rows.columns else []
+    return columns, [name for name in rows.columns if name not in columns]
+
+
+def _chat_parts(config: FormatConfig, folder: Path) -> Callable[[Row, str], Parts]:
+    names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
     framed = is_framed(config)
     chat = chat_document(config, folder) if framed else None
     templates = chat_templates_of(config, chat) if chat else {}
@@ -122,7 +164,7 @@ def _chat(config: FormatConfig, folder: Path) -> Shape:
             {"text": f"\n\n### {ROLES['assistant']}\n", "train": False},
         ]
 
-    return Shape(columns, optional, parts, framed=framed, is_chat=True)
+    return parts
 
 
 def _chat_columns(config: FormatConfig) -> tuple[list[str], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.system.model_process import model_environ
@@ -20,7 +20,7 @@ def environ(config: AnswerConfig) -> dict[str, str]:
 
 
 @stage(kind="answer", environ=environ)
-def answer(config: AnswerConfig, weights: Input, rows: Input, out: Workdir) -> Meta:
+def answer(config: AnswerConfig, weights: Input, rows: Input, out: Workdir, code: Source | None = None) -> Meta:
     """Write the prediction for the first row of train to `answer.json`."""
     import pyarrow.parquet as pq
 
@@ -28,7 +28,7 @@ def answer(config: AnswerConfig, weights: Input, rows: Input, out: Workdir) -> M
 
     row = pq.read_table(rows.path / "train.parquet").slice(0, 1).to_pylist()[0]
     row |= {name: json.loads(row[name]) for name in rows.meta.get("nested", []) if row.get(name) is not None}
-    model = open_model(weights.path, weights.kind, weights.meta)
+    model = open_model(weights.path, weights.kind, weights.meta, code)
     (predicted,) = predictions(model, [("row 1", row)], 8)
     (out.path / "answer.json").write_text(json.dumps(predicted), encoding="utf-8")
     return {}

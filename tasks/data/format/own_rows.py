@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import Any
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.config import FormatConfig
@@ -11,9 +11,6 @@ from trnflow.tasks.data.format.conversation import Row, parsed
 from trnflow.tasks.data.format.templates import Limit
 from trnflow.tasks.errors import DataError, TrnflowError
 from trnflow.tasks.keys.own_functions import function_of, own_error
-
-if TYPE_CHECKING:
-    from trnflow.tasks.metadata import RowsMeta
 
 HOOK = "format.make"
 FIX = "correct it, or return None for rows to leave out; `trnflow preview` shows what it makes"
@@ -30,9 +27,14 @@ OwnMake = Callable[[Row, str], Row | None]
 """Makes {"text"}, {"text", "label"} or {"messages"} of a row and its name for errors; None leaves it out."""
 
 
-def own_make(config: FormatConfig, code: Source, meta: RowsMeta, limit: Limit) -> OwnMake:
-    """Import the user's function, and return it with its checks. limit: the context in which it is called for a row."""
-    function, nested, labels = function_of(code, HOOK), meta.get("nested", ()), meta["labels"]
+def own_make(
+    config: FormatConfig, code: Source, nested: Collection[str], labels: list[str] | None, limit: Limit
+) -> OwnMake:
+    """Import the user's function, and return it with its checks.
+
+    nested: columns of JSON text; labels: by id, None to predict; limit: the context in which it is called for a row.
+    """
+    function = function_of(code, HOOK)
 
     def given(row: Row, where: str) -> Row:
         objects = {name: parsed(row, name, where) for name in nested if name in row}
@@ -79,8 +81,8 @@ def _checked(made: Any, config: FormatConfig, labels: list[str] | None, where: s
         raise DataError(
             f"{shown(where)}: {config.make} returned {kind}", f"with format.task: {config.task} return {words}"
         )
-    if "label" in result:
-        result["label"] = _label(result["label"], config, labels or [], where)
+    if "label" in result and labels:
+        result["label"] = _label(result["label"], config, labels, where)
     if "text" not in result:
         return result
     _check_text(result["text"], config, where)

@@ -88,8 +88,8 @@ def _tomorrow() -> None:
     for name, unit in (("time", 1), ("time_ns", 10**9), ("monotonic", 1), ("perf_counter", 1)):
         setattr(time, name, _later(getattr(time, name), DAY * unit))
     localtime, gmtime = time.localtime, time.gmtime
-    time.localtime = lambda at=None: localtime(time.time() if at is None else at)  # type: ignore[assignment]
-    time.gmtime = lambda at=None: gmtime(time.time() if at is None else at)  # type: ignore[assignment]
+    time.localtime = lambda at=None: localtime(time.time() if at is None else at)
+    time.gmtime = lambda at=None: gmtime(time.time() if at is None else at)
     day = datetime.timedelta(days=1)
 
     class AlsoTheirs(type):

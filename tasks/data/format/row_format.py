@@ -26,6 +26,7 @@ class RowFormat(NamedTuple):
         columns: All columns in training.
         nested: Those of lists or objects.
         max_length: The most tokens of a row in training.
+        own: {module: hash} of the user's code that made the texts, and `format.make`: its function; None without.
     """
 
     task: str
@@ -34,6 +35,7 @@ class RowFormat(NamedTuple):
     columns: list[str]
     nested: list[str]
     max_length: int
+    own: dict[str, str] | None = None
 
 
 def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:

@@ -50,7 +50,8 @@ def maker_from(arguments: Meta, limit: Limit) -> Maker:
     if not arguments["code"]:
         return maker_of(config, meta, chat, limit)
     wall = limit.by_the_wall(config.row_seconds) if isinstance(limit, Timer) else limit
-    return maker_of(config, meta, chat, limit, own_make(config, Source(**arguments["code"]), meta, wall))
+    own = own_make(config, Source(**arguments["code"]), meta.get("nested", ()), meta["labels"], wall)
+    return maker_of(config, meta, chat, limit, own)
 
 
 def _check_labels(meta: RowsMeta) -> None:

@@ -74,7 +74,7 @@ def _called(
             process.kill()
         if process.returncode or not output:
             row = place.read().rstrip(b"\0").decode(errors="replace")
-            raise _ended(process.returncode, row or "before the first row", errors)
+            raise _ended(process.returncode, row or "before the first row", errors, own=environment is not None)
     if errors:
         sys.stderr.write(errors)
     answer = json.loads(output)
@@ -174,7 +174,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
-def _ended(status: int, row: str, errors: str) -> TrnflowError:
+def _ended(status: int, row: str, errors: str, *, own: bool) -> TrnflowError:
     if status == -signal.SIGPROF:
         return ConfigError(
             f"{row}: its template takes more than {SECONDS:g} s of processor time", "repair the template"
@@ -186,5 +186,9 @@ def _ended(status: int, row: str, errors: str) -> TrnflowError:
         )
     if status == -signal.SIGINT:
         return Interrupted("interrupted", "run the same command again")
+    if own and not errors.strip():
+        return DataError(
+            f"{row.removeprefix('split ')}: format.make ended its process: status {status}", "let it return"
+        )
     last_line = errors.strip().rpartition("\n")[2] or f"status {status}"
     return ProcessFailed(f"{row}: the process that makes examples ended: {last_line}", "run again with --debug")
