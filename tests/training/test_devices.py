@@ -14,6 +14,8 @@ from trnflow.tasks.precompile import precompile
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training import devices
 
+pytestmark = pytest.mark.xla  # without it no Neuron package is asked for
+
 NEURON = ("libneuronxla", "neuronx-cc", "torch-neuronx")
 TWO_CORES = TrainConfig(device="neuron", devices=2)
 

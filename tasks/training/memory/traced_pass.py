@@ -171,7 +171,7 @@ def _flash(otherwise: Callable[..., Any], device: str) -> Callable[..., Any]:
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any
     ) -> Any:
         # flash attention has no dropout on the CPU
-        if (dropout_p and device == "cpu") or options.get("enable_gqa"):
+        if dropout_p if device == "cpu" else options.get("enable_gqa"):
             return otherwise(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
         scale = options.get("scale") or 1 / math.sqrt(query.shape[-1])
         causal = bool(options.get("is_causal"))

@@ -95,11 +95,12 @@ def attend_documents(
         raise ModelError(
             f"{type(module).__name__} does not pass on which documents its rows hold", "set train.attention=sdpa"
         )
-    groups = query.shape[1] // key.shape[1]
-    whole = [query, *(tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))]
+    if query.device.type == "cuda":  # of the CPU the fused kernel takes fewer heads, of CUDA not every one does
+        groups = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))
     rows, heads, length, width = query.shape
     # split and cat are fast in the backward pass; indexing would fill a whole tensor for each document
-    flat = [tensor.transpose(1, 2).reshape(rows * length, heads, width) for tensor in whole]
+    flat = [tensor.transpose(1, 2).reshape(rows * length, -1, width) for tensor in (query, key, value)]
     parts = zip(*(torch.split(tensor, documents) for tensor in flat), strict=True)
     return torch.cat([_attend_document(q, k, v, dropout, scaling) for q, k, v in parts]).view(
         rows, length, heads, width
@@ -107,10 +108,11 @@ def attend_documents(
 
 
 def _attend_document(query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None) -> Tensor:
-    """Compute causal attention over one document: [tokens, heads, width]."""
+    """Compute causal attention over one document: [tokens, heads, width]; of key and value perhaps fewer heads."""
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     attend = torch.nn.functional.scaled_dot_product_attention
-    return attend(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling)[0].transpose(0, 1)
+    grouped = q.shape[1] > k.shape[1]
+    return attend(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped)[0].transpose(0, 1)
 
 
 def attend_rows(

@@ -13,6 +13,7 @@ from trnflow.tasks.errors import CompileError, ModelError
 from trnflow.tasks.training.config import TrainConfig
 
 REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")  # PyTorch's text
+EXPLAINED = re.compile(r"^ *Explanation: (.+)$", re.MULTILINE)
 COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
@@ -50,10 +51,17 @@ def explain_refusal(config: TrainConfig) -> Iterator[None]:
             ) from error
         if config.compile and type(error).__module__.startswith(COMPILERS):
             raise CompileError(
-                f"torch.compile failed{_place(error)}: {str(error).strip().partition(chr(10))[0]}",
+                f"torch.compile failed{_place(error)}: {_why(error)}",
                 "set train.compile=false: the losses are the same, up to rounding",
             ) from error
         raise
+
+
+def _why(error: RuntimeError) -> str:
+    """Return the line of the error that says why."""
+    text = str(error).strip()
+    explained = EXPLAINED.search(text)  # by PyTorch 2.15, whose first line is a heading
+    return explained[1] if explained else text.partition("\n")[0]
 
 
 def _place(error: RuntimeError) -> str:
