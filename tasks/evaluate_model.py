@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
 
-PREDICTING = "trnflow.tasks.evaluation.predict_rows:predict_rows"
+PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 
 WORST, LONGEST = 10, 500
 """ClassPredictions that the report shows, and characters of their texts."""
@@ -155,7 +155,7 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input) -> Predict
     first = np.argsort(order, kind="stable")
     numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]].astype(np.int64)
     return Predictions(
-        task, split, tuple(predicted.meta.get("labels", ())), numbers,
+        task, split, tuple(predicted.meta.get("labels", ())), numbers + 1,
         columns_of(rows.path / f"{split}.parquet", numbers),
         **{name: array[first] for name, array in arrays.items()},
         generations=() if task == "classification" else tuple(_generations(predicted.path)),

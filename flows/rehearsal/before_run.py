@@ -11,7 +11,7 @@ from trnflow.flows.runner.plan import Options, Plan
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import Reader
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.key_document import stage_closure
 
 if TYPE_CHECKING:
     from trnflow.flows.rehearsal.rehearse import Rehearsal
@@ -79,9 +79,7 @@ def parameters_of(config: Meta) -> int:
 
 def _depends_on(context: RunContext, plan: Plan) -> Meta:
     """Return what a rehearsal's outcome depends on, the rows aside: those of tomorrow are checked by the stages."""
-    codes = {
-        step.name: closure(step.node.stage.function.__module__, context.store.memo) for step in plan.steps.values()
-    }
+    codes = {step.name: stage_closure(step.node.stage, context.store.memo) for step in plan.steps.values()}
     return {
         "recipe": {name: value for name, value in context.recipe.to_json().items() if name not in DIFFERS},
         "model": plan.sources["model"].identity,

@@ -53,7 +53,7 @@ class Predictions:
         task: `classification` or `causal_lm`.
         split: Such as `test`; `frozen` where models are compared.
         labels: Names of the classes, in the order of `probabilities`; () of a language model.
-        row: int64 [rows], the row's number in the split of `load_data`, from 0.
+        row: int64 [rows], the row's number in the split of `load_data`, from 1.
         columns: {name: array [rows]} of all columns of the rows, as `load_data` wrote them.
         expected, predicted: int64 [rows], places in `labels`.
         probabilities: float32 [rows, classes]; of frozen rows [rows, 0].

@@ -8,7 +8,7 @@ from trnflow.tasks.artifact import CODE, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.keys.code_closure import closure
+from trnflow.tasks.keys.code_closure import Closure, closure
 from trnflow.tasks.keys.distributions import installed_versions
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 from trnflow.tasks.keys.module_finder import project_folder
@@ -31,10 +31,7 @@ def key_document(
         {"schema", "stage", "code": {module or asset: hash}, "params": {setting: value}, "inputs": {name: digest, or
         identity of a source}, "env": {distribution: version}, "accel": accelerator and machine, or {}}
     """
-    code, env = closure(stage.function.__module__, memo, stamp_of)
-    for kept in stage.kept.values():
-        theirs = closure(kept.function.__module__, memo, stamp_of)
-        code, env = code | theirs.code, env | theirs.env
+    code, env = stage_closure(stage, memo, stamp_of)
     own = [item for item in inputs.values() if isinstance(item, Source) and item.kind == CODE]
     for source in own:
         code, env = code | source.identity["code"], env | source.identity["env"]
@@ -48,6 +45,15 @@ def key_document(
         "env": env,
         "accel": _accel(stage, config, memo),
     }
+
+
+def stage_closure(stage: Stage, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp) -> Closure:
+    """Return the closure of a stage's code, and of what makes the inputs that it keeps."""
+    code, env = closure(stage.function.__module__, memo, stamp_of)
+    for kept in stage.kept.values():
+        theirs = closure(kept.function.__module__, memo, stamp_of)
+        code, env = code | theirs.code, env | theirs.env
+    return Closure(code, env)
 
 
 def key_of(document: Meta) -> str:

@@ -117,7 +117,7 @@ def _seen(scores: Input, frozen: Input) -> Predictions:
     columns = columns_of(frozen.path / f"{SPLIT}.parquet", rows)
     if scores.meta["task"] != "classification":
         arrays = {name: table.column(name).to_numpy().copy() for name in ("nll", "tokens", "bytes")}
-        return Predictions(scores.meta["task"], "frozen", (), rows, columns, **arrays)
+        return Predictions(scores.meta["task"], "frozen", (), rows + 1, columns, **arrays)
     labels = tuple(sorted({*scores.meta["labels"], *table.column("label").to_pylist()}))
     places = {label: place for place, label in enumerate(labels)}
     expected, predicted = (
@@ -126,6 +126,6 @@ def _seen(scores: Input, frozen: Input) -> Predictions:
     )
     loss, none = table.column("loss").to_numpy().copy(), np.empty((len(rows), 0), np.float32)
     return Predictions(
-        scores.meta["task"], "frozen", labels, rows, columns,
+        scores.meta["task"], "frozen", labels, rows + 1, columns,
         expected=expected, predicted=predicted, probabilities=none, loss=loss,
     )  # fmt: skip

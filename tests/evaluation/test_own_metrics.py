@@ -71,7 +71,7 @@ def test_own_metrics_are_shown_like_built_in_ones(shell: InProcessShell, tmp_pat
         pq.read_table(got / "predictions.parquet").to_pylist(),
     )
     amounts = [json.loads(line)["amount"] for line in (shell.folder / "rows/test.jsonl").read_text().splitlines()]
-    wrong = [amounts[row["row"]] for row in found if row["label"] != row["predicted"]]
+    wrong = [amounts[row["row"] - 1] for row in found if row["label"] != row["predicted"]]
     assert report["metrics"]["cost"] == sum(wrong) / len(found) and wrong
     assert report["metrics"]["share_of_pos"] == np.mean([row["predicted"] == "pos" for row in found])
     assert report["own"] == ["cost", "share_of_neg", "share_of_pos"]

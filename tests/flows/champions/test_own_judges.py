@@ -26,7 +26,7 @@ def fair(challenger, champion):
 """
 FAIR = """
 def fair(challenger, champion):
-    assert challenger.split == "frozen" and (challenger.row == range(len(challenger))).all()
+    assert challenger.split == "frozen" and (challenger.row == range(1, len(challenger) + 1)).all()
     if champion is None:
         return None
     dear = challenger.columns["amount"] > 3

@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "consolidate": {"safetensors", "torch", "transformers"},
     "export_neuron": {"numpy", "safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": {"jinja2", "matplotlib", "numpy", "pyarrow", "scikit-learn", "scipy"},
-    "evaluation.predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
+    "predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
 }
 
 
