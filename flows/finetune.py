@@ -56,7 +56,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
     knows = partial(_check_vocabulary, start=start)
 
-    loaded = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": frozen})
+    loaded = loading(recipe, frozen)
     makes = own_code(recipe, "format.make")
     texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model, "code": makes})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
@@ -97,6 +97,12 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
     present = tuple(node for node in nodes if node is not None)
     return Graph(present, partial(_check_run, recipe), lambda known: remarks_of_columns(recipe, known.of("rows")))
+
+
+def loading(recipe: Recipe, frozen: Artifact | None = None) -> Node:
+    """Return the node that loads a recipe's rows. frozen: see `finetune`."""
+    source, makes = source_of(data_source, recipe.data), own_code(recipe, "data.make")
+    return Node(load_data, recipe.data, {"source": source, "frozen": frozen, "code": makes})
 
 
 def own_code(recipe: Recipe, *settings: str) -> Lookup | None:

@@ -15,7 +15,7 @@ from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
 from trnflow.tasks.data.format.conversation import Row
-from trnflow.tasks.data.format.proof import prove
+from trnflow.tasks.data.format.own_rows import HOOK
 from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import (
     Maker,
@@ -26,7 +26,8 @@ from trnflow.tasks.data.format.row_makers import (
 )
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
-from trnflow.tasks.data.format.time_limit import call_limited, call_own
+from trnflow.tasks.data.limited_process import call_limited, call_own
+from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import read_rows, write_rows
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.sources.model_source import tokenizer_folder
@@ -80,7 +81,8 @@ def split_rows(
     if config.task == "chat":
         _tell_unread(config, rows.meta, chat, out)
     if code:
-        prove(code, _arguments(config, rows, {"split": "train", "chat": chat}, code, out.scratch), out)
+        given = _arguments(config, rows, {"split": "train", "chat": chat}, code, out.scratch)
+        prove(code, "trnflow.tasks.data.format.first_rows:first_rows", given, out)
     return [
         _part(config, chat, rows, split, first, min(PART, count - first))
         for split, count in rows.meta["splits"].items()
@@ -102,6 +104,7 @@ def _arguments(config: FormatConfig, rows: Input[RowsMeta], part: Meta, code: So
         "meta": rows.meta,
         "part": part,
         "code": vars(code) if code else None,
+        "hook": HOOK,
         "to": str(folder / "texts.arrow"),
     }
 
@@ -151,10 +154,11 @@ def format_prompts(
             "text": rows.meta["text"],
             "columns": rows.meta["columns"],
             "nested": rows.meta.get("nested", []),
-            **({"own": code.identity["code"]} if code else {}),
         },
         "dropped": dropped,
     }
+    if code:
+        meta["rows"]["own"] = code.identity["code"]
     if metrics:
         meta["metrics"] = metrics
     return meta

@@ -15,7 +15,7 @@ from trnflow.tasks.data.load.config import AUTOMATIC, NO_TEST_SPLIT, SourceConfi
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.sources.split_files import FileSettings
+from trnflow.tasks.sources.split_files import SPLITS, FileSettings
 from trnflow.tasks.stage import Known, Workdir, stage
 from trnflow.tasks.system.redaction import fill_variables
 
@@ -28,7 +28,12 @@ READ_AHEAD = 16 << 20
 
 
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
-    """Resolve `data.source` to exact bytes, or each source of a mixture: identity `{mix: {name: identity}}`."""
+    """Resolve `data.source` to exact bytes, or each source of a mixture: identity `{mix: {name: identity}}`. What
+    `data.make` gives is known by its version."""
+    if config.make:
+        names = {str(ours): theirs for ours, theirs in config.splits.items()} or {split: split for split in SPLITS}
+        made = {"version": config.version, "arguments": config.arguments}
+        return Source("data", {"make": made}, {"splits": names})
     resolved = {}
     for name, part_of in config.sources().items():
         with errors_name_source(name):
@@ -98,7 +103,14 @@ def needs(config: DataConfig, known: Known) -> Iterator[str]:
 
 
 @stage(kind="rows", role="rows", foresee=foresee, needs=needs)
-def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None = None, *, out: Workdir) -> RowsMeta:
+def load_data(
+    config: DataConfig,
+    source: Source,
+    frozen: Input[FrozenMeta] | None = None,
+    code: Source | None = None,
+    *,
+    out: Workdir,
+) -> RowsMeta:
     """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
 
     Returns metadata:
@@ -112,4 +124,8 @@ def load_data(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | No
     """
     from trnflow.tasks.data.load.loading import load_splits
 
+    if code:
+        from trnflow.tasks.data.load.own_source import made_source
+
+        source = made_source(config, source, code, out)
     return load_splits(config, source, frozen, out)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from trnflow.flows.finetune import ROLES, finetune
+from trnflow.flows.finetune import ROLES, finetune, loading
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, plan_of
-from trnflow.flows.runner.graph import Graph, Node, source_of
+from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger, remove_newest
@@ -93,7 +92,7 @@ def freeze(context: RunContext, log: EventLog) -> Frozen:
 
     recipe, store = context.recipe, context.store
     clean(store)
-    rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
+    rows = loading(recipe)
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
     freezing = context.for_run(log, kind="freeze")
     with begin_log(freezing, Options(offline=context.resolver.offline)):

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.finetune import DATA_STAGES, ROLES, finetune, own_code
+from trnflow.flows.finetune import DATA_STAGES, ROLES, finetune, loading, own_code
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.rehearsal.checks import check_disk, remarks_of, remarks_of_texts
 from trnflow.flows.runner.context import RunContext, make_plan, new_run_id
@@ -26,7 +26,6 @@ from trnflow.flows.runner.warm_parents import Parent, parent_of, start_warm_pare
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import ProcessFailed, TrnflowError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
-from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.rehearsal.answer import AnswerConfig, answer
 from trnflow.tasks.rehearsal.check_turns import TurnsConfig, check_turns
 from trnflow.tasks.rehearsal.sample_rows import SampleConfig, sample_rows
@@ -147,7 +146,7 @@ class _Small:
     def sample(self) -> Artifact:
         """Return rows of each split, and remark what they show of all rows."""
         recipe = self.context.recipe
-        rows = Node(load_data, recipe.data, {"source": source_of(data_source, recipe.data), "frozen": None})
+        rows = loading(recipe)
         sample = Node(sample_rows, SampleConfig(), {"rows": rows})
         steps = settle(Graph((rows, sample)), self.begin(_reduced(recipe))).steps
         sampled = _artifact(steps["sample_rows"].artifact)

@@ -35,6 +35,7 @@ class Signature(NamedTuple):
 
 SIGNATURES = {
     "evaluate.metrics": Signature(1, "(p: Predictions) -> float | dict[str, float]"),
+    "data.make": Signature(2, "(config: dict, split: str) -> Iterator[dict] | None"),
     "format.make": Signature(1, "(row: dict) -> str | dict | None"),
     "promote.checks": Signature(2, "(challenger: Predictions, champion: Predictions | None) -> str | None"),
 }

@@ -16,7 +16,7 @@ from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.own_rows import OwnMake, own_make
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
-from trnflow.tasks.data.format.time_limit import Timer
+from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
 from trnflow.tasks.errors import ConfigError, DataError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trnflow.tasks.config import NOT_KEYED, Positive, PositiveCount, Seed, StageConfig
+from trnflow.tasks.config import NOT_KEYED, Hook, Positive, PositiveCount, Seconds, Seed, StageConfig
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.sources.data_files import FORMATS
 
@@ -82,6 +82,17 @@ class MixedSource(SourceConfig):
 class DataConfig(SourceConfig):
     """Settings of `load_data`: one source or a mixture of several, and how their rows are chosen."""
 
+    make: Annotated[Hook | None, NOT_KEYED] = None
+    """A function of yours that gives the rows, `package.module:name`, instead of `source`. It gets `arguments` and the name
+    of a split, and returns the split's rows as dicts, or None where there is no such split (docs/own_code.md)."""
+    version: Annotated[str | None, NOT_KEYED] = None
+    """The state of what `make` reads, such as a date or a snapshot's name. Another version loads the rows anew."""
+    arguments: Annotated[dict[str, Any], NOT_KEYED] = Field(default_factory=dict)
+    """What `make` gets, such as a query. Other arguments load the rows anew."""
+    variables: Annotated[tuple[str, ...], NOT_KEYED] = ()
+    """The names of environment variables that `make` gets, such as a database's password. Their values are in no key."""
+    row_seconds: Annotated[Seconds, NOT_KEYED] = 60.0
+    """The seconds that `make` may take until the next row."""
     mix: dict[str, MixedSource] | None = None
     """Several sources by names of your choice, instead of `source`. Each takes the settings of a source, and a
     `weight`."""
@@ -124,8 +135,14 @@ class DataConfig(SourceConfig):
 
     @model_validator(mode="after")
     def _one_or_a_mixture(self) -> DataConfig:
+        if self.make and (self.source or self.mix):
+            raise ValueError("`make` and `source` or `mix` both give rows: leave one out, or set it to null")
+        if self.make and not self.version:
+            raise ValueError(
+                "`make` needs a version, or its rows would be those of the first day for ever: set `version`"
+            )
         if self.mix is None:
-            if self.source is None:
+            if self.source is None and self.make is None:
                 raise ValueError("`source` is missing: set it, or name several in `mix`")
             return self
         outside = [name for name in ("source", "name", "revision", "format", "splits") if getattr(self, name)]

@@ -1,4 +1,5 @@
-"""Make examples in a separate process, which the kernel ends when one row takes too long. Starting takes half a second."""
+"""Run templates and own code in a separate process, which the kernel ends when one row takes too long. Starting takes
+half a second."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.data.format.templates import Limit
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted, ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch.python import python
 
@@ -31,8 +31,6 @@ LOOK_EVERY = 1024
 
 PLACE = 256
 """Bytes of the shared file with the name of the row in work."""
-
-Function = Callable[[Meta, Limit], Meta]
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "TRNFLOW_PERMIT")
 """The variables that own code gets: none of them changes what a function returns, and none is a secret."""
@@ -57,7 +55,8 @@ def call_own(
 ) -> Meta:
     """Do what `call_limited` does for a function that calls own code: watched, with few variables and no secrets.
 
-    Raises DataError, too, for a row that took too long, or ended the process.
+    arguments: `hook`, the setting that names the code, among them. Raises DataError, too, for a row that took too long,
+    or ended the process.
     """
     variables = {name: value for name in PASSED_ON if (value := os.environ.get(name)) is not None}
     return _called(function, WATCHED, arguments, {**variables, **environment}, folder)
@@ -74,7 +73,7 @@ def _called(
             process.kill()
         if process.returncode or not output:
             row = place.read().rstrip(b"\0").decode(errors="replace")
-            raise _ended(process.returncode, row or "before the first row", errors, own=environment is not None)
+            raise _ended(process.returncode, row or "before the first row", errors, arguments.get("hook"))
     if errors:
         sys.stderr.write(errors)
     answer = json.loads(output)
@@ -90,7 +89,7 @@ def _started(
     function: str, around: str, place: int, environment: dict[str, str] | None, folder: Path | None
 ) -> subprocess.Popen[str]:
     """Start the process. place: the descriptor of the file for the name of the row in work."""
-    command = python("trnflow.tasks.data.format.time_limit:serve", function, str(place), around)
+    command = python("trnflow.tasks.data.limited_process:serve", function, str(place), around)
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[place], text=True,
         encoding="utf-8", env=environment, cwd=folder,
@@ -174,21 +173,20 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
-def _ended(status: int, row: str, errors: str, *, own: bool) -> TrnflowError:
+def _ended(status: int, row: str, errors: str, hook: str | None) -> TrnflowError:
     if status == -signal.SIGPROF:
         return ConfigError(
             f"{row}: its template takes more than {SECONDS:g} s of processor time", "repair the template"
         )
-    if status == -signal.SIGALRM:
-        return DataError(
-            f"{row.removeprefix('split ')}: format.make takes longer than format.row_seconds",
-            "correct the function for this row, or raise format.row_seconds",
-        )
     if status == -signal.SIGINT:
         return Interrupted("interrupted", "run the same command again")
-    if own and not errors.strip():
+    if hook and status == -signal.SIGALRM:
+        seconds = f"{hook.partition('.')[0]}.row_seconds"
         return DataError(
-            f"{row.removeprefix('split ')}: format.make ended its process: status {status}", "let it return"
+            f"{row.removeprefix('split ')}: {hook} takes longer than {seconds}",
+            f"correct the function for this row, or raise {seconds}",
         )
+    if hook and not errors.strip():
+        return DataError(f"{row.removeprefix('split ')}: {hook} ended its process: status {status}", "let it return")
     last_line = errors.strip().rpartition("\n")[2] or f"status {status}"
     return ProcessFailed(f"{row}: the process that makes examples ended: {last_line}", "run again with --debug")

@@ -1,0 +1,36 @@
+"""What is made of the first rows, for their proof."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.row_makers import maker_from
+from trnflow.tasks.data.format.templates import Limit
+from trnflow.tasks.data.proof import ROWS, go_elsewhere
+from trnflow.tasks.data.tables import read_rows
+from trnflow.tasks.errors import DataError
+
+
+def first_rows(arguments: Meta, limit: Limit) -> Meta:
+    """Return {"rows": what is made of each of the first rows, as JSON text}, made backwards if it is made elsewhere.
+
+    arguments: as `render_rows` takes them, and `elsewhere`.
+    """
+    table = read_rows(Path(arguments["file"]), 0, ROWS).to_pylist()
+    numbers = list(range(len(table)))
+    if arguments["elsewhere"]:
+        go_elsewhere()
+        numbers = numbers[1::2][::-1] + numbers[::2][::-1]
+    make, rows = maker_from(arguments, limit), [""] * len(table)
+    for number in numbers:
+        try:
+            examples: Any = make(table[number], f"split {arguments['part']['split']} row {number + 1}").examples
+        except DataError as error:
+            if arguments["config"]["bad_rows"] == "error" and not arguments["elsewhere"]:
+                raise
+            examples = error.message
+        rows[number] = json.dumps(examples)
+    return {"rows": rows}
