@@ -29,7 +29,7 @@ import pytest
 
 TABLE = Path(__file__).with_name("measured.json")
 SLOW_SECONDS = 5.0
-XLA_TESTS = 189
+XLA_TESTS = 206
 WITHOUT_XLA = pytest.mark.skip(reason="needs torch_xla, which the environment of LOCK=native lacks")
 
 

@@ -114,6 +114,7 @@ def one_by_one(weights: Input, rows: Rows) -> list[int]:
         return [int(model(torch.tensor([ids])).logits.argmax()) for ids, _ in rows]
 
 
+@pytest.mark.xla
 def test_classification_metrics_are_those_of_plain_calls(evaluated: dict[str, Any]) -> None:
     from sklearn.metrics import accuracy_score, f1_score
 
@@ -128,6 +129,7 @@ def test_classification_metrics_are_those_of_plain_calls(evaluated: dict[str, An
     assert metrics["f1_weighted_majority"] == pytest.approx(always)
 
 
+@pytest.mark.xla
 def test_the_classification_report(evaluated: dict[str, Any]) -> None:
     said = report(evaluated, "bert")
     assert (said["split"], said["rows"], said["task"]) == ("test", 40, "classification")
@@ -138,6 +140,7 @@ def test_the_classification_report(evaluated: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.xla
 def test_the_latency_of_a_row_is_a_figure_of_the_run_and_no_metric(evaluated: dict[str, Any], name: str) -> None:
     figures = {key: value for event in evaluated[name]["said"] for key, value in event.get("figures", {}).items()}
     assert 0 < figures["latency_p50_ms"] <= figures["latency_p95_ms"]
@@ -148,6 +151,7 @@ def test_the_latency_of_a_row_is_a_figure_of_the_run_and_no_metric(evaluated: di
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.xla
 def test_the_export_agrees_on_real_rows(evaluated: dict[str, Any], name: str) -> None:
     metrics, said = evaluated[name]["meta"]["metrics"], report(evaluated, name)["export"]
     assert 0 < metrics["export_max_difference"] < 1e-4
@@ -173,6 +177,7 @@ print(apart["export_max_difference"])
 """
 
 
+@pytest.mark.xla
 def test_the_difference_of_an_export_is_that_of_its_worst_call(evaluated: dict[str, Any]) -> None:
     environ = {**os.environ, **EAGER, **ENVIRON}
     command = [sys.executable, "-c", WORST, str(evaluated["root"])]
@@ -181,6 +186,7 @@ def test_the_difference_of_an_export_is_that_of_its_worst_call(evaluated: dict[s
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.xla
 def test_twice_the_same_bytes(evaluated: dict[str, Any], name: str) -> None:
     one, other = (evaluated["root"] / run / "out" for run in (name, f"{name}-again"))
     files = sorted(file.name for file in one.iterdir())
@@ -206,6 +212,7 @@ def plain_loss(weights: Input, rows: Rows) -> tuple[float, int]:
     return total / tokens, tokens
 
 
+@pytest.mark.xla
 def test_a_packed_chunk_loses_what_its_rows_lose(evaluated: dict[str, Any]) -> None:
     rows = TOKEN_ROWS[:18] + [row for row in TOKEN_ROWS[18:] if len(row[0]) <= 10]
     loss, tokens = plain_loss(evaluated["weights"]["llama"], rows)
@@ -244,6 +251,7 @@ def test_generations_of_such_a_decoder_are_those_of_its_own_positions(tmp_path: 
 
 
 @pytest.mark.parametrize("batch", [1, 4, 100])
+@pytest.mark.xla
 def test_the_loss_does_not_depend_on_the_batch(evaluated: dict[str, Any], batch: int) -> None:
     model = load_model(evaluated["weights"]["llama"].path, "causal_lm")
     seen: list[int] = []
@@ -252,12 +260,14 @@ def test_the_loss_does_not_depend_on_the_batch(evaluated: dict[str, Any], batch:
     assert seen[-1] == evaluated["packed"]["llama"].meta["rows"]["validation"]["32"]
 
 
+@pytest.mark.xla
 def test_validation_stands_in_for_test_and_says_so(evaluated: dict[str, Any]) -> None:
     said = report(evaluated, "llama")
     assert (said["asked"], said["split"]) == ("test", "validation")
     assert any("no test split" in event.get("warn", "") for event in evaluated["llama"]["said"])
 
 
+@pytest.mark.xla
 def test_generations_go_from_prompt_to_file(evaluated: dict[str, Any]) -> None:
     lines = (evaluated["root"] / "llama" / "out" / "generations.jsonl").read_text().splitlines()
     given, first, second = made = [json.loads(line) for line in lines]
@@ -270,6 +280,7 @@ def test_generations_go_from_prompt_to_file(evaluated: dict[str, Any]) -> None:
     assert report(evaluated, "llama")["generations"] == made
 
 
+@pytest.mark.xla
 def test_a_greedy_text_is_what_transformers_generates(evaluated: dict[str, Any]) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -285,6 +296,7 @@ def test_a_greedy_text_is_what_transformers_generates(evaluated: dict[str, Any])
     assert given["ended"] == (int(made[-1]) == 2)
 
 
+@pytest.mark.xla
 def test_answers_are_scored_from_the_generations(evaluated: dict[str, Any]) -> None:
     said = report(evaluated, "llama")
     assert said["answered"] == 2
