@@ -74,7 +74,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     weights = Node(
         consolidate,
         recipe.consolidate,
-        {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens},
+        {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens, "packed": packed},
     )
     exports = recipe.export.target != "none"
     fits = partial(refuse_long_export, recipe.export.length)
@@ -102,7 +102,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
 def loading(recipe: Recipe, frozen: Artifact | None = None) -> Node:
     """Return the node that loads a recipe's rows. frozen: see `finetune`."""
     source, makes = source_of(data_source, recipe.data), own_code(recipe, "data.make")
-    return Node(load_data, recipe.data, {"source": source, "frozen": frozen, "code": makes})
+    return Node(load_data, recipe.loading, {"source": source, "frozen": frozen, "code": makes})
 
 
 def own_code(recipe: Recipe, *settings: str) -> Lookup | None:

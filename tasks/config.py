@@ -33,9 +33,10 @@ class Mark(Enum):
     NOT_KEYED = "the field can't change the bytes of the result: it is in no key"
     GRAPH = "the field changes training's graphs: it is also in precompile's key"
     HOOK = "the field names a function of the user's: its code is in the key of the stages that call it"
+    WHEN_SET = "the field is newer than results that are kept: it is in keys where it differs from its default"
 
 
-NOT_KEYED, GRAPH, HOOK = Mark
+NOT_KEYED, GRAPH, HOOK, WHEN_SET = Mark
 
 
 def _names_a_function(value: str) -> str:
@@ -87,8 +88,11 @@ def _values_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def keyed_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of all fields not marked NOT_KEYED, nested configs included, as plain JSON."""
-    skip = marked(type(config), NOT_KEYED)
+    """Return {field: value} of all fields not marked NOT_KEYED, or WHEN_SET and not set, nested configs included, as plain
+    JSON."""
+    newer = marked(type(config), WHEN_SET)
+    unset = {name for name in newer if getattr(config, name) == type(config).model_fields[name].default}
+    skip = marked(type(config), NOT_KEYED) | unset
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 
 

@@ -17,6 +17,7 @@ from pydantic import field_validator
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.older_config import with_older_keys
@@ -32,11 +33,13 @@ from trnflow.tasks.training.model.pretrained import auto_class
 from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
-    from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, TextsMeta, TokensMeta
+    from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, PackedMeta, TextsMeta, TokensMeta
 
 SCHEMA = 1
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+ROWS = 32
+"""Rows of a forward pass over validation."""
 WIDTHS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
 
@@ -67,6 +70,9 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     assert isinstance(shards, Artifact) and isinstance(model, Source)
     keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}
     keyed["format"] = _row_format(inputs.get("texts"), inputs.get("tokens"))
+    packed = inputs.get("packed")
+    if isinstance(packed, Artifact) and kind_of(packed.meta["task"]).decides:
+        keyed["packed"] = packed.digest
     keyed["weights"] = start.digest if isinstance(start, Artifact) else model.identity.get("weights")
     return {**keyed, "dtype": _dtype(config, model, start)} if config.dtype == "base" else keyed
 
@@ -88,13 +94,15 @@ def consolidate(
     warm_start: Input | None = None,
     texts: Input[TextsMeta] | None = None,
     tokens: Input[TokensMeta] | None = None,
+    packed: Input[PackedMeta] | None = None,
     *,
     out: Workdir,
 ) -> ModelMeta:
     """Write `config.json`, `model*.safetensors`, tokenizer, card and `trnflow.json`; `generation_config.json`, for LoRA
     `adapter/`.
 
-    texts, tokens: say how rows were formatted; without them there is no `trnflow.json`. Returns metadata: task, labels,
+    texts, tokens: say how rows were formatted; without them there is no `trnflow.json`. packed: has the validation rows on
+    which a task chooses its threshold. Returns metadata: task, labels,
     lengths, parameters (their number), dtype.
     """
     from transformers import AutoConfig
@@ -115,7 +123,7 @@ def consolidate(
     check_shapes(weights, empty)
     published = PublishedWeights(weights, empty)
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
-    if shards.meta["task"] == "causal_lm":
+    if not kind_of(shards.meta["task"]).per_row:
         write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
     write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty))
     _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
@@ -127,6 +135,8 @@ def consolidate(
     write_card(out.path, shards.meta, document, origin)
     # written tensors are compared with the checkpoint's, and the model computes a row
     check_folder(out, auto_class(shards.meta["task"]), settings, published, dtype)
+    if packed is not None and kind_of(shards.meta["task"]).decides:
+        _decide(packed, out)
     return {
         "task": shards.meta["task"],
         "labels": shards.meta["labels"],
@@ -162,6 +172,21 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
         for folder in (out.path, out.path / "adapter"):
             if folder.is_dir():
                 (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
+
+
+def _decide(packed: Input[PackedMeta], out: Workdir) -> None:
+    """Add to `trnflow.json` what the task chooses on validation; nothing without validation rows."""
+    from trnflow.tasks.evaluation.forward import row_outputs
+    from trnflow.tasks.evaluation.models import load_model
+    from trnflow.tasks.training.batches.sampler import Split
+
+    task, rows, file = packed.meta["task"], Split(packed, "validation"), out.path / ROW_FORMAT_FILE
+    if not rows.rows or not file.exists():
+        return
+    found = row_outputs(load_model(out.path, task), rows, task, ROWS, {}, lambda seen: None)
+    decision = kind_of(task).decide(found)
+    out.info(f"chosen on validation: {', '.join(f'{name} {value}' for name, value in decision.items())}")
+    write_json(file, {**read_json(file), "decision": decision})
 
 
 def _grouped(sizes: dict[str, int], config: ConsolidateConfig, dtype: str) -> list[list[str]]:

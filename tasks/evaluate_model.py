@@ -31,6 +31,7 @@ from trnflow.tasks.evaluation.scores import (
     values_of,
     values_of_texts,
 )
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Kept, Keyed, Known, Workdir, stage, write_json
 from trnflow.tasks.system.optional_packages import export_runner
 from trnflow.tasks.training.devices import check_gpu
@@ -114,7 +115,9 @@ def evaluate_model(
     """
     task, made = packed.meta["task"], predictions.meta
     file = texts.path / f"{made['split']}.parquet"
-    report = (_classification if task == "classification" else _language)(packed, predictions, file, out)
+    kind = kind_of(task)
+    score = _classification if kind.one_class else _targets if kind.reads_targets else _language
+    report = score(packed, predictions, file, out)
     metrics, own = report["metrics"] | made["export_metrics"], {}
     if rows is not None and code is not None:
         values = own_values(config.metrics, code, _seen(texts, packed, predictions, rows), metrics)
@@ -143,11 +146,15 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input) -> Predict
     from trnflow.tasks.data.format.source_rows import read_source_rows
     from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses, load_columns
     from trnflow.tasks.evaluation.row_losses import source_rows
+    from trnflow.tasks.kinds.targets import Outputs
 
     task, split = packed.meta["task"], predicted.meta["split"]
-    if task == "classification":
+    kind = kind_of(task)
+    if kind.per_row:
         order = source_rows(packed, split)
-        arrays = load_columns(ClassPredictions, predicted.path)._asdict()
+        arrays = load_columns(Outputs if kind.reads_targets else ClassPredictions, predicted.path)._asdict()
+        if kind.reads_targets:
+            arrays["predicted"], arrays["probabilities"] = arrays.pop("decided"), arrays.pop("values")
     else:
         arrays = load_columns(RowLosses, predicted.path)._asdict()
         order = arrays.pop("row")
@@ -158,7 +165,7 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input) -> Predict
         task, split, tuple(predicted.meta.get("labels", ())), numbers + 1,
         columns_of(rows.path / f"{split}.parquet", numbers),
         **{name: array[first] for name, array in arrays.items()},
-        generations=() if task == "classification" else tuple(_generations(predicted.path)),
+        generations=() if kind.per_row else tuple(_generations(predicted.path)),
     )  # fmt: skip
 
 
@@ -197,6 +204,16 @@ def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) 
     }
 
 
+def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
+    """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
+    from trnflow.tasks.evaluation.columns import load_columns
+    from trnflow.tasks.evaluation.report_outputs import report_outputs
+    from trnflow.tasks.kinds.targets import Outputs
+
+    found = load_columns(Outputs, predicted.path)
+    return report_outputs(found, packed, predicted.meta["split"], texts, out.path)
+
+
 def _worst(predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[Meta]:
     """Return the wrong predictions with the highest loss, with the beginnings of their texts."""
     from trnflow.tasks.evaluation.classification import worst
@@ -222,7 +239,7 @@ def _notes(report: Meta) -> list[str]:
         notes.append("there is no test split: evaluated on validation, which training may have watched")
     if report["split"] in report["data"]:
         notes += lost_rows_notes(report["split"], report["data"][report["split"]], report["max_length"])
-    if report["task"] == "classification":
+    if kind_of(report["task"]).one_class:
         labels, metrics = [entry["label"] for entry in report["classes"]], report["metrics"]
         true, predicted = (
             [label for label, counts in zip(labels, rows, strict=True) if any(counts)]

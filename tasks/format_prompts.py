@@ -7,6 +7,7 @@ DataError for a row that can't be formatted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -30,8 +31,9 @@ from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import read_rows, write_rows
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.sources.model_source import tokenizer_folder
-from trnflow.tasks.stage import Keyed, Known, Part, PartResult, Parts, Workdir, stage
+from trnflow.tasks.stage import Keyed, Known, Part, PartResult, Parts, Workdir, read_json, stage, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 BATCH = 4096
 PART = 8 * BATCH
 """Rows of a part."""
+
+LABELS = "labels.json"
+"""The file that parts share: names of the model's outputs, or null."""
 
 SOURCE_ROW = "source_row"
 """The column of a part's examples with the row from which each was made."""
@@ -56,9 +61,9 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
 
 def foresee(config: FormatConfig, known: Known) -> Meta:
     """Return task, labels and splits as far as they are known."""
-    rows, classify = known.of("rows"), config.task == "classification"
-    task = {"task": "classification" if classify else "causal_lm", "labels": rows.get("labels") if classify else None}
-    return {**task, **({"splits": rows["splits"]} if "splits" in rows else {})}
+    rows, kind = known.of("rows"), FORMATS[config.task]
+    labels = rows.get("labels") if kind.one_class else list(config.labels or ()) if kind.reads_targets else None
+    return {"task": kind.name, "labels": labels, **({"splits": rows["splits"]} if "splits" in rows else {})}
 
 
 def needs(config: FormatConfig, known: Known) -> Iterator[str]:
@@ -67,6 +72,7 @@ def needs(config: FormatConfig, known: Known) -> Iterator[str]:
     at = model.location["tokenizer"]
     chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) and (not at or "folder" in at) else None
     if "columns" in rows:
+        FORMATS[config.task].check_rows(config, rows)
         maker_of(config, cast("RowsMeta", rows), chat, no_limit)
     yield from ()
 
@@ -77,21 +83,48 @@ def split_rows(
     """Return the parts, in the order of splits and rows. Raises ConfigError before any row is read, CodeError for a
     function of the user's that gives the same row other texts."""
     chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) else None
+    FORMATS[config.task].check_rows(config, rows.meta)
     maker_of(config, rows.meta, chat, no_limit)
     if config.task == "chat":
         _tell_unread(config, rows.meta, chat, out)
+    labels = _labels(config, rows)
+    write_json(out.path / LABELS, labels)
     if code:
-        given = _arguments(config, rows, {"split": "train", "chat": chat}, code, out.scratch)
+        given = _arguments(config, rows, {"split": "train", "chat": chat, "labels": labels}, code, out.scratch)
         prove(code, "trnflow.tasks.data.format.first_rows:first_rows", given, out)
     return [
-        _part(config, chat, rows, split, first, min(PART, count - first))
+        _part(config, chat, labels, rows, split, first, min(PART, count - first))
         for split, count in rows.meta["splits"].items()
         for first in range(0, count, PART)
     ]
 
 
-def _part(config: FormatConfig, chat: Meta | None, rows: Input[RowsMeta], split: str, first: int, count: int) -> Part:
-    arguments = {"split": split, "first": first, "count": count, "chat": chat}
+def _labels(config: FormatConfig, rows: Input[RowsMeta]) -> list[str] | None:
+    """Return the names of the model's outputs. Raises DataError for a target of train that is none."""
+    kind = FORMATS[config.task]
+    if kind.one_class:
+        return rows.meta["labels"]
+    read = partial(_columns, rows.path / "train.parquet", kind.columns(config))
+    return kind.labels_of(config, read, rows.meta.get("nested", ()))
+
+
+def _columns(file: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(BATCH, columns=list(columns)):
+        yield from batch.to_pylist()
+
+
+def _part(
+    config: FormatConfig,
+    chat: Meta | None,
+    labels: list[str] | None,
+    rows: Input[RowsMeta],
+    split: str,
+    first: int,
+    count: int,
+) -> Part:
+    arguments = {"split": split, "first": first, "count": count, "chat": chat, "labels": labels}
     identity = {"params": {**keyed_params(config), **arguments}, "inputs": {"rows": rows.digest}}
     return Part(identity, arguments)
 
@@ -101,7 +134,7 @@ def _arguments(config: FormatConfig, rows: Input[RowsMeta], part: Meta, code: So
     return {
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
-        "meta": rows.meta,
+        "meta": {**rows.meta, "labels": part["labels"]},
         "part": part,
         "code": vars(code) if code else None,
         "hook": HOOK,
@@ -112,7 +145,7 @@ def _arguments(config: FormatConfig, rows: Input[RowsMeta], part: Meta, code: So
 def format_rows(
     config: FormatConfig, rows: Input[RowsMeta], part: Meta, out: Workdir, code: Source | None = None
 ) -> Meta:
-    """Make the examples of {split, first, count, chat}. Writes `texts.arrow`; returns DropCounts as JSON."""
+    """Make the examples of {split, first, count, chat, labels}. Writes `texts.arrow`; returns DropCounts as JSON."""
     arguments = _arguments(config, rows, part, code, out.path)
     if code:
         return call_own("trnflow.tasks.format_prompts:render_rows", arguments)
@@ -129,10 +162,10 @@ def format_prompts(
     """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
     one.
 
-    Columns: `text: string, label: int64`, or `parts: list<struct<text, train>>`.
+    Columns: `text: string` and `label: int64` or `list<float>`, or `parts: list<struct<text, train>>`.
 
     Returns metadata:
-        task: `classification` or `causal_lm`.
+        task: The name of the `Kind`.
         labels: Names by id, or null.
         splits: {split: examples}.
         dropped: {reason: rows}.
@@ -140,12 +173,11 @@ def format_prompts(
         templates: In which a spelled special token counts.
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
     """
-    classify = config.task == "classification"
     counts = {split: _gathered(split, config, rows, parts, out, code) for split in rows.meta["splits"]}
     dropped, metrics = report(counts, out, f"{config.make} leaves out" if config.make else "without an answer")
     meta: TextsMeta = {
-        "task": "classification" if classify else "causal_lm",
-        "labels": rows.meta["labels"] if classify else None,
+        "task": FORMATS[config.task].name,
+        "labels": read_json(parts.shared / LABELS),
         "splits": {split: tally.written for split, tally in counts.items()},
         "framed": is_framed(config),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
@@ -185,8 +217,11 @@ def _gathered(
 def _schema(config: FormatConfig) -> pa.Schema:
     import pyarrow as pa
 
-    if config.task == "classification":
-        return pa.schema([("text", pa.string()), ("label", pa.int64())])
+    kind = FORMATS[config.task]
+    if kind.per_row:
+        return pa.schema(
+            [("text", pa.string()), ("label", pa.list_(pa.float32()) if kind.reads_targets else pa.int64())]
+        )
     plain = [("plain", pa.bool_())] if is_framed(config) else []
     return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from trnflow.tasks.artifact import Meta
 
-Task = Literal["classification", "causal_lm"]
+Task = str
+"""A name in `trnflow.tasks.kinds.registry`."""
 Counts = dict[str, int]
 """Rows by split, reason or another name."""
 

@@ -32,6 +32,7 @@ from trnflow.tasks.data.pack.packers import (
     whole_rows,
 )
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known, Part, Parts, Workdir, read_json, stage
 
 if TYPE_CHECKING:
@@ -119,14 +120,14 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
 
     source = tokens.path / part["split"]
     ids = np.load(source / "input_ids.npy", mmap_mode="r")
-    causal = tokens.meta["task"] == "causal_lm"
+    kind = kind_of(tokens.meta["task"])
     where = part_of(
         load_layout(_layout_folder(shared.path, part["split"], part["length"])), part["first"], part["last"]
     )
     block = fill(
-        where, part["length"], ids, _loss_mask(part["split"], tokens) if causal else None, tokens.meta["pad_id"]
+        where, part["length"], ids, None if kind.per_row else _loss_mask(part["split"], tokens), tokens.meta["pad_id"]
     )
-    if not causal:
+    if kind.per_row:
         block["labels"] = np.load(source / "labels.npy", mmap_mode="r")[where.pieces.row]
     for name, values in block.items():
         np.save(out.path / f"{name}.npy", values)
@@ -137,8 +138,8 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
 def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> PackedMeta:
     """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 
-    Columns: input_ids, segment_ids, position_ids int32 [chunks, length]; labels int32 [chunks], or [chunks, length]
-    with -100 where not supervised.
+    Columns: input_ids, segment_ids, position_ids int32 [chunks, length]; labels int32 [chunks], float32 [chunks,
+    outputs], or int32 [chunks, length] with -100 where not supervised.
 
     Returns the metadata of `tokens` and:
         lengths: In tokens, ascending.
@@ -191,13 +192,14 @@ class Fitting(NamedTuple):
     dropped: int
 
 
-def _check(config: PackConfig, *, classify: bool) -> None:
-    if classify and config.strategy in ("concat", "bfd"):
+def _check(config: PackConfig, meta: TokensMeta) -> None:
+    per_row = kind_of(meta["task"]).per_row
+    if per_row and config.strategy in ("concat", "bfd"):
         raise ConfigError(
-            f"pack.strategy: {config.strategy} puts several rows in a chunk, but classification labels a row",
+            f"pack.strategy: {config.strategy} puts several rows in a chunk, but {meta['task']} labels a row",
             "use bucket or pad",
         )
-    if classify and config.overlong == "split":
+    if per_row and config.overlong == "split":
         raise ConfigError("pack.overlong: rows with labels can't be split", "use tokenize.overlong=truncate, or drop")
     if config.lengths and config.strategy != "bucket":
         raise ConfigError(
@@ -233,7 +235,7 @@ def _fitting(split: str, config: PackConfig, tokens: Input[TokensMeta]) -> Fitti
 def _teaching(split: str, pieces: Pieces, tokens: Input[TokensMeta]) -> Fitting:
     """Return the rows without pieces in which nothing is trained on. Raises DataError if none is left."""
     total = int(pieces.size.sum())
-    if tokens.meta["task"] == "causal_lm":
+    if not kind_of(tokens.meta["task"]).per_row:
         pieces = pieces.where(trained_on(pieces, _loss_mask(split, tokens)))
     if not len(pieces.size):
         raise DataError(
@@ -250,7 +252,7 @@ def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, tokens:
     # tokenising may have dropped rows before this one
     row = int(np.load(tokens.path / split / "source_row.npy", mmap_mode="r")[at])
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
-    instead = "drop" if tokens.meta["task"] == "classification" else "split or drop"
+    instead = "drop" if kind_of(tokens.meta["task"]).per_row else "split or drop"
     return DataError(
         f"split {split} row {row + 1}: {pieces.size[at]} tokens don't fit a chunk of {most} ({count} such rows)",
         f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most}, or set pack.overlong to {instead}",
@@ -332,7 +334,8 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta
     """Write the file of one split and length, block by block; return supervised tokens, or labelled rows."""
     import numpy as np
 
-    columns = create_columns(chunk_file(out.path, split, length), shapes(tokens.meta["task"], chunks, length))
+    wanted = shapes(tokens.meta["task"], chunks, length, len(tokens.meta["labels"] or ()))
+    columns = create_columns(chunk_file(out.path, split, length), wanted, kind_of(tokens.meta["task"]).target_type)
     supervised = 0
     for part in parts.of(split=split, length=length):
         first, last = part.arguments["first"], part.arguments["last"]

@@ -24,6 +24,7 @@ from trnflow.tasks.evaluation.config import (
     split_of,
 )
 from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.training.batches.sampler import Split
 
@@ -48,8 +49,8 @@ def predict_rows(
     *,
     out: Workdir,
 ) -> Meta:
-    """Write the columns of `ClassPredictions`, each as a `.npy` file; of a language model those of `RowLosses`, and
-    generations.jsonl.
+    """Write the columns of `ClassPredictions`, each as a `.npy` file; of a task with targets those of `Outputs`, of a
+    language model those of `RowLosses`, and generations.jsonl.
 
     Args:
         exported: Compared with `weights`, unless there is none.
@@ -71,8 +72,11 @@ def predict_rows(
         before = _prompted(config, texts, name, weights).before(base, warm_start, config.device or "cpu", out)
     model = load_model(weights.path, task).to(config.device or "cpu")
     split = Split(packed, name)
-    if task == "classification":
+    kind = kind_of(task)
+    if kind.one_class:
         found = _classes(config, packed, split, model, out)
+    elif kind.reads_targets:
+        found = _targets(config, packed, split, weights, model, out)
     else:
         from trnflow.tasks.evaluation.generated_rows import write_rows
 
@@ -102,6 +106,20 @@ def _classes(config: PredictConfig, packed: Input, split: Split, model: PreTrain
     _check_finite(float(predictions.loss.sum()))
     save_columns(predictions, out.path)
     return {"labels": [str(label) for label in labels]}
+
+
+def _targets(
+    config: PredictConfig, packed: Input, split: Split, weights: Input, model: PreTrainedModel, out: Workdir
+) -> Meta:
+    from trnflow.tasks.data.format.row_format import decision_of
+    from trnflow.tasks.evaluation.columns import save_columns
+    from trnflow.tasks.evaluation.forward import row_outputs
+
+    task, decision = packed.meta["task"], decision_of(weights.path)
+    found = _timed(lambda seen: row_outputs(model, split, task, config.batch, decision, seen), split, out)
+    _check_finite(float(found.loss.sum()))
+    save_columns(found, out.path)
+    return {"labels": packed.meta["labels"]}
 
 
 def _losses(

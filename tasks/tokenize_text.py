@@ -31,6 +31,7 @@ from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokeni
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import tokenizer_folder
 from trnflow.tasks.stage import Keyed, Known, Part, Parts, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.threads import call_in_thread
@@ -74,7 +75,7 @@ def foresee(config: TokenizeConfig, known: Known) -> Meta:
 def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
     """Raise ConfigError when a tokenizer is trained for a pretrained model, whose embeddings belong to its own ids, or a
     row with a class label would be split; ModelError without a tokenizer."""
-    if known.of("texts").get("task") == "classification":
+    if (task := known.of("texts").get("task")) and kind_of(task).per_row:
         _check_overlong(config, causal=False)
     model = known.sources.get("model")
     if config.train is None and model is not None and model.identity["tokenizer"] is None:
@@ -109,7 +110,7 @@ def _embeddings(model: Source) -> int | None:
 
 def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
     """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json`."""
-    causal = texts.meta["task"] == "causal_lm"
+    causal = not kind_of(texts.meta["task"]).per_row
     _check_overlong(config, causal=causal)
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out).meta())
     identity = _identity(config, texts, out)
@@ -169,8 +170,8 @@ def tokenize_text(
 ) -> TokensMeta:
     """Write a folder for each split, and `tokenizer/`.
 
-    Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows] or `loss_mask.npy`
-    uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut).
+    Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows] or float32 [rows,
+    outputs] or `loss_mask.npy` uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut).
 
     Returns metadata:
         splits, tokens: {split: number}.
@@ -262,12 +263,14 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
     """Write one split and return its counts. Raises DataError when no row is left."""
     import numpy as np
 
-    extra, extra_type = encoder_type(texts.meta["task"]).extra, encoder_type(texts.meta["task"]).extra_type
+    extra, kind = encoder_type(texts.meta["task"]).extra, kind_of(texts.meta["task"])
+    extra_type = {"int32": "<i4", "float32": "<f4"}[kind.target_type] if kind.per_row else "|u1"
+    width = len(texts.meta["labels"] or ()) if kind.reads_targets else None
     folder, total, count = out.path / split, texts.meta["splits"][split], Count()
     with ExitStack() as stack:
         ids = stack.enter_context(GrowingArray(folder / "input_ids.npy", "<i4"))
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
-        extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type))
+        extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type, width))
         source_row = stack.enter_context(GrowingArray(folder / "source_row.npy", "<i8"))
         source_tokens = stack.enter_context(GrowingArray(folder / "source_tokens.npy", "<i4"))
         offsets.append(np.zeros(1, dtype=np.int64))

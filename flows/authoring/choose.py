@@ -92,11 +92,12 @@ def choose(looked: Looked, given: Meta) -> Draft:
     makers: dict[str, Callable[[dict[str, Column], Meta, Meta], Draft | None]] = {
         "chat": _chat,
         "instruction": _instruction,
+        "multi_label": _multi_label,
         "classification": _classification,
         "text": _text,
     }
-    if task in makers:
-        draft = makers[task](columns, data, form)
+    if task in (*makers, "regression"):
+        draft = (makers | {"regression": _regression})[task](columns, data, form)
         if draft is None:
             raise ConfigError(f"no columns for format.task={task} were found: {listed(columns)}", _NAME_THEM[task])
         return _with_names(draft)
@@ -128,6 +129,8 @@ _NAME_THEM = {
     "chat": "name the column of messages: format.messages=COLUMN",
     "instruction": "name them: format.instruction=COLUMN format.response=COLUMN",
     "classification": "name them: data.text=COLUMN data.label=COLUMN",
+    "multi_label": "name them: data.text=COLUMN format.target=COLUMN",
+    "regression": "name them: data.text=COLUMN format.target=COLUMN",
     "text": "name it: data.text=COLUMN",
 }
 
@@ -227,6 +230,52 @@ def _instruction(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | 
     return draft
 
 
+def _multi_label(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for texts and lists of labels, None without them."""
+    lists = [column for column in columns.values() if _holds_labels(column)]
+    usual = [column for column in lists if column.name.lower() in (*LABELS, *(f"{name}s" for name in LABELS))]
+    several = (
+        [c for c in columns.values() if any(_is_several(value, c) for value in c.counts)] if form.get("task") else []
+    )
+    return _with_targets(
+        "multi_label", columns, data, form, usual[:1] or (lists if form.get("task") else []) or several
+    )
+
+
+def _holds_labels(column: Column) -> bool:
+    lists = [value for value in column.examples if isinstance(value, list)]
+    plain = all(isinstance(entry, str | int) for value in lists for entry in value)
+    return column.nested and len(lists) == len(column.examples) > 0 and plain
+
+
+def _regression(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for texts and numbers, None without them."""
+    numbers = [
+        column for column in columns.values() if column.numbers and not (column.is_unique and not column.has_fractions)
+    ]
+    usual = [column for column in numbers if column.name.lower() in AMOUNTS]
+    return _with_targets("regression", columns, data, form, usual or numbers)
+
+
+def _with_targets(task: str, columns: dict[str, Column], data: Meta, form: Meta, likely: list[Column]) -> Draft | None:
+    """Return the draft for texts and the columns of `format.target`, else the only likely one. Raises Question."""
+    named = form.get("target", [])
+    targets = [_column(columns, name, "format.target") for name in ([named] if isinstance(named, str) else named)]
+    if not targets and len(likely) > 1:
+        choices = {f"format.task={task} format.target={column.name}": column.describe() for column in likely[:6]}
+        raise Question(f"which column holds what is to be predicted? {listed({c.name: c for c in likely})}", choices)
+    targets = targets or likely
+    texts = _texts(columns, data.get("text"), {column.name for column in targets})
+    if not texts or not targets:
+        return None
+    text = _pair(texts) or texts[:1] if not data.get("text") else texts
+    draft = Draft(task.replace("_", "-"), [*(("text", column) for column in text), *(("target", c) for c in targets)])
+    texts_named, targets_named = ([column.name for column in some] for some in (text, targets))
+    draft.settings["data"]["text"] = texts_named if len(text) > 1 else texts_named[0]
+    draft.settings["format"] = {"task": task, "target": targets_named if len(targets) > 1 else targets_named[0]}
+    return draft
+
+
 def _classification(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
     """Return the draft for texts and their classes, None without texts or without a column to predict. Raises
     Question."""
@@ -291,7 +340,7 @@ def _label(columns: dict[str, Column], texts: list[Column], asked: bool) -> list
     lists = next((column for column in rest if column.nested and column.name.lower() in LABELS), None)
     if lists:
         raise ConfigError(
-            f"{lists.name} holds lists: several labels a row", "no task here has them: give rows one label"
+            f"{lists.name} holds lists of more than names or numbers", "give rows a label, or a list of labels"
         )
     siblings = {f"{column.name}_name" for column in rest}  # load_data reads the names of the classes there
     classes = [column for column in rest if column.can_be_classes and column.name not in siblings]
@@ -344,14 +393,20 @@ def _check_label(column: Column, is_rule: bool, is_given: bool) -> None:
         )
     if column.has_fractions or (column.is_measure and not is_given):
         both = f"data.label={column.name} >= {column.middle:g}"
-        choices = {both: "two classes: below, and from there on", **dict([_as_label(column)])}
+        choices = {
+            f"format.task=regression format.target={column.name}": "amounts: a number is predicted",
+            **{both: "two classes: below, and from there on", **dict([_as_label(column)])},
+        }
         choices["format.task=text"] = "it is not to be predicted"
         raise Question(f"{column.name} holds {column.describe()}: amounts, or classes?", choices)
     several = "" if is_given else next((value for value in column.counts if _is_several(value, column)), "")
     if several:
         raise Question(
-            f"{column.name} holds several values in a row ({several}), and no task here has several labels a row",
-            {f"data.label={column.name}": "each combination is a class"},
+            f"{column.name} holds several values in a row ({several})",
+            {
+                f"format.task=multi_label format.target={column.name}": "a row has several labels",
+                f"data.label={column.name}": "each combination is a class",
+            },
         )
 
 

@@ -27,7 +27,9 @@ FEW_ROWS = 2000
 MANY_ROWS = 5000
 LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
-SCRATCH = {"classify": "base/scratch/encoder", "instruct": "base/scratch/decoder", "chat": "base/scratch/decoder"}
+ENCODER, DECODER = "base/scratch/encoder", "base/scratch/decoder"
+ENCODERS = ("classify", "multi-label", "regression")
+SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), "instruct": DECODER, "chat": DECODER}
 """{shipped recipe: the model from scratch that stands in for its base}."""
 PREFECT_FILE = "prefect.yaml"
 
@@ -91,8 +93,8 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     share = 0.2 if looked.rows < 100 else 0.1
     if missing := [split for split in ("validation", "test") if split not in usable]:
         data["split"] = dict.fromkeys(missing, share)
-    if draft.base == "classify":
-        if missing and looked.rows < FEW_ROWS:
+    if draft.base in ENCODERS:
+        if draft.base == "classify" and missing and looked.rows < FEW_ROWS:
             data["stratify"] = True
             draft.why["data.stratify"] = "so few rows are shared out label by label"
         blank = max(column.blank for role, column in draft.taken)
@@ -129,7 +131,7 @@ def _length(draft: Draft) -> int:
     for _, column in draft.taken:
         lengths = sorted(len(text.encode()) for text in map(_letters, column.examples))
         sizes.append(lengths[int(0.98 * (len(lengths) - 1))] if lengths else 0)
-    most = LENGTHS[:-1] if draft.base == "classify" else LENGTHS
+    most = LENGTHS[:-1] if draft.base in ENCODERS else LENGTHS
     return next((length for length in most if sum(sizes) / BYTES_A_TOKEN + 8 <= length), most[-1])
 
 

@@ -10,6 +10,7 @@ from trnflow.flows.services.schedules import YEAR, firings_per_year
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.promotion.bootstrap import DIFFERING, POWER, least_rows, smallest_gain
 from trnflow.tasks.promotion.settings import LOOKS, PromoteConfig
 from trnflow.tasks.store.ledger import Ledger
@@ -70,7 +71,7 @@ def looks_of(recipe: Recipe, memo: Memo) -> Looks:
 
 def promise(recipe: Recipe, rows: int, memo: Memo) -> str:
     """Return a sentence on the smallest gain that can win on so many frozen rows, "" for a language model."""
-    if recipe.format.task != "classification":
+    if not FORMATS[recipe.format.task].one_class:
         return ""
     config, origin = looks_of(recipe, memo)
     margin = 0.0 if config.metric and is_less_better(config.metric) else config.margin

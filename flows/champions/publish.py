@@ -19,6 +19,7 @@ from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.evaluation.scores import SCORES
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.store import Store
 
@@ -39,7 +40,6 @@ KINDS = {
     "export": Kind("exported", ROLES["export"], "export.json"),
 }
 
-TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
 HUB_TYPES = {entry.name: entry.hub for entry in SCORES if entry.hub}
 """{metric: the hub's name of its type}"""
 
@@ -158,7 +158,8 @@ def with_results(card: str, name: str, evaluation: Meta) -> str:
     model_card.data.model_name = name
     model_card.data.eval_results = [
         EvalResult(
-            task_type=TASKS[evaluation["task"]], dataset_type=data, dataset_name=data, dataset_split=evaluation["split"],
+            task_type=kind_of(evaluation["task"]).pipeline,
+            dataset_type=data, dataset_name=data, dataset_split=evaluation["split"],
             metric_type=HUB_TYPES[metric], metric_name=metric, metric_value=value,
         )
         for metric, value in evaluation["metrics"].items()

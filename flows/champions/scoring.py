@@ -22,6 +22,7 @@ from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.keys.hooks import recorded_code
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.promotion.number_labels import NumberLabelsConfig, number_labels
 from trnflow.tasks.promotion.score_rows import ScoreConfig, score_rows
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
@@ -65,9 +66,12 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
     """Return the graph from frozen rows to a model's scores. code: the user's own that made the model's texts."""
     meta = model.artifact.meta
     longest = max(meta["lengths"])
-    labels = tuple(meta["labels"]) if meta["task"] == "classification" else None
-    shape = {"train": None, "overlong": "truncate", "max_length": ALL_ROWS if labels is None else longest}
-    formatted = FormatConfig.model_validate(model.shaping["format"])
+    kind = kind_of(meta["task"])
+    labels = tuple(meta["labels"]) if kind.one_class else None
+    shape = {"train": None, "overlong": "truncate", "max_length": longest if kind.per_row else ALL_ROWS}
+    # frozen rows are no rows of train, whose targets would name the outputs
+    named = {"labels": meta["labels"]} if kind.reads_targets else {}
+    formatted = FormatConfig.model_validate({**model.shaping["format"], **named})
     tokenized = TokenizeConfig.model_validate(model.shaping["tokenize"] | shape)
     device = recipe.evaluate.on_device_of(recipe.training.device).device or "cpu"
     rows = Node(number_labels, NumberLabelsConfig(labels=labels), {"frozen": frozen})

@@ -243,6 +243,11 @@ class Recipe(StageConfig):
         return self.hardware.price_per_hour if self._runs_on_hardware else 0.0
 
     @property
+    def loading(self) -> DataConfig:
+        """The section `data`, with the columns that `format.target` names among those that are kept."""
+        return self.data.keeping(self.format.targets)
+
+    @property
     def training(self) -> TrainConfig:
         """The section `train`, with `device_memory_gib` taken from `hardware.memory_gib` if unset."""
         if self.train.device_memory_gib is not None or not self._runs_on_hardware:

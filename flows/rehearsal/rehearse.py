@@ -26,6 +26,7 @@ from trnflow.flows.runner.warm_parents import Parent, parent_of, start_warm_pare
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import ProcessFailed, TrnflowError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.rehearsal.answer import AnswerConfig, answer
 from trnflow.tasks.rehearsal.check_turns import TurnsConfig, check_turns
 from trnflow.tasks.rehearsal.sample_rows import SampleConfig, sample_rows
@@ -173,8 +174,8 @@ class _Small:
     def model(self) -> Artifact:
         """Return the small model."""
         recipe = _reduced(self.context.recipe)
-        task: Any = "classification" if recipe.format.task == "classification" else "causal_lm"
-        node = Node(stand_in, StandInConfig(task=task), {"model": source_of(model_source, recipe.model)})
+        config = StandInConfig(task=FORMATS[recipe.format.task].name)
+        node = Node(stand_in, config, {"model": source_of(model_source, recipe.model)})
         return _artifact(settle(Graph((node,)), self.begin(recipe)).steps["stand_in"].artifact)
 
     def train(self, sampled: Artifact, model: Artifact) -> None:

@@ -15,6 +15,7 @@ from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.promotion.settings import AGAINST_CHAMPION, CheckConfig
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.model_names import artifact_of_run
@@ -65,7 +66,7 @@ def check_data(change: RetrainReason, log: EventLog) -> tuple[Checked, ...]:
 
     recipe, store, frozen, champion = change.recipe, change.context.store, change.frozen, change.champion
     rows = _loaded(change, log)
-    if frozen is not None and recipe.format.task == "classification":
+    if frozen is not None and FORMATS[recipe.format.task].one_class:
         _check_labels(recipe, rows.meta["labels"], frozen)
     if not recipe.checks:
         return ()
@@ -90,7 +91,7 @@ def check_cheaply(change: RetrainReason) -> tuple[tuple[Checked, ...], str]:
     """Check the data as `check_data` does if that takes at most a minute; return (results, why not, or "")."""
     recipe, plan = change.recipe, change.context.plan
     assert plan is not None
-    if not recipe.checks and (change.frozen is None or recipe.format.task != "classification"):
+    if not recipe.checks and (change.frozen is None or not FORMATS[recipe.format.task].one_class):
         return (), ""
     plans = [plan]
     if any(check.what == "leakage" for check in recipe.checks):

@@ -23,6 +23,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.pack.packers import ALIGN
 from trnflow.tasks.errors import MachineError, ModelError, ProcessFailed, TrnflowError
 from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.store import Store
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import known_memory
@@ -205,10 +206,10 @@ def expected_rows(recipe: Recipe, plan: Plan) -> Rows:
 def _rows_of_settings(recipe: Recipe, model: Source) -> Rows:
     """Return the properties of the training rows as far as the settings say."""
     length, is_bound = _longest(recipe)
-    vocabulary = _vocabulary(recipe, model)
+    vocabulary, kind = _vocabulary(recipe, model), FORMATS[recipe.format.task]
     meta = {
-        "task": "classification" if recipe.format.task == "classification" else "causal_lm",
-        "labels": list(recipe.data.labels or ("no", "yes")) if recipe.format.task == "classification" else None,
+        "task": kind.name,
+        "labels": list(recipe.data.labels or recipe.format.labels or ("no", "yes")) if kind.per_row else None,
         "vocab_size": vocabulary or 0,
         **{"pad_id": 0, "bos_id": 1, "eos_id": 2},  # arbitrary ids: memory does not depend on them
         "lengths": [length],

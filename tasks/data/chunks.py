@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trnflow.tasks.artifact import Input
+from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from trnflow.tasks.metadata import PackedMeta
 
-    Columns = dict[str, NDArray[np.int32]]
+    Columns = dict[str, NDArray[Any]]
 
 SEGMENTS = ("source_row", "source_tokens")
 """The columns of a file of segments."""
@@ -41,20 +42,23 @@ def open_segments(packed: Input[PackedMeta], split: str, length: int) -> NDArray
     return segments
 
 
-def shapes(task: str, chunks: int, length: int) -> dict[str, tuple[int, ...]]:
-    """Return {column: shape} in a chunk file's order."""
-    labels = (chunks,) if task == "classification" else (chunks, length)
+def shapes(task: str, chunks: int, length: int, outputs: int = 1) -> dict[str, tuple[int, ...]]:
+    """Return {column: shape} in a chunk file's order. outputs: of the model's head."""
+    labels = kind_of(task).target_shape(chunks, length, outputs)
     return {name: labels if name == "labels" else (chunks, length) for name in COLUMNS}
 
 
 def open_chunks(packed: Input[PackedMeta], split: str, length: int) -> Columns:
-    """Return {column: int32 array} of one split and length, memory-mapped, read-only."""
-    chunks = packed.meta["rows"][split][str(length)]
-    return map_columns(chunk_file(packed.path, split, length), shapes(packed.meta["task"], chunks, length))
+    """Return {column: array} of one split and length, memory-mapped, read-only."""
+    chunks, task = packed.meta["rows"][split][str(length)], packed.meta["task"]
+    wanted = shapes(task, chunks, length, len(packed.meta["labels"] or ()))
+    return map_columns(chunk_file(packed.path, split, length), wanted, kind_of(task).target_type)
 
 
-def map_columns(path: Path, wanted: dict[str, tuple[int, ...]], mode: Literal["r", "r+"] = "r") -> Columns:
-    """Memory-map a chunk file's columns as int32. wanted: {column: shape}."""
+def map_columns(
+    path: Path, wanted: dict[str, tuple[int, ...]], labels: str = "int32", mode: Literal["r", "r+"] = "r"
+) -> Columns:
+    """Memory-map a chunk file's columns as int32. wanted: {column: shape}; labels: type of the column `labels`."""
     import numpy as np
 
     # one record batch without nulls: the file's last bytes are the values. pyarrow's version is in no key of training
@@ -62,6 +66,6 @@ def map_columns(path: Path, wanted: dict[str, tuple[int, ...]], mode: Literal["r
     at = path.stat().st_size - _END - sum(sizes.values())
     columns: Columns = {}
     for name, shape in wanted.items():
-        columns[name] = np.memmap(path, "<i4", mode, at, shape)
+        columns[name] = np.memmap(path, labels if name == "labels" else "int32", mode, at, shape)
         at += sizes[name]
     return columns

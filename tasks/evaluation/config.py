@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from trnflow.tasks.artifact import Artifact, Input, Json, Meta, Source
 from trnflow.tasks.config import BatchRows, NonNegativeCount, Positive, PositiveCount, Seed, StageConfig, Tokens
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Keyed, identities
 from trnflow.tasks.system.devices import cores, device_kind
 from trnflow.tasks.system.model_process import model_environ
@@ -62,7 +63,7 @@ class PredictConfig(StageConfig):
 
     def generates_before(self, task: str) -> bool:
         """Return whether the report shows texts of the model that training started from, if there is one."""
-        return task == "causal_lm" and self.generation.before and bool(self.prompts or self.generation.prompts)
+        return not kind_of(task).per_row and self.generation.before and bool(self.prompts or self.generation.prompts)
 
 
 def environ(config: PredictConfig) -> dict[str, str]:
@@ -82,7 +83,7 @@ def predict_inputs(config: PredictConfig, inputs: Keyed) -> Meta:
     base, start, packed = inputs.get("base"), inputs.get("warm_start"), inputs["packed"]
     assert isinstance(packed, Artifact) and not isinstance(base, Artifact) and not isinstance(start, Source)
     task = packed.meta["task"]
-    unread = {"base", "warm_start", *(("texts",) if task == "classification" else ())}
+    unread = {"base", "warm_start", *(("texts",) if kind_of(task).per_row else ())}
     keyed = identities(config, {name: item for name, item in inputs.items() if name not in unread})
     weights = base_weights(base, start)
     return {**keyed, "base": weights} if weights and config.generates_before(task) else keyed

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.columns import ClassPredictions
+from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.targets import Outputs, TargetKind
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.model.build import inputs_of
 from trnflow.tasks.training.model.pretrained import first_position
@@ -57,7 +60,7 @@ def classify(model: Any, split: Split, batch: int, report: ReportRows) -> ClassP
 
     expected, predicted, probabilities, losses, rows = [], [], [], [], 0
     with torch.inference_mode():
-        for part in _batches(split, batch):
+        for part in whole_batches(split, batch):
             input_ids, attention_mask = plain_inputs(part, model.device)
             targets = torch.from_numpy(part.targets).long().to(model.device)
             logits = model(input_ids=input_ids, attention_mask=attention_mask).logits.float()
@@ -70,6 +73,27 @@ def classify(model: Any, split: Split, batch: int, report: ReportRows) -> ClassP
     return ClassPredictions(*(np.concatenate(column) for column in (expected, predicted, probabilities, losses)))
 
 
+def row_outputs(model: Any, split: Split, task: str, batch: int, decision: Meta, report: ReportRows) -> Outputs:
+    """Run a model on every row of a split, `batch` rows a forward pass. decision: from its `trnflow.json`."""
+    import numpy as np
+    import torch
+
+    kind = kind_of(task)
+    assert isinstance(kind, TargetKind)
+    columns: list[tuple[Any, Any, Any]] = []
+    rows = 0
+    with torch.inference_mode():
+        for part in whole_batches(split, batch):
+            input_ids, attention_mask = plain_inputs(part, model.device)
+            logits = model(input_ids=input_ids, attention_mask=attention_mask).logits.float()
+            loss = kind.each_loss(logits, torch.from_numpy(part.targets).to(model.device)).double().mean(-1)
+            columns.append((part.targets, kind.values_of(logits).cpu().numpy(), loss.cpu().numpy()))
+            rows += part.samples
+            report(rows)
+    expected, values, losses = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return Outputs(expected, values, kind.decided(values, decision), losses)
+
+
 def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> TokenLosses:
     """Return a language model's losses for every segment of a split. batch: the most chunks a forward pass."""
     import numpy as np
@@ -79,7 +103,7 @@ def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> To
     losses: list[tuple[Any, Any, Any]] = []
     rows = 0
     with torch.inference_mode():
-        for part in _batches(split, _fitting(model, split, batch)):
+        for part in whole_batches(split, _fitting(model, split, batch)):
             # masks, positions and targets of training: the loss of a packed chunk equals that of its rows one by one
             columns = (part.input_ids, part.segment_ids, part.position_ids)
             tensors = [torch.from_numpy(column).long().to(model.device) for column in columns]
@@ -147,7 +171,7 @@ def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:
     return input_ids.to(device), torch.from_numpy(part.segment_ids != 0).long().to(device)
 
 
-def _batches(split: Split, rows: int) -> Iterator[Batch]:
+def whole_batches(split: Split, rows: int) -> Iterator[Batch]:
     """Yield the batches of a split in order, without rows that only fill up the last one."""
     for address in split.in_order(rows):
         yield split.read(address._replace(rows=address.rows[address.rows >= 0]))

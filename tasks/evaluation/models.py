@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.model_process import EAGER as EAGER
 from trnflow.tasks.training.model.pretrained import first_position
 
@@ -19,9 +20,9 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
     Raises ModelError when transformers can't load it.
     """
     # the narrow import: `from transformers import ...` resolves the same class at the price of a lookup in every module
-    from transformers.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers.models import auto
 
-    kind = AutoModelForSequenceClassification if task == "classification" else AutoModelForCausalLM
+    kind = getattr(auto, kind_of(task).auto_class)
     try:
         model = kind.from_pretrained(folder, local_files_only=True, dtype="auto")
     except (OSError, ValueError, KeyError) as error:

@@ -50,13 +50,13 @@ class Predictions:
     the rows; those of another task are None.
 
     Attributes:
-        task: `classification` or `causal_lm`.
+        task: Such as `classification` or `causal_lm`.
         split: Such as `test`; `frozen` where models are compared.
         labels: Names of the classes, in the order of `probabilities`; () of a language model.
         row: int64 [rows], the row's number in the split of `load_data`, from 1.
         columns: {name: array [rows]} of all columns of the rows, as `load_data` wrote them.
-        expected, predicted: int64 [rows], places in `labels`.
-        probabilities: float32 [rows, classes]; of frozen rows [rows, 0].
+        expected, predicted: int64 [rows], places in `labels`; of several labels or numbers float32 [rows, outputs].
+        probabilities: float32 [rows, classes]; of frozen rows [rows, 0]. Of several labels or numbers [rows, outputs].
         loss: float64 [rows], cross entropy in nats.
         nll: float64 [rows], the loss of a language model in nats, summed over a row's supervised tokens.
         tokens, bytes: int64 [rows], the supervised tokens, and the UTF-8 bytes that they spell.

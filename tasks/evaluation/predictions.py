@@ -47,6 +47,17 @@ def write_classes(predictions: ClassPredictions, labels: list[str], rows: Ints, 
     _write(rows[order], pa.table(columns), texts, to)
 
 
+def write_answers(answers: dict[str, list[Any]], loss: Any, rows: Ints, texts: Path, to: Path) -> None:
+    """Write the columns of `Kind.row_answers` with row, text, digest and loss to `to`, sorted by row. Arguments as of
+    `write_classes`."""
+    import numpy as np
+    import pyarrow as pa
+
+    order = np.argsort(rows, kind="stable")
+    columns: dict[str, Any] = {name: pa.array([values[at] for at in order]) for name, values in answers.items()}
+    _write(rows[order], pa.table({**columns, "loss": loss[order]}), texts, to)
+
+
 def write_losses(losses: RowLosses, texts: Path, to: Path) -> None:
     """Write `RowLosses` with the columns text and digest to `to`. texts: the split's `<split>.parquet`."""
     import pyarrow as pa

@@ -11,11 +11,13 @@ from typing import Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.lost_rows import COLUMNS
 from trnflow.tasks.evaluation.scores import MAIN
+from trnflow.tasks.kinds.registry import KINDS, kind_of
 from trnflow.tasks.stage import read_json
 
 TEMPLATE = "trnflow/tasks/evaluation/report.html.jinja"
 
 PLOTS = {"confusion_matrix.png": "confusion matrix", "calibration.png": "calibration curve"}
+PLOTS |= {file: shows for kind in KINDS.values() for file, shows in kind.plots.items()}
 
 CLASSES = 100
 """The most classes that the page lists."""
@@ -44,7 +46,7 @@ def write_page(folder: Path) -> None:
 
 def subtitle_of(report: Meta) -> str:
     """Return one line about an evaluation: task, split, number of rows."""
-    unit = "rows" if report["task"] == "classification" else f"chunks, {report['tokens']:,} supervised tokens"
+    unit = "rows" if kind_of(report["task"]).per_row else f"chunks, {report['tokens']:,} supervised tokens"
     cut = f", {report['cut']:,} rows cut" if report.get("cut") else ""
     return f"{report['task'].replace('_', ' ')}, split {report['split']}: {report['rows']:,} {unit}{cut}"
 
@@ -93,9 +95,12 @@ def _plot(file: Path, alt: str) -> Meta:
 
 
 def _classes(classes: list[Meta]) -> Meta | None:
-    names = ("precision", "recall", "f1", "support")
+    if not classes:
+        return None
+    usual = ("precision", "recall", "f1", "support")
+    names = [*(n for n in usual if n in classes[0]), *(n for n in classes[0] if n not in (*usual, "label"))]
     rows = ([entry["label"], *(number(entry[name]) for name in names)] for entry in classes[:CLASSES])
-    return table(("class", *names), rows, names) if classes else None
+    return table(("class", *names), rows, names)
 
 
 def _lost_rows(data: Meta) -> Meta | None:
@@ -108,7 +113,8 @@ def _lost_rows(data: Meta) -> Meta | None:
 
 
 def _error(entry: Meta) -> Meta:
-    named = f"Row {entry['row']}: {entry['label']}, predicted {entry['predicted']} ({entry['probability']:.1%})"
+    named = f"Row {entry['row']}: {entry['label']}, predicted {entry['predicted']}"
+    named += f" ({entry['probability']:.1%})" if "probability" in entry else ""
     return {"name": f"{named}, loss {number(entry['loss'])}", "text": entry["text"]}
 
 
@@ -136,8 +142,9 @@ def _export(report: Meta) -> str:
     if "note" in export:
         return f"{export['target']}: {export['note']}"
     metrics = report["metrics"]
-    what = f"{export['compared']:,} {'rows' if report['task'] == 'classification' else 'tokens'}"
-    if report["task"] != "classification" and "rows" in export:  # absent in evaluations of earlier versions
+    per_row = kind_of(report["task"]).per_row
+    what = f"{export['compared']:,} {'rows' if per_row else 'tokens'}"
+    if not per_row and "rows" in export:  # absent in evaluations of earlier versions
         what += f" of {export['rows']:,} chunks"
     same = f"the same prediction as the weights' for {100 * metrics['export_agreement']:.6g}% of {what}"
     return f"{export['target']}: {same}; the largest difference of two logits is {number(metrics['export_max_difference'])}."

@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.evaluation.classification import calibration, calibration_error, class_areas, scaled
 from trnflow.tasks.evaluation.generated_text import is_exact_match, rouge
 from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, ratio_interval
+from trnflow.tasks.kinds.kind import Kind, Metric
+from trnflow.tasks.kinds.registry import KINDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
-
-Task = Literal["classification", "causal_lm"]
 
 BLOCK = 1 << 22
 """Counts of resampled confusion matrices that are held at once; bounds memory."""
@@ -90,10 +90,11 @@ class Score:
         of_texts: The function reads a generated text and its answer; the metric is the mean.
         of_matrices: `Matrices` -> float64 [matrices], for intervals and fast resamples.
         ratio: Rows -> (above, below), both [rows], for the same.
+        metric: Of a `Kind`: the same by sums of columns.
     """
 
     name: str
-    task: Task
+    task: str
     function: Callable[..., float | None]
     place: str
     less_is_better: bool = False
@@ -104,16 +105,26 @@ class Score:
     of_texts: bool = False
     of_matrices: Callable[[Matrices], Floats] | None = None
     ratio: Callable[[Any], tuple[Any, Any]] | None = None
+    metric: Metric | None = None
 
     def __call__(self, *rows: Any) -> float | None:
         value = self.function(*rows)
         return None if value is None else float(value)
 
 
-SCORES: list[Score] = []
+def _of_kind(kind: Kind, metric: Metric) -> Score:
+    """Return a task's own metric as an entry."""
+    return Score(
+        metric.name, kind.name, lambda found: metric.of_sums(metric.columns(found).sum(0), len(found.loss)), kind.__module__,
+        less_is_better=metric.less_is_better, hub=metric.hub, may_promote=metric.may_promote, is_default=metric.is_default,
+        metric=metric,
+    )  # fmt: skip
 
 
-def score(name: str, task: Task, **flags: Any) -> Callable[[Callable[..., float | None]], Score]:
+SCORES: list[Score] = [_of_kind(kind, metric) for kind in KINDS.values() for metric in kind.metrics]
+
+
+def score(name: str, task: str, **flags: Any) -> Callable[[Callable[..., float | None]], Score]:
     """Return a decorator that enters a function into SCORES. flags: of `Score`. Raises CodeError for an entry that
     exists."""
     caller = sys._getframe(1)
@@ -303,7 +314,21 @@ def intervals_of(task: str, rows: Any, matrix: Ints | None = None) -> Meta:
     # drawing from a multinomial distribution is the same as drawing rows with replacement
     found: Meta = {} if matrix is None else _of_resamples(task, matrix)
     found |= {name: ratio_interval(*ratio) for name, ratio in ratios.items() if ratio[1].any()}
+    metrics = {entry.name: entry.metric for entry in SCORES if entry.task == task and entry.metric}
+    found |= {name: _of_sums(metric, rows) for name, metric in metrics.items()}
     return {**found, "confidence": CONFIDENCE, "resamples": RESAMPLES}
+
+
+def _of_sums(metric: Metric, rows: Any) -> list[float]:
+    import numpy as np
+
+    columns, random = metric.columns(rows), np.random.default_rng(SEED)
+    count, block = len(columns), max(BLOCK // len(columns), 1)
+    drawn: list[Floats] = []
+    for start in range(0, RESAMPLES, block):
+        times = random.multinomial(count, np.full(count, 1 / count), size=min(block, RESAMPLES - start))
+        drawn.append(metric.of_sums(np.einsum("sr,rk->sk", times.astype(np.float64), columns), count))
+    return interval(np.concatenate(drawn))
 
 
 def _of_resamples(task: str, matrix: Ints) -> Meta:

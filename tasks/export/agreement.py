@@ -19,6 +19,7 @@ from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.forward import plain_inputs
 from trnflow.tasks.export.stablehlo import StableHlo, load_stablehlo
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 
 if TYPE_CHECKING:
@@ -126,12 +127,13 @@ def compare(
     Returns ({"calls", "batch", "rows", "compared"}, {"export_max_difference", "export_agreement"}); padding is not
     compared. Raises ModelError when a logit is not finite.
     """
-    program = load_stablehlo(exported.path)
+    program, kind = load_stablehlo(exported.path), kind_of(exported.meta["task"])
     worst, agreed, compared = 0.0, 0, 0
     for number, call in enumerate(calls, 1):
-        apart, same = compared_logits(program, call)
+        apart, logits = compared_logits(program, call)
         if not math.isfinite(apart):
             raise ModelError("the exported model's logits are not finite", "export again; check the weights' dtype")
+        same = int(kind.agree(logits, call.logits).sum())
         worst, agreed, compared = max(worst, apart), agreed + same, compared + len(call.logits)
         report(number, len(calls))
     metrics = {"export_max_difference": worst, "export_agreement": agreed / compared}
@@ -139,11 +141,11 @@ def compare(
     return {"calls": len(calls), "batch": exported.meta["batch"], "rows": rows, "compared": compared}, metrics
 
 
-def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, int]:
-    """Return (largest absolute difference, NaN if one is; rows or tokens with equal predictions)."""
+def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, Tensor]:
+    """Return (largest absolute difference, NaN if one is; the program's logits, as those of the call)."""
     ran = program(call.input_ids, call.attention_mask)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
-    return apart, int((ran.argmax(-1) == call.logits.argmax(-1)).sum())
+    return apart, ran
 
 
 def call_seconds(exported: Input[ExportedMeta], calls: list[ExampleCall]) -> list[float]:

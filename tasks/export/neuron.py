@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import CompileError, MissingDependency
 from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import Workdir, read_json, write_json
 from trnflow.tasks.system.compiler_flags import flags_around
@@ -86,9 +87,9 @@ def optimum_command(config: ExportConfig) -> list[str] | None:
 def optimum_arguments(config: ExportConfig, weights: Input[ModelMeta], length: int, folder: Path) -> list[str]:
     """Return the exporter's arguments for one length."""
     task = weights.meta["task"]
-    arguments = ["--model", str(weights.path), "--task", TASKS[task]]
+    arguments = ["--model", str(weights.path), "--task", kind_of(task).pipeline]
     arguments += ["--batch_size", str(config.batch), "--sequence_length", str(length)]
-    if task == "causal_lm":
+    if not kind_of(task).per_row:
         arguments += ["--tensor_parallel_size", str(config.cores), "--torch_dtype", DTYPES[config.auto_cast_type]]
     else:
         arguments += ["--auto_cast", config.auto_cast, "--auto_cast_type", config.auto_cast_type]
@@ -99,7 +100,7 @@ def optimum_arguments(config: ExportConfig, weights: Input[ModelMeta], length: i
 
 def half_precision(config: ExportConfig, weights: Input[ModelMeta], scratch: Path) -> Input[ModelMeta]:
     """Return the folder to give to optimum-neuron: of a language model, links with a config in half precision."""
-    if weights.meta["task"] != "causal_lm":
+    if kind_of(weights.meta["task"]).per_row:
         return weights
     # optimum-neuron 0.4.5 ignores `--torch_dtype` and takes the dtype of the config
     folder, dtype = scratch / "half", DTYPES[config.auto_cast_type]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.model_folder.model_card import table
 from trnflow.tasks.stage import read_json
 
@@ -63,7 +64,7 @@ def _inputs(document: Meta, meta: ExportedMeta) -> str:
     inputs = " and ".join(f"`{name}`" for name in document["inputs"])
     return (
         f"Each graph takes {inputs}, int64 of shape [{document['batch']}, length], and gives `logits` of "
-        f"{'each row' if meta['task'] == 'classification' else 'each position'}, in {meta['dtype']}. A call has exactly "
+        f"{'each row' if kind_of(meta['task']).per_row else 'each position'}, in {meta['dtype']}. A call has exactly "
         f"{document['batch']} rows: fill up a smaller batch, and ignore the logits of those rows. Of a row with fewer tokens "
         "than `length`, fill up the end, with 0 in `attention_mask`. `trnflow.json` says how texts were shaped in training, and "
         "`export.json` lists the arguments of each graph in order."

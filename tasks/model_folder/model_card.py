@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import CheckpointMeta
-
-PIPELINES = {"classification": "text-classification", "causal_lm": "text-generation"}
 
 
 class CardSource(NamedTuple):
@@ -28,7 +27,7 @@ def write_card(folder: Path, shards: CheckpointMeta, config: Meta, base: CardSou
 
     known = ModelCardData(
         library_name="peft" if adapter else "transformers",
-        pipeline_tag=PIPELINES[shards["task"]],
+        pipeline_tag=kind_of(shards["task"]).pipeline,
         base_model=base.name,
         tags=["trnflow", *(["lora"] if adapter else [])],
     )
@@ -39,7 +38,7 @@ def write_card(folder: Path, shards: CheckpointMeta, config: Meta, base: CardSou
 def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter: bool) -> Iterable[str]:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
-    yield f"A model for {PIPELINES[shards['task']].replace('-', ' ')}, {_origin(base)} with trnflow."
+    yield f"A model for {kind_of(shards['task']).pipeline.replace('-', ' ')}, {_origin(base)} with trnflow."
     yield _how_to_open(shards["task"], base.name, adapter)
     if labels := shards.get("labels"):
         yield "## Labels\n\n" + table(("id", "label"), enumerate(labels))
@@ -60,13 +59,12 @@ def _origin(base: CardSource) -> str:
 
 def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
     if not adapter:
-        return f'    transformers.pipeline("{PIPELINES[task]}", model=FOLDER)'
+        return f'    transformers.pipeline("{kind_of(task).pipeline}", model=FOLDER)'
     if base is None:
         return (
             "The base model has no name on the hub: open it first, then `peft.PeftModel.from_pretrained(base, FOLDER)`."
         )
-    kind = "CausalLM" if task == "causal_lm" else "SequenceClassification"
-    return f"    peft.AutoPeftModelFor{kind}.from_pretrained(FOLDER)"
+    return f"    peft.AutoPeft{kind_of(task).auto_class.removeprefix('Auto')}.from_pretrained(FOLDER)"
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -1,4 +1,4 @@
-"""Predict classes with a consolidated model, or with its StableHLO export.
+"""Predict rows with a consolidated text classifier, or with its StableHLO export.
 
 An export is for checking what it predicts, not for speed: a graph is compiled at each call, about a second.
 """
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import read_json
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -44,45 +46,40 @@ class Program(NamedTuple):
 
 
 class Classifier:
-    """A classifier, loaded from a folder.
+    """A text classifier, loaded from a folder. rows: its `trnflow.json`."""
 
-    max_length: Tokens of a row in training; lowered to the model's positions.
-    """
-
-    def __init__(self, folder: Path, max_length: int, *, exported: bool) -> None:
-        tokenizer = read_tokenizer(folder)
-        self._program = _exported(folder) if exported else _eager(folder)
-        self.max_length = min(max_length, self._program.longest or max_length)
+    def __init__(self, folder: Path, rows: RowFormat, *, exported: bool) -> None:
+        tokenizer, self._kind, self._decision = read_tokenizer(folder), kind_of(rows.task), rows.decision
+        self._program = _exported(folder) if exported else _eager(folder, rows.task)
+        self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
         self._encoder = ClassEncoder(tokenizer, self.max_length, "truncate")
         self._pad = tokenizer.pad_id
         named = read_json(folder / "config.json")["id2label"]
         self.labels = [str(named[str(index)]) for index in range(len(named))]
 
     def predict(self, texts: Sequence[str]) -> list[Meta]:
-        """Return {text, label, probabilities, cut: tokens left out, if any} of each text. Raises ModelError."""
+        """Return {text, the task's answer, cut: tokens left out, if any} of each text. Raises ModelError."""
         rows, cut = self._tokens(texts)
         # rows of like length share a batch, which pads least
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         predicted: list[Meta] = [{}] * len(rows)
         for start in range(0, len(order), self._program.batch):
             chosen = order[start : start + self._program.batch]
-            for row, values in zip(chosen, self._probabilities([rows[row] for row in chosen]), strict=True):
-                best = max(range(len(values)), key=values.__getitem__)
+            for row, values in zip(chosen, self._values([rows[row] for row in chosen]), strict=True):
                 predicted[row] = {
                     "text": texts[row],
-                    "label": self.labels[best],
-                    "probabilities": dict(zip(self.labels, values, strict=True)),
+                    **self._kind.answer(values, self.labels, self._decision),
                     **({"cut": cut[row]} if cut[row] else {}),
                 }
         return predicted
 
     def _tokens(self, texts: Sequence[str]) -> tuple[list[Ints], list[int]]:
         """Return (token ids of each text, tokens left out of each)."""
-        labels = pa.array([0] * len(texts), pa.int64())
+        labels = pa.array([0] * len(texts), pa.int64())  # of any task: they are not read
         encoded = self._encoder.encode(pa.table({"text": pa.array(texts, pa.string()), "label": labels}))
         return np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1]), (encoded.lengths - encoded.sizes).tolist()
 
-    def _probabilities(self, rows: list[Ints]) -> list[list[float]]:
+    def _values(self, rows: list[Ints]) -> list[list[float]]:
         """Return [row][label] of at most a batch."""
         length = self._program.length(max(len(row) for row in rows))
         count = self._program.batch if self._program.fixed else len(rows)
@@ -95,14 +92,14 @@ class Classifier:
             attention_mask[at, : len(row)] = 1
         with torch.inference_mode():
             logits = self._program.call(input_ids, attention_mask)[: len(rows)].float()
-        probabilities: list[list[float]] = logits.softmax(-1).tolist()
-        if not all(math.isfinite(value) for values in probabilities for value in values):
+        predicted: list[list[float]] = self._kind.values_of(logits).tolist()
+        if not all(math.isfinite(value) for values in predicted for value in values):
             raise ModelError("the model's logits are not finite", "the weights are broken: train again")
-        return probabilities
+        return predicted
 
 
-def _eager(folder: Path) -> Program:
-    model = load_model(folder, "classification")
+def _eager(folder: Path, task: str) -> Program:
+    model = load_model(folder, task)
     return Program(
         lambda input_ids, attention_mask: model(input_ids=input_ids, attention_mask=attention_mask).logits,
         longest_sequence(model),

@@ -11,6 +11,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.prompts import Shape, shape_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def open_model(folder: Path, kind: str, meta: Meta, code: Source | None = None) 
     exported = kind == "exported"
     if exported and meta["target"] != "stablehlo":
         raise ConfigError("a Neuron export runs on Neuron only", "leave --export out, or set export.target=stablehlo")
-    if exported and meta["task"] != "classification":
+    if exported and not kind_of(meta["task"]).per_row:
         raise ConfigError(
             "the export of a language model computes logits of fixed shapes and can't generate",
             "leave --export out: the consolidated model generates",
@@ -59,13 +60,13 @@ def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Ite
 def predictor(model: Model, max_new_tokens: int) -> Predict:
     """Load the weights; return a function from rows to predictions, in order.
 
-    A prediction is {text, label, probabilities} of a classifier, {prompt, generated, tokens, ended} of a language
+    A prediction is {text} and the `Kind`'s answer of a text classifier, {prompt, generated, tokens, ended} of a language
     model; `cut` counts tokens left out. The function raises DataError for a row that can't become a text.
     """
-    if model.rows.task == "classification":
+    if kind_of(model.rows.task).per_row:
         from trnflow.tasks.prediction.classification import Classifier
 
-        classifier = Classifier(model.folder, model.rows.max_length, exported=model.exported)
+        classifier = Classifier(model.folder, model.rows, exported=model.exported)
         return lambda rows: _classified(model, classifier, iter(rows))
     from trnflow.tasks.prediction.generation import Generator
 

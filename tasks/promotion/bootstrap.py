@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.scores import Matrices, RowSums, Score, promoting
+from trnflow.tasks.kinds.kind import Metric
+from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW
 from trnflow.tasks.promotion.settings import PromoteConfig
 
@@ -230,6 +232,8 @@ class _Pair(NamedTuple):
 def _pair(score: Score, champion: pa.Table, challenger: pa.Table) -> _Pair:
     if score.of_matrices is not None:
         return _of_matrices(score.of_matrices, champion, challenger)
+    if score.metric is not None:
+        return _of_columns(score.metric, (champion, challenger))
     return (_of_sums if score.ratio is not None else _of_function)(score, (champion, challenger))
 
 
@@ -288,6 +292,31 @@ def _of_sums(score: Score, tables: Sequence[pa.Table]) -> _Pair:
 
     first, second = ratios(columns.sum(axis=1))
     return _Pair((float(first), float(second)), parts[0] != parts[2], resample, max(BLOCK // count, 1))
+
+
+def _of_columns(metric: Metric, tables: Sequence[pa.Table]) -> _Pair:
+    """Resample a task's own metric, by sums over rows; a row has one example."""
+    import numpy as np
+
+    found = [_outputs(table) for table in tables]
+    parts = [metric.columns(outputs) for outputs in found]
+    count = len(parts[0])
+
+    def resample(draw: np.random.Generator, size: int) -> Floats:
+        times = draw.multinomial(count, np.full(count, 1 / count), size).astype(np.float64)
+        first, second = (metric.of_sums(np.einsum("sr,rk->sk", times, part), count) for part in parts)
+        difference: Floats = second - first
+        return difference
+
+    first, second = (float(metric.of_sums(part.sum(0), count)) for part in parts)
+    differs = (found[0].decided != found[1].decided).any(1)
+    return _Pair((first, second), differs, resample, max(BLOCK // count, 1))
+
+
+def _outputs(table: pa.Table) -> Outputs:
+    import numpy as np
+
+    return Outputs(*(np.array(table.column(name).to_pylist()) for name in Outputs._fields))
 
 
 def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:

@@ -13,6 +13,7 @@ from trnflow.tasks.config import NOT_KEYED, NonNegative, Positive, PositiveCount
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.evaluation.own_metrics import Predictions, columns_of, described, own_number
 from trnflow.tasks.keys.own_functions import function_of, own_errors
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.promotion.bootstrap import compare_own
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
 from trnflow.tasks.promotion.settings import PromoteConfig
@@ -115,7 +116,16 @@ def _seen(scores: Input, frozen: Input) -> Predictions:
     table = pq.read_table(scores.path / "scores.parquet").sort_by([(FROZEN_ROW, "ascending"), ("row", "ascending")])
     rows = table.column(FROZEN_ROW).to_numpy().astype(np.int64)
     columns = columns_of(frozen.path / f"{SPLIT}.parquet", rows)
-    if scores.meta["task"] != "classification":
+    kind = kind_of(scores.meta["task"])
+    if kind.reads_targets:
+        found = {
+            name: np.array(table.column(name).to_pylist(), np.float32) for name in ("expected", "values", "decided")
+        }
+        return Predictions(
+            kind.name, "frozen", tuple(scores.meta["labels"]), rows + 1, columns, expected=found["expected"],
+            predicted=found["decided"], probabilities=found["values"], loss=table.column("loss").to_numpy().copy(),
+        )  # fmt: skip
+    if not kind.one_class:
         arrays = {name: table.column(name).to_numpy().copy() for name in ("nll", "tokens", "bytes")}
         return Predictions(scores.meta["task"], "frozen", (), rows + 1, columns, **arrays)
     labels = tuple(sorted({*scores.meta["labels"], *table.column("label").to_pylist()}))

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import StageConfig, Tokens
+from trnflow.tasks.data.format.row_format import decision_of
 from trnflow.tasks.data.format.source_rows import read_source_rows
 from trnflow.tasks.errors import DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
+from trnflow.tasks.evaluation.scores import values_of
+from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.targets import Outputs, TargetKind
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
 from trnflow.tasks.stage import Workdir, stage
 
@@ -55,7 +59,8 @@ def environ(config: ScoreConfig) -> dict[str, str]:
 def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input, out: Workdir) -> Meta:
     """Run a model on the frozen rows and write `scores.parquet`, one line for each example.
 
-    Columns: `row`, `frozen_row: int64`; of a classifier `label`, `predicted: string`, `loss: double` (nats); of a
+    Columns: `row`, `frozen_row: int64`; of a classifier `label`, `predicted: string`, `loss: double` (nats); those of
+    `Outputs`; of a
     language model `nll: double` (nats), `tokens`, `bytes: int64` (supervised).
 
     Returns metadata: task, rows (examples), labels, metrics.
@@ -78,9 +83,12 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     if config.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
     model = load_model(weights.path, task).to(config.device)
-    table, metrics = (
-        _classes(tokens, model, out) if task == "classification" else _likelihoods(config, texts, tokens, model, out)
-    )
+    if kind_of(task).one_class:
+        table, metrics = _classes(tokens, model, out)
+    elif kind_of(task).per_row:
+        table, metrics = _targets(tokens, model, decision_of(weights.path), out)
+    else:
+        table, metrics = _likelihoods(config, texts, tokens, model, out)
     if not all(math.isfinite(value) for value in metrics.values()):
         raise ModelError(
             "a loss on the frozen rows is not finite", "the weights are broken: look at the training's loss"
@@ -113,6 +121,28 @@ def _classes(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Ta
         "loss": pa.array(loss, pa.float64()),
     }
     return pa.table(columns), {"accuracy": float((labels == predicted).mean()), "loss": float(loss.mean())}
+
+
+def _targets(tokens: Input, model: PreTrainedModel, decision: Meta, out: Workdir) -> tuple[pa.Table, Meta]:
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    kind, (ids, offsets) = kind_of(tokens.meta["task"]), _arrays(tokens)
+    assert isinstance(kind, TargetKind)
+    expected = np.load(tokens.path / SPLIT / "labels.npy")
+    values, loss = np.zeros_like(expected), np.zeros(len(expected))
+    windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(expected))]
+    for part in _passes(windows, PASS_TOKENS, out):
+        logits = _logits(model, ids, part, tokens.meta["pad_id"]).float()
+        rows = [window.row for window in part]
+        wanted = torch.from_numpy(expected[rows]).to(logits.device)
+        loss[rows] = kind.each_loss(logits, wanted).cpu().double().mean(-1).numpy()
+        values[rows] = kind.values_of(logits).cpu().numpy()
+    found = Outputs(expected, values, kind.decided(values, decision), loss)
+    columns = {name: pa.array(list(column)) for name, column in found._asdict().items()}
+    table = pa.table({"row": pa.array(range(len(loss)), pa.int64()), **columns})
+    return table, values_of(kind.name, found)
 
 
 def _likelihoods(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import StageConfig
@@ -20,8 +20,8 @@ INDEXES = ("_idxs", "_indices", "_layers")
 class StandInConfig(StageConfig):
     """Settings of `stand_in`."""
 
-    task: Literal["classification", "causal_lm"]
-    """What the model is trained for."""
+    task: str
+    """What the model is trained for: the name of a `Kind`."""
 
 
 def environ(config: StandInConfig) -> dict[str, str]:

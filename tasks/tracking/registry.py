@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ from trnflow.tasks.prediction.stored_model import StoredModel
 set_model(StoredModel())
 '''
 MAX_NEW_TOKENS = 256
-OUTPUT = {
-    "classification": {"text": "string", "label": "string"},
-    "causal_lm": {"prompt": "string", "generated": "string", "tokens": "long", "ended": "boolean"},
-}
 
 
 def registered_name(recipe: str) -> str:
@@ -154,14 +151,13 @@ def _signature(event: Meta) -> ModelSignature | None:
     """Return the columns that the model reads and writes; None if they are not known."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
-    from mlflow.types.schema import AnyType, Map
+    from mlflow.types.schema import AnyType, Array, Map
 
     if not event.get("columns"):
         return None
     # any type: `trnflow predict` writes numbers, lists and messages into the text, too
     needed = [ColSpec(AnyType(), name) for name in event["columns"]]
     inputs = [*needed, *(ColSpec(AnyType(), name, required=False) for name in event["optional"])]
-    outputs = [ColSpec(kind, name) for name, kind in OUTPUT[event["task"]].items()]
-    if event["task"] == "classification":
-        outputs.append(ColSpec(Map(DataType.double), "probabilities"))
+    maps = {"map": Map(DataType.double), "list": Array(DataType.string)}
+    outputs = [ColSpec(maps.get(kind, kind), name) for name, kind in kind_of(event["task"]).answers.items()]
     return ModelSignature(Schema(inputs), Schema(outputs))

@@ -178,7 +178,7 @@ class Run:
             self.shown = {"loss": loss, "grad_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Return and report {"eval_loss", for classification "eval_accuracy"}; {} without validation targets."""
+        """Return and report {"eval_loss", with classes "eval_accuracy"}; {} without validation targets."""
         self.read_losses()
         handles, targets = [], 0
         with self.meters.pause():
@@ -190,7 +190,7 @@ class Run:
         if not targets:
             return {}
         metrics = {"eval_loss": math.fsum(loss for loss, _ in numbers) / targets}
-        if self.built.task == "classification":
+        if self.built.kind.one_class:
             metrics["eval_accuracy"] = sum(hits for _, hits in numbers) / targets
         self.out.metrics(self.progress.step, **metrics)
         return metrics

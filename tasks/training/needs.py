@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Schedule
 from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
 from trnflow.tasks.training.devices import check_gpu, check_neuron, check_torch_xla
@@ -28,7 +29,7 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     if known.here is not None and config.device == "cuda":
         check_gpu(known.here, devices=config.devices)
     # the names of the labels are known with the rows, the task before
-    if chunks.get("task") == "causal_lm" or chunks.get("labels"):
+    if (task := chunks.get("task")) and (not kind_of(task).one_class or chunks.get("labels")):
         class_weights(config, chunks, None)
     if "splits" in chunks and "task" in chunks:
         check_selection(config, chunks)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def check_selection(config: TrainConfig, packed: PackedMeta) -> None:
             f"train.best_metric is {config.best_metric} on the validation split, which has no rows",
             "give the data a validation split (data.split.validation=0.1), or leave keep_best and early stopping out",
         )
-    if config.best_metric == "eval_accuracy" and packed["task"] != "classification":
+    if config.best_metric == "eval_accuracy" and not kind_of(packed["task"]).one_class:
         raise ConfigError(
-            "train.best_metric is eval_accuracy, which the task causal_lm does not have", "set it to eval_loss"
+            f"train.best_metric is eval_accuracy, which the task {packed['task']} does not have", "set it to eval_loss"
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.kinds.kind import Kind
+from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,7 @@ class Built:
     """On the CPU, or on "meta" when it is only traced."""
 
     task: Task
-    """"classification" or "causal_lm"."""
+    """The name of `kind`."""
 
     causal: bool
     """Whether a position attends only to itself and earlier ones of its segment."""
@@ -63,6 +65,11 @@ class Built:
 
     windowed: bool = False
     """Whether rows are longer than the sliding window of some layers."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the model learns."""
+        return kind_of(self.task)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters by name; a tied one once."""

@@ -17,6 +17,7 @@ from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.scores import Matrices, Score, score
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.kinds.registry import KINDS
 from trnflow.tasks.promotion import bootstrap
 from trnflow.tasks.promotion.settings import PromoteConfig
 
@@ -36,7 +37,8 @@ def test_names_stand_in_one_module() -> None:
     literal = re.compile(rf"""["'](eval_)?({"|".join(sorted(names))})["']""")
     files = [file for room in ("flows", "tasks") for file in (PROJECT / room).rglob("*.py")]
     found = {str(file.relative_to(PROJECT)) for file in files if literal.search(file.read_text())}
-    assert found == {"tasks/evaluation/scores.py"}
+    of_tasks = {f"tasks/kinds/{kind.name}.py" for kind in KINDS.values() if kind.metrics}
+    assert found == {"tasks/evaluation/scores.py", *of_tasks}
 
 
 def test_a_second_entry_is_refused_with_both_places(registry: list[Score]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.chunks import chunk_file, shapes
 from trnflow.tasks.data.pack.chunk_writer import create_columns
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.training.batches.sampler import Batch, Split
 
@@ -135,6 +136,26 @@ def packed_classes(
     return write_packed(folder, "classification", ["red", "green", "blue"], splits)
 
 
+def packed_targets(
+    folder: Path, task: str, labels: list[str], rows: int = 44, lengths: Sequence[int] = (8, 16)
+) -> Input:
+    """Rows whose targets are 0 and 1, or numbers, that follow from their first tokens."""
+    random = np.random.default_rng(3)
+
+    def split(count: int, length: int) -> dict[str, np.ndarray]:
+        ids = random.integers(4, VOCABULARY, (count, length))
+        real = random.integers(length // 2, length + 1, (count, 1))
+        segments = (np.arange(length)[None] < real).astype(int)
+        numbers = ids[:, : len(labels)] / VOCABULARY * 4 - 1
+        targets = (numbers > 1).astype(float) if task == "multi_label" else numbers
+        positions = np.where(segments, np.arange(length)[None], 0)
+        return {"input_ids": ids * segments, "labels": targets, "segment_ids": segments, "position_ids": positions}
+
+    sizes = {"train": rows, "validation": 9}
+    splits = {name: {length: split(count, length) for length in lengths} for name, count in sizes.items()}
+    return write_packed(folder, task, labels, splits)
+
+
 def write_packed(
     folder: Path,
     task: str,
@@ -144,8 +165,9 @@ def write_packed(
 ) -> Input:
     for name, lengths in splits.items():
         for length, columns in lengths.items():
-            wanted = shapes(task, len(columns["labels"]), length)
-            for column, values in create_columns(chunk_file(folder, name, length), wanted).items():
+            wanted = shapes(task, len(columns["labels"]), length, len(labels or ()))
+            made = create_columns(chunk_file(folder, name, length), wanted, kind_of(task).target_type)
+            for column, values in made.items():
                 values[:] = columns[column]
     write_json(folder / "tokenizer" / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     meta = {

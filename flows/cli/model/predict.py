@@ -20,6 +20,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.kinds.kind import Kind
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
 from trnflow.tasks.prediction.row_files import RowFile, new_lines
 from trnflow.tasks.system.model_process import ENVIRON
@@ -143,7 +145,7 @@ def _print(options: Namespace, named: FoundModel, model: Model, results: Iterato
         _emit({**_about(named, model), "results": list(results)})
         return
     for result in results:
-        sys.stdout.write(f"{_shown(result)}\n")
+        sys.stdout.write(f"{_shown(result, kind_of(model.rows.task))}\n")
 
 
 def _about(named: FoundModel, model: Model) -> Meta:
@@ -155,10 +157,10 @@ def _emit(document: Meta) -> None:
     sys.stdout.write(f"{json.dumps(document)}\n")
 
 
-def _shown(result: Meta) -> str:
+def _shown(result: Meta, kind: Kind) -> str:
     """A prediction as text: `0.98  label  text`, or the prompt and what was generated."""
-    if "label" in result:
+    if "text" in result:
         text = " ".join(result["text"].split())
         short = text if len(text) <= TEXTS_SHOWN else f"{text[: TEXTS_SHOWN - 1]}…"
-        return f"{max(result['probabilities'].values()):.3f}  {result['label']}  {short}"
+        return f"{kind.line(result)}  {short}"
     return f"{result['prompt']}{result['generated']}\n"

@@ -18,6 +18,7 @@ from typing import Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.predict import Model, Predict
 
 HOST = "127.0.0.1"
@@ -146,7 +147,7 @@ def _form(model: Model, answer: Callable[[Row], Meta], title: str) -> Any:
             f"the model reads lists or objects in the column {nested[0]}, which the page can't ask for",
             "give rows by --file",
         )
-    classes = model.rows.task == "classification"
+    classes = kind_of(model.rows.task).per_row
 
     def fill(*texts: str) -> tuple[Any, str]:
         found = answer(dict(zip(columns, texts, strict=True)))

@@ -8,17 +8,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from trnflow.tasks.config import NOT_KEYED, Hook, Seconds, StageConfig
+from trnflow.tasks.config import NOT_KEYED, WHEN_SET, Hook, Seconds, StageConfig
 from trnflow.tasks.data.format.templates import RESERVED
+from trnflow.tasks.kinds.registry import FORMATS
 
 
 class FormatConfig(StageConfig):
     """Settings of `format_prompts`: what text the model reads for each row, and which part of it is trained on."""
 
-    task: Literal["classification", "instruction", "chat", "text"] = "classification"
-    """What a row becomes: `classification` (text and label), `instruction` (a question and its answer; only the answer
-    is trained on), `chat` (a conversation; the assistant's turns are trained on) or `text` (all of it is trained
-    on)."""
+    task: Literal["classification", "multi_label", "regression", "instruction", "chat", "text"] = "classification"
+    """What a row becomes: `classification` (text and label), `multi_label` (text and any number of labels), `regression`
+    (text and numbers), `instruction` (a question and its answer; only the answer is trained on), `chat` (a conversation;
+    the assistant's turns are trained on) or `text` (all of it is trained on)."""
+    target: Annotated[str | tuple[str, ...], WHEN_SET] = "label"
+    """The column, or the list of columns, that `multi_label` and `regression` learn: one column of lists of labels (or of
+    texts with commas between them), or a column of 0 and 1 for each label; columns of numbers."""
+    labels: Annotated[tuple[str, ...] | None, WHEN_SET] = None
+    """The names of the labels of `multi_label`, which rows give by name or by number from 0. Default: the labels that rows
+    of train have, sorted; of several columns their names."""
     separator: str = "\n"
     """The text between two columns, where classification joins several columns of `data.text`."""
     instruction: str = "instruction"
@@ -80,8 +87,26 @@ class FormatConfig(StageConfig):
             raise ValueError(f"{error}: write it as text, in quotes") from error
 
     @model_validator(mode="after")
+    def _targets_have_a_task(self) -> FormatConfig:
+        kind = FORMATS[self.task]
+        for name in ("target", "labels"):
+            if not kind.reads_targets and getattr(self, name) != FormatConfig.model_fields[name].default:
+                raise ValueError(
+                    f"`{name}` is for multi_label and regression, not {self.task}: of classes, set data.{name}"
+                )
+        if kind.reads_targets:
+            kind.check_settings(self)
+        return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of targets that the task reads; () of tasks that read none."""
+        named = (self.target,) if isinstance(self.target, str) else self.target
+        return named if FORMATS[self.task].reads_targets else ()
+
+    @model_validator(mode="after")
     def _templates_have_a_task(self) -> FormatConfig:
-        if self.prompt_template and self.task not in ("classification", "instruction"):
+        if self.prompt_template and not (FORMATS[self.task].per_row or self.task == "instruction"):
             raise ValueError(f"`prompt_template` is for classification and instruction, not {self.task}")
         if self.response_template and self.task != "instruction":
             raise ValueError(f"`response_template` is for instruction, not {self.task}")

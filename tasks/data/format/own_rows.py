@@ -21,7 +21,7 @@ TAKES = {
     "chat": ('{"messages": [...]} or None', {"messages"}),
     "text": ("a str or None", set[str]()),
 }
-"""{task: (what `make` returns, in words; the names of a dict)}"""
+"""{task: (what `make` returns, in words; the names of a dict)}; other tasks read their targets from the row, as `text`."""
 
 OwnMake = Callable[[Row, str], Row | None]
 """Makes {"text"}, {"text", "label"} or {"messages"} of a row and its name for errors; None leaves it out."""
@@ -69,7 +69,7 @@ def _checked(made: Any, config: FormatConfig, labels: list[str] | None, where: s
     """Return what a function made of a row as a dict; None for a blank text."""
     if made is None:
         return None
-    words, names = TAKES[config.task]
+    words, names = TAKES.get(config.task, TAKES["text"])
     if isinstance(made, str) and config.task != "chat":
         result: Meta = {"text": made}
     elif isinstance(made, dict) and made.keys() == names and names:

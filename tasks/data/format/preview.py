@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +51,7 @@ def preview(tokens: Input[TokensMeta], split: str, count: int) -> list[Row]:
     for row in rows:
         here = slice(int(offsets[row]), int(offsets[row + 1]))
         trained = np.zeros(here.stop - here.start, np.uint8) if mask is None else np.array(mask[here])
-        label = None if labels is None or names is None else str(names[int(labels[row])])
+        label = None if labels is None or names is None else kind_of(tokens.meta["task"]).shown(labels[row], names)
         spans = tuple(spans_of(tokenizer, np.array(ids[here]), trained))
         decoded.append(Row(row + 1, len(trained), int(trained.sum()), spans, label))
     return decoded

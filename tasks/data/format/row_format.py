@@ -27,6 +27,7 @@ class RowFormat(NamedTuple):
         nested: Those of lists or objects.
         max_length: The most tokens of a row in training.
         own: {module: hash} of the user's code that made the texts, and `format.make`: its function; None without.
+        decision: What the task chose on validation, such as a threshold.
     """
 
     task: str
@@ -36,6 +37,7 @@ class RowFormat(NamedTuple):
     nested: list[str]
     max_length: int
     own: dict[str, str] | None = None
+    decision: dict[str, Any] = {}
 
 
 def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:
@@ -49,6 +51,13 @@ def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:
     }
 
 
+def decision_of(folder: Path) -> Meta:
+    """Return what the task chose on validation, from `trnflow.json`; {} without one."""
+    file = folder / ROW_FORMAT_FILE
+    decision: Meta = read_json(file).get("decision", {}) if file.is_file() else {}
+    return decision
+
+
 def read_row_format(folder: Path) -> RowFormat:
     """Read `trnflow.json`. Raises ModelError if it is missing or of another version."""
     file = folder / ROW_FORMAT_FILE
@@ -58,4 +67,5 @@ def read_row_format(folder: Path) -> RowFormat:
             f"the model has no {ROW_FORMAT_FILE} that this version reads, so how its inputs are shaped is not known",
             "`trnflow run` makes the model anew; training itself is cached",
         )
-    return RowFormat(document["task"], **document["rows"], max_length=int(document["max_length"]))
+    kept = {"max_length": int(document["max_length"]), "decision": document.get("decision", {})}
+    return RowFormat(document["task"], **document["rows"], **kept)

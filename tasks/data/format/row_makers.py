@@ -18,7 +18,8 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.kinds.registry import FORMATS
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns, RowsMeta
@@ -36,11 +37,13 @@ most one, a `Text` a text."""
 def maker_of(
     config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake = lambda row, where: None
 ) -> Maker:
-    """Return the function that makes examples from a row. own: calls `format.make`, if that is set. Raises ConfigError,
-    DataError for a single class."""
+    """Return the function that makes examples from a row. own: calls `format.make`, if that is set. Raises ConfigError."""
     if config.task == "chat":
         return _chat(config, meta, chat, limit, own)
-    make = (OWN_MAKERS[config.task](config, meta, own)) if config.make else MAKERS[config.task](config, meta, limit)
+    if config.make:
+        make = (_own_labelled if FORMATS[config.task].per_row else OWN_MAKERS[config.task])(config, meta, own)
+    else:
+        make = (_labelled if FORMATS[config.task].per_row else MAKERS[config.task])(config, meta, limit)
     return lambda row, where: RowExamples([example] if (example := make(row, where)) else [])
 
 
@@ -50,40 +53,30 @@ def maker_from(arguments: Meta, limit: Limit) -> Maker:
     if not arguments["code"]:
         return maker_of(config, meta, chat, limit)
     wall = limit.by_the_wall(config.row_seconds) if isinstance(limit, Timer) else limit
-    own = own_make(config, Source(**arguments["code"]), meta.get("nested", ()), meta["labels"], wall)
+    labels = meta["labels"] if FORMATS[config.task].one_class else None
+    own = own_make(config, Source(**arguments["code"]), meta.get("nested", ()), labels, wall)
     return maker_of(config, meta, chat, limit, own)
 
 
-def _check_labels(meta: RowsMeta) -> None:
-    if meta["labels"] is None:
-        raise ConfigError("format.task: classification needs labels, and the data has none", "set data.label")
-    present = [name for name, count in meta.get("label_counts", {}).get("train", {}).items() if count]
-    if len(present) == 1:
-        raise DataError(
-            f"format.task: classification needs two classes, and all rows of train are labelled {present[0]}",
-            "give rows of other classes, or choose another column or rule with data.label",
-        )
-
-
-def _classification(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
-    _check_labels(meta)
-    columns = meta["text"]
+def _labelled(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
+    columns, kind = meta["text"], FORMATS[config.task]
+    target = kind.target_of(config, meta["labels"] or [], meta.get("nested", ()))
     text = row_template(config, "prompt_template", meta, limit)[0] if config.prompt_template else None
     if not columns and text is None:
-        raise ConfigError("format.task: classification needs to know the text", "set data.text")
+        raise ConfigError(f"format.task: {config.task} needs to know the text", "set data.text")
 
     def make(row: Row, where: str) -> Row:
         return {
             "text": text(row, where) if text else config.separator.join(row[name] for name in columns),
-            "label": row["label"],
+            "label": target(row, where),
         }
 
     return make
 
 
-def _own_classification(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:
-    _check_labels(meta)
-    return lambda row, where: {"label": row["label"], **made} if (made := own(row, where)) else None
+def _own_labelled(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:
+    target = FORMATS[config.task].target_of(config, meta["labels"] or [], meta.get("nested", ()))
+    return lambda row, where: {"label": target(row, where), **made} if (made := own(row, where)) else None
 
 
 def _own_text(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:
@@ -154,7 +147,7 @@ def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
     """Return the columns of the rows that no example is made of. Raises ConfigError for a wrong template."""
     if config.make:  # it gets the whole row
         return []
-    columns, read = meta["columns"], {"label"} if config.task == "classification" else set()
+    columns, read = meta["columns"], {*FORMATS[config.task].columns(config)}
     if config.task == "chat":
         read |= {config.messages, config.tools or "", config.documents or "", ARGUMENTS}
     elif config.prompt_template:
@@ -240,14 +233,12 @@ def _text(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowM
 
 
 MAKERS: dict[str, Callable[..., RowMaker]] = {
-    "classification": _classification,
     "instruction": _instruction,
     "text": _text,
 }
 
 
 OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {
-    "classification": _own_classification,
     "instruction": _own_instruction,
     "text": _own_text,
 }

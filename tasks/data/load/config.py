@@ -177,6 +177,12 @@ class DataConfig(SourceConfig):
         }
         return weights or None
 
+    def keeping(self, columns: Collection[str]) -> DataConfig:
+        """Return a copy that keeps these columns, too. Where no setting names columns, all are kept."""
+        if not columns or not (self.columns or self.texts):
+            return self
+        return self.model_copy(update={"columns": {**{name: name for name in columns}, **self.columns}})
+
     def sources(self) -> dict[str, SourceConfig]:
         """{name: settings} of each source, sorted; without a mixture one named "". Raises ConfigError."""
         return (

@@ -24,7 +24,10 @@ _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 _COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
 _INTEGER = re.compile(r"-?\d+")
-NO_CLASSES = "give classes, or a rule such as data.label='rating >= 4'"
+NO_CLASSES = (
+    "give classes, or a rule such as data.label='rating >= 4'; to learn the numbers themselves, set format.task: regression "
+    "and format.target to the column, and leave data.label out"
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class SeenLabels:
         if len(self.first) > MOST_LABELS:
             raise ConfigError(
                 f"data.label: more than {MOST_LABELS} distinct labels in {where}",
-                "choose a column with classes, or a rule",
+                NO_CLASSES,
             )
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trnflow.tasks.data.chunks import Columns
 
 
-def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
-    """Create a chunk file of zeros and return {column: int32 array}, memory-mapped for writing.
+def create_columns(path: Path, wanted: dict[str, tuple[int, ...]], labels: str = "int32") -> Columns:
+    """Create a chunk file of zeros and return {column: array}, memory-mapped for writing. Arguments as of `map_columns`.
 
     Raises DataError when this pyarrow lays files out in an unknown way.
     """
@@ -25,22 +25,24 @@ def create_columns(path: Path, wanted: dict[str, tuple[int, ...]]) -> Columns:
     path.parent.mkdir(parents=True, exist_ok=True)
     most = max(prod(shape) for shape in wanted.values())
     zeros = pa.py_buffer(np.zeros(most, dtype="<i4"))  # never written to, so the kernel gives it no memory
-    batch = pa.record_batch([_column(zeros, shape) for shape in wanted.values()], names=list(wanted))
+    kinds = {name: labels if name == "labels" else "int32" for name in wanted}
+    arrays = [_column(zeros, shape, kinds[name]) for name, shape in wanted.items()]
+    batch = pa.record_batch(arrays, names=list(wanted))
     with _Holes(path) as holes:
         options = pa.ipc.IpcWriteOptions(allow_64bit=True)  # columns of more than 2**31 tokens
         with pa.ipc.new_stream(pa.PythonFile(holes, "w"), batch.schema, options=options) as stream:
             stream.write_batch(batch)
-    columns = map_columns(path, wanted, "r+")
+    columns = map_columns(path, wanted, labels, "r+")
     if holes.at != [getattr(column, "offset", None) for column in columns.values()]:
         raise DataError(f"pyarrow {pa.__version__} lays columns out in another way", "install the locked versions")
     return columns
 
 
-def _column(zeros: Any, shape: tuple[int, ...]) -> Any:
+def _column(zeros: Any, shape: tuple[int, ...], kind: str) -> Any:
     import pyarrow as pa
 
     size = prod(shape)
-    flat = pa.Array.from_buffers(pa.int32(), size, [None, zeros.slice(0, 4 * size)], null_count=0)
+    flat = pa.Array.from_buffers(pa.from_numpy_dtype(kind), size, [None, zeros.slice(0, 4 * size)], null_count=0)
     return flat if len(shape) == 1 else pa.FixedSizeListArray.from_arrays(flat, shape[1])
 
 

@@ -10,13 +10,16 @@ if TYPE_CHECKING:
 
 
 class GrowingArray:
-    """A one-dimensional `.npy` file that values are appended to; valid when the context ends. dtype: such as "<i4"."""
+    """A `.npy` file that values are appended to; valid when the context ends.
 
-    def __init__(self, path: Path, dtype: str) -> None:
+    dtype: such as "<i4"; width: values of a row, in a two-dimensional file. size: numbers or rows so far.
+    """
+
+    def __init__(self, path: Path, dtype: str, width: int | None = None) -> None:
         import numpy as np
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._dtype = np.dtype(dtype)
+        self._dtype, self._width = np.dtype(dtype), width
         self._file = path.open("wb")
         self._header()
         self._start = self._file.tell()
@@ -39,5 +42,6 @@ class GrowingArray:
     def _header(self, size: int = 0) -> None:
         from numpy.lib import format as npy
 
-        described = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (size,)}
+        shape = (size,) if self._width is None else (size, self._width)
+        described = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
         npy.write_array_header_1_0(self._file, described)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
+from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,7 @@ class Encoded(NamedTuple):
     Attributes:
         ids: int32 [tokens].
         sizes: int64 [rows].
-        extra: Loss mask uint8 [tokens], or labels int32 [rows].
+        extra: Loss mask uint8 [tokens], or labels int32 [rows] or float32 [rows, outputs].
         row: int64 [rows], source row from 0.
         lengths: int64 [source rows], tokens before any cut.
         forged: (source row, token) of each that spells a special token.
@@ -45,9 +46,9 @@ class Encoded(NamedTuple):
 
 
 class ClassEncoder:
-    """Encodes texts for classification, in the tokenizer's special tokens ([CLS] text [SEP]), which truncation keeps."""
+    """Encodes texts of labelled rows, in the tokenizer's special tokens ([CLS] text [SEP]), which truncation keeps."""
 
-    extra, extra_type = "labels", "<i4"
+    extra = "labels"
 
     def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str) -> None:
         self._frame = loaded.frame()
@@ -72,8 +73,18 @@ class ClassEncoder:
         elif self._overlong == "drop":
             kept = kept[lengths <= self._max_length]
         framed, sizes = _framed(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
-        labels = rows.column("label").to_numpy().astype(np.int32)[kept]
+        labels = _labels(rows.column("label").combine_chunks())[kept]
         return Encoded(framed, sizes, labels, kept, lengths, _forged(texts, self._words, None))
+
+
+def _labels(column: pa.Array) -> Extra:
+    """Return classes as int32 [rows], lists of one length as float32 [rows, length]."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not pa.types.is_list(column.type):
+        return column.to_numpy().astype(np.int32)
+    return column.flatten().to_numpy().astype(np.float32).reshape(len(column), -1)
 
 
 class CausalEncoder:
@@ -84,7 +95,7 @@ class CausalEncoder:
         templates: A special token's text counts only if it occurs in one, or with `framed`, never in `plain` parts.
     """
 
-    extra, extra_type = "loss_mask", "|u1"
+    extra = "loss_mask"
 
     def __init__(
         self,
@@ -199,8 +210,8 @@ Encoder = ClassEncoder | CausalEncoder
 
 
 def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
-    """Return the encoder class for a task: `classification` or `causal_lm`."""
-    return CausalEncoder if task == "causal_lm" else ClassEncoder
+    """Return the encoder class for a task."""
+    return ClassEncoder if kind_of(task).per_row else CausalEncoder
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:

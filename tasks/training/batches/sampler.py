@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.chunks import COLUMNS, open_chunks
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.kinds.cross_entropy import IGNORED
+from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int32]
     Rows = NDArray[np.int64]
-
-IGNORED = -100
 
 WINDOW = 50
 """Batches whose rows `group_by_length` sorts together: larger needs less padding, smaller mixes better."""
@@ -61,7 +61,8 @@ class Batch:
     Attributes:
         length: Before positions were trimmed.
         input_ids: int32 [rows, length].
-        targets: int32 [rows] (class) or [rows, length] (next token); -100: none.
+        targets: int32 [rows] (class) or [rows, length] (next token), -100 for none; float32 [rows, outputs], NaN for
+            none.
         segment_ids: int32 [rows, length], from 1; 0 for padding.
         position_ids: int32 [rows, length], from 0 in each segment.
         samples: Rows that are not masked; in a micro-batch of the whole batch.
@@ -69,7 +70,7 @@ class Batch:
 
     length: int
     input_ids: Ints
-    targets: Ints
+    targets: NDArray[Any]
     segment_ids: Ints
     position_ids: Ints
     samples: int
@@ -77,7 +78,10 @@ class Batch:
     @cached_property
     def supervised(self) -> int:
         """The number of targets."""
-        return int((self.targets != IGNORED).sum())
+        import numpy as np
+
+        there = ~np.isnan(self.targets) if self.targets.dtype.kind == "f" else self.targets != IGNORED
+        return int(there.sum())
 
     @cached_property
     def real(self) -> int:
@@ -98,7 +102,9 @@ class Batch:
 
     def _part(self, rows: slice, positions: slice) -> Batch:
         ids, segments = self.input_ids[rows, positions], self.segment_ids[rows, positions]
-        targets = self.targets[(rows, positions)[: self.targets.ndim]]
+        # float targets belong to rows, whose second dimension is no position
+        by_row = self.targets.ndim == 1 or self.targets.dtype.kind == "f"
+        targets = self.targets[rows] if by_row else self.targets[rows, positions]
         return Batch(self.length, ids, targets, segments, self.position_ids[rows, positions], self.samples)
 
 
@@ -112,7 +118,8 @@ class Split:
         counts = packed.meta["rows"].get(name, {})
         self.rows = {int(length): int(count) for length, count in counts.items() if count}
         self._unit = unit
-        self._shifted = packed.meta["task"] == "causal_lm"
+        kind = kind_of(packed.meta["task"])
+        self._per_row, self._none = kind.per_row, float("nan") if kind.reads_targets else IGNORED
         self._padding = {"input_ids": packed.meta["pad_id"], "labels": IGNORED}
         self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
 
@@ -123,8 +130,8 @@ class Split:
         masked = address.rows < 0
         columns = self._gather(address._replace(rows=np.where(masked, 0, address.rows)))
         ids, labels, segments, positions = (columns[name] for name in COLUMNS)
-        targets = shift_targets(labels, segments) if self._shifted else labels
-        targets[masked] = IGNORED
+        targets = labels if self._per_row else shift_targets(labels, segments)
+        targets[masked] = self._none
         segments[masked] = 0
         batch = Batch(address.length, ids, targets, segments, positions, samples=int((~masked).sum()))
         # where shapes are free, the ends that are padding in all rows cost nothing
@@ -146,9 +153,10 @@ class Split:
         for length in sorted(set(address.lengths.tolist())):
             here = np.flatnonzero(address.lengths == length)
             for name, column in self._columns[length].items():
-                shape = (len(address.rows), address.length)[: column.ndim]
-                whole = gathered.setdefault(name, np.full(shape, self._padding.get(name, 0), np.int32))
-                whole[(here, slice(length))[: column.ndim]] = column[address.rows[here]]
+                by_row = name == "labels" and self._per_row
+                shape = (len(address.rows), *(column.shape[1:] if by_row else (address.length,)))
+                whole = gathered.setdefault(name, np.full(shape, self._padding.get(name, 0), column.dtype))
+                whole[here if by_row else (here, slice(length))] = column[address.rows[here]]
         return gathered
 
     def class_counts(self, classes: int) -> list[int]:

@@ -86,7 +86,9 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     ordered = sorted(tensors, key=lambda name: (list(DTYPES.values()).index(kinds[name]), name))
     yield safetensors_header((name, kinds[name], tensors[name].shape, tensors[name].nbytes) for name in ordered)
     for name in ordered:
-        data = tensors[name].detach().reshape(-1).view(torch.uint8).numpy().data
+        flat = tensors[name].detach().reshape(-1)
+        # of one element the stride may be 0, with which PyTorch refuses another view
+        data = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
         yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
 
 

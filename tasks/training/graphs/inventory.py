@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.choose_engine import make_engine
@@ -37,7 +38,7 @@ def inventory(
     engine = make_engine(config, built, registry, world=world)
     lengths = packed.meta["lengths"]
     for number, length in enumerate(lengths, start=1):
-        batch = blank(config.global_batch, length, packed.meta["task"])
+        batch = blank(config.global_batch, length, packed.meta["task"], len(packed.meta["labels"] or ()))
         engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
         engine.evaluate(next(batch.micro_batches(config.micro_rows)))
         out.progress(number, len(lengths), "lengths")
@@ -48,8 +49,8 @@ def inventory(
     return [registry.graphs[key] for key in sorted(registry.graphs)]
 
 
-def blank(rows: int, length: int, task: str) -> Batch:
-    """Return a batch of id 0 without padding, for tracing: a target a row (classification) or a position."""
-    zeros = np.zeros((rows, length), np.int32)
-    targets = np.zeros(rows if task == "classification" else (rows, length), np.int32)
+def blank(rows: int, length: int, task: str, outputs: int = 1) -> Batch:
+    """Return a batch of id 0 without padding, for tracing. outputs: of the model's head."""
+    zeros, kind = np.zeros((rows, length), np.int32), kind_of(task)
+    targets = np.zeros(kind.target_shape(rows, length, outputs), kind.target_type)
     return Batch(length, zeros, targets, zeros + 1, zeros, samples=rows)

@@ -80,7 +80,8 @@ def _update(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> No
     short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
     built = prepared(short, build(model, packed, seed=0, weights=True), packed.meta)
     engine = make_engine(short, built, GraphRegistry())
-    batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta["task"])
+    outputs = len(packed.meta["labels"] or ())
+    batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta["task"], outputs)
     for step in range(UPDATES):
         engine.fetch([engine.train(batch, scalars(short, step, UPDATES, batch.supervised), seed=step)])
 

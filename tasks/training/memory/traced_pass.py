@@ -25,7 +25,6 @@ from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.memory.estimate import PassMemory
 from trnflow.tasks.training.model.build import logits_of
-from trnflow.tasks.training.objective import loss_sum
 from trnflow.tasks.training.shared_types import Built
 
 
@@ -55,12 +54,13 @@ def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: i
 def _loss(config: TrainConfig, built: Built, rows: int, length: int, *, chunks: bool) -> Tensor:
     """Run the forward pass on blank rows, all supervised."""
     ids, positions = (torch.zeros((rows, length), dtype=torch.int32, device="meta") for _ in range(2))
-    targets = torch.zeros(rows if built.task == "classification" else (rows, length), dtype=torch.int32, device="meta")
+    shape = built.kind.target_shape(rows, length, getattr(built.model.config, "num_labels", 1))
+    targets = torch.zeros(shape, dtype=getattr(torch, built.kind.target_type), device="meta")
     if chunks and in_chunks(built, rows, length):
         return loss_in_chunks(
-            built, [ids, targets, ids, positions], torch.arange(rows * length, device="meta"), loss_sum
+            built, [ids, targets, ids, positions], torch.arange(rows * length, device="meta"), built.kind.loss_sum
         )
-    return loss_sum(logits_of(built, ids, ids, positions), targets)
+    return built.kind.loss_sum(logits_of(built, ids, ids, positions), targets)
 
 
 class _Storages:

@@ -54,9 +54,8 @@ def adapter_document(built: Built) -> Meta:
     """Return peft's `adapter_config.json`, without `base_model_name_or_path`."""
     document = built.model.peft_config["default"].to_dict()
     heads = {part for name in built.trained() if in_head(name) for part in name.split(".") if part in HEADS}
-    kinds = {"classification": "SEQ_CLS", "causal_lm": "CAUSAL_LM"}
     sets = {name: sorted(value) for name, value in document.items() if isinstance(value, set)}
-    mine = {"modules_to_save": sorted(heads) or None, "task_type": kinds[built.task], "inference_mode": True}
+    mine = {"modules_to_save": sorted(heads) or None, "task_type": built.kind.adapter, "inference_mode": True}
     return {**document, **sets, **mine, "peft_type": "LORA"}
 
 
@@ -73,7 +72,7 @@ def forward_passes(built: Built) -> float:
 def _trained_names(config: TrainConfig, built: Built) -> set[str]:
     names = built.parameters()
     lora = {name for name in names if name.rpartition(".")[0].endswith((A, B))}
-    if built.task == "classification":
+    if built.kind.per_row:
         head = {name for name in names if in_head(name)}
         if not head:
             raise ModelError(

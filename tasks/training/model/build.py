@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.config import check_positions
 from trnflow.tasks.training.model.masks import (
     attention_masks,
@@ -55,7 +56,7 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
     built = Built(model, packed.meta["task"], causal, first_position(model), published, lacking, windowed=windowed)
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
-    if built.task == "classification" and pools_positions(model.config):
+    if built.kind.per_row and pools_positions(model.config):
         mask_below_head(model, causal=causal)
     return built
 
@@ -80,7 +81,7 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
     """Return what keeps segments apart: a mask, the lengths of documents, or a block mask."""
     if built.attention == "sdpa":
         config, dtype = built.model.config, next(built.model.parameters()).dtype
-        if built.task == "classification" and pools_positions(config):
+        if built.kind.per_row and pools_positions(config):
             return {"attention_mask": segment_ids}
         config = config.get_text_config()
         return {"attention_mask": attention_masks(config, segment_ids, causal=built.causal, dtype=dtype)}
@@ -157,16 +158,17 @@ def _fit_vocabulary(config: Any, meta: PackedMeta, *, scratch: bool) -> None:
             f"the rows use a vocabulary of {meta['vocab_size']}, the model holds {config.vocab_size}",
             "use the model's own tokenizer (leave model.tokenizer out)",
         )
-    if config.pad_token_id is None and meta["task"] == "classification":
+    if config.pad_token_id is None and kind_of(meta["task"]).per_row:
         config.pad_token_id = meta["pad_id"]
 
 
 def _fit_labels(config: Any, meta: PackedMeta) -> None:
-    if meta["task"] == "classification":
+    kind = kind_of(meta["task"])
+    if kind.per_row:
         labels = meta["labels"] or []
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
-        config.problem_type = "single_label_classification"
+        config.problem_type = kind.problem_type
     elif getattr(config, "is_decoder", None) is False and not _is_causal(config):
         raise ModelError(
             f"a {config.model_type} attends in both directions and generates no text",

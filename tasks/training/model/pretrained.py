@@ -6,6 +6,7 @@ from typing import Any
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import model_folder
 
 HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
@@ -15,9 +16,7 @@ def auto_class(task: str) -> Any:
     """Return transformers' class for the task."""
     import transformers
 
-    if task == "classification":
-        return transformers.AutoModelForSequenceClassification
-    return transformers.AutoModelForCausalLM
+    return getattr(transformers, kind_of(task).auto_class)
 
 
 def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> tuple[Any, tuple[str, ...]]:

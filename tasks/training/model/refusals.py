@@ -10,6 +10,7 @@ from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known
 from trnflow.tasks.training.config import TrainConfig, check_positions
 from trnflow.tasks.training.layout.rules import RULES
@@ -48,14 +49,15 @@ def refuse_unfit_model(config: TrainConfig, known: Known) -> None:
     if model_type not in tables()[CONFIG]:
         raise _unknown(model_type, fields)
     _refuse_unknown_fields(model_type, source["overrides"])
-    if task == "classification" and model_type not in tables()[CLASSIFIER]:
+    per_row = task is not None and kind_of(task).per_row
+    if per_row and model_type not in tables()[CLASSIFIER]:
         raise ModelError(
             f"transformers has no classifier of model_type {model_type}", "choose another model, such as BERT"
         )
-    if task == "causal_lm":
+    if task is not None and not per_row:
         _refuse_no_language_model(model_type, fields)
     if task is not None:
-        _refuse_settings(config, model_type, fields, CLASSIFIER if task == "classification" else LANGUAGE)
+        _refuse_settings(config, model_type, fields, CLASSIFIER if per_row else LANGUAGE)
         _refuse_rows(fields, known.of("chunks"), scratch=source["pretrained"] is None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,6 @@ from trnflow.tasks.training.native.accumulation import GradientSums
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
 from trnflow.tasks.training.native.updates import UPDATES, StateTensor
-from trnflow.tasks.training.objective import correct, loss_sum
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
@@ -206,6 +206,7 @@ class NativeEngine:
         if not self._must_chunk(batch):
             return self._loss(*self._objective, *self._columns(batch)) * scale
         # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
+        loss_sum = built.kind.loss_sum
         return loss_in_chunks(
             built, *self._supervised(batch), lambda logits, to: loss_sum(logits, to, weights, smoothing) * scale
         )
@@ -213,7 +214,7 @@ class NativeEngine:
     def _scores_of(self, batch: Batch) -> Tensor:
         if not self._must_chunk(batch):
             return self._scores(self._built, *self._columns(batch))
-        return scores_in_chunks(self._built, *self._supervised(batch), _score)
+        return scores_in_chunks(self._built, *self._supervised(batch), partial(_score, self._built))
 
     def _must_chunk(self, batch: Batch) -> bool:
         rows, length = batch.input_ids.shape
@@ -266,8 +267,10 @@ class NativeEngine:
         check_length(self._config, batch.length)
         rows = self._config.global_batch if name == "train" else self._config.micro_rows
         # the shape before trimming
-        ids = [rows, batch.length]
-        inputs = [{"shape": shape, "dtype": "int32"} for shape in (ids, ids[: batch.targets.ndim])]
+        kind = self._built.kind
+        shape = kind.target_shape(rows, batch.length, batch.targets.shape[-1])
+        shapes = (([rows, batch.length], "int32"), ([*shape], kind.target_type))
+        inputs: list[Meta] = [{"shape": shape, "dtype": dtype} for shape, dtype in shapes]
         self._registry.register(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
 
 
@@ -290,16 +293,16 @@ def _loss(
     segments: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    return loss_sum(logits_of(built, ids, segments, positions), targets, weights, smoothing)
+    return built.kind.loss_sum(logits_of(built, ids, segments, positions), targets, weights, smoothing)
 
 
 def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
-    return _score(logits_of(built, ids, segments, positions), targets)
+    return _score(built, logits_of(built, ids, segments, positions), targets)
 
 
-def _score(logits: Tensor, targets: Tensor) -> Tensor:
+def _score(built: Built, logits: Tensor, targets: Tensor) -> Tensor:
     """Return (summed loss, right predictions)."""
-    return torch.stack([loss_sum(logits, targets), correct(logits, targets)])
+    return torch.stack([built.kind.loss_sum(logits, targets), built.kind.hits(logits, targets)])
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -313,8 +316,6 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def recompute(model: Any, every: int) -> None:
     """Let every n-th layer compute its activations again in the backward pass (remat)."""
-    from functools import partial
-
     for layer in checkpointed_layers(model, every):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

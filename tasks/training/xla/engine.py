@@ -22,7 +22,6 @@ from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.layout.slices import check_length, layout_of
 from trnflow.tasks.training.model.attention import use_attend_heads
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
-from trnflow.tasks.training.objective import correct, loss_sum
 from trnflow.tasks.training.optim.adafactor import adafactor
 from trnflow.tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
 from trnflow.tasks.training.optim.rounding import LACKING, round_stochastically
@@ -100,7 +99,8 @@ class XlaEngine:
         with torch.no_grad():
             ids, targets, segments, positions = self._columns(batch)
             logits = logits_of(self._built, ids, segments, positions)
-            result = self._replicas.scores(torch.stack([loss_sum(logits, targets), correct(logits, targets)]))
+            kind = self._built.kind
+            result = self._replicas.scores(torch.stack([kind.loss_sum(logits, targets), kind.hits(logits, targets)]))
             del logits
         self._built.model.train()
         return self._run("eval", batch, [], result)
@@ -125,7 +125,8 @@ class XlaEngine:
         ids, targets, segments, positions = self._columns(batch)
         scale = vector[-1]
         logits = logits_of(self._built, ids, segments, positions)
-        loss = loss_sum(logits, targets, self._class_weights, self._config.label_smoothing) * scale
+        smoothing = self._config.label_smoothing
+        loss = self._built.kind.loss_sum(logits, targets, self._class_weights, smoothing) * scale
         del logits
         # with one process a device the gradients are whole, and of the replica's own rows
         loss.backward()  # type: ignore[no-untyped-call]

@@ -111,6 +111,8 @@ SOUND = {
                   {"instruction": ["Question"], "response": ["Answer"]}, "instruction"),
     "numbers of rows, more than are counted": ("t.csv", table("id", "story", rows=12_000, story=sentence), {"text": ["story"]},
                                                "text"),
+    "lists of labels": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": KINDS[: n % 3]}),
+                        {"text": ["text"], "target": ["labels"]}, "multi_label"),
     "plain text": ("t.txt", "\n".join(map(sentence, range(60))).encode(), {"text": ["text"]}, "text"),
     "one column of texts": ("t.csv", table("id", "story", story=sentence), {"text": ["story"]}, "text"),
 }  # fmt: skip
@@ -129,7 +131,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20
 ROWS = table("text", "label", label=KINDS)
 ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "fractions": ("t.csv", table("text", "score", score=lambda n: n / 7), Question, "score holds numbers from 0",
-                  "'data.label=score >= "),
+                  "format.task=regression format.target=score"),
     "a score of 261 values": ("t.csv", table("text", "score", rows=600, score=lambda n: n % 261), Question,
                               "amounts, or classes", "data.label=score (numbers from 0 to 260"),
     "a score beside a language": ("t.csv", table("text", "score", "lang", score=lambda n: n / 7, lang=["en", "de"]),
@@ -138,9 +140,9 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                                     "which column holds what is to be predicted? a (3 values), b (2 values), c (2 values)",
                                     "data.label=a"),
     "several labels a row": ("t.tsv", table("text", "label", mark="\t", label=["1", "2", "1,2"]), Question,
-                             "several values in a row (1,2)", "each combination is a class"),
-    "lists of labels": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": ["a", "b"]}), ConfigError,
-                        "labels holds lists", ""),
+                             "several values in a row (1,2)", "format.task=multi_label format.target=label"),
+    "lists of objects": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": [{"name": "b"}]}), ConfigError,
+                         "labels holds lists", ""),
     "one class": ("t.csv", table("text", "label", label=["x"]), DataError, "is 'x' in every row", "data.label=COLUMN"),
     "two texts": ("t.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)), Question, "which is what",
                   "format.instruction=en format.response=de format.task=instruction"),
@@ -338,3 +340,15 @@ def test_labels_that_are_folders_are_not_lost_in_silence(tmp_path: Path) -> None
         (tmp_path / "set" / label / "1.txt").write_text(sentence(1))
     with pytest.raises(ConfigError, match="text files in the folders neg, pos"):
         look(SourceConfig(source=str(tmp_path / "set")), Resolver(tmp_path / "home"))
+
+
+def test_answers_name_what_is_to_be_predicted(tmp_path: Path) -> None:
+    scores = table("text", "score", "age", score=lambda n: n / 7, age=lambda n: n % 30)
+    draft = taken(tmp_path, "t.csv", scores, {"format": {"task": "regression", "target": ["score", "age"]}})
+    assert draft.settings["format"] == {"task": "regression", "target": ["score", "age"]} and draft.base == "regression"
+    assert taken(tmp_path, "t.csv", scores, {"format": {"task": "regression"}}).settings["format"]["target"] == "score"
+    cells = table("text", "label", mark="\t", label=["1", "2", "1,2"])
+    draft = taken(tmp_path, "t.tsv", cells, {"format": {"task": "multi_label"}})
+    assert roles(draft) == {"text": ["text"], "target": ["label"]} and draft.base == "multi-label"
+    with pytest.raises(ConfigError, match=r"format\.target: there is no column x"):
+        taken(tmp_path, "t.csv", scores, {"format": {"task": "regression", "target": "x"}})

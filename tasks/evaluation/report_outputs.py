@@ -1,0 +1,47 @@
+"""Report the predictions of a task whose targets are floats (`TargetKind`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.evaluation.predictions import text_of, write_answers
+from trnflow.tasks.evaluation.row_losses import source_rows
+from trnflow.tasks.evaluation.scores import intervals_of, values_of
+from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.targets import Outputs
+
+WORST, LONGEST = 10, 500
+"""Predictions that the report shows, and characters of their texts."""
+
+
+def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folder: Path) -> Meta:
+    """Write predictions.parquet and the plots; return the report's entries, with all metrics. texts: the split's rows."""
+    import numpy as np
+
+    task, labels = packed.meta["task"], packed.meta["labels"]
+    kind, rows = kind_of(task), source_rows(packed, split)
+    write_answers(kind.row_answers(found, labels), found.loss, rows, texts, folder / "predictions.parquet")
+    kind.draw(found, labels, folder)
+    worst = np.argsort(-found.loss, kind="stable")[:WORST]
+    answers = kind.row_answers(Outputs(*(column[worst] for column in found)), labels)
+    return {
+        "metrics": values_of(task, found),
+        "intervals": intervals_of(task, found),
+        "classes": kind.table(found, labels),
+        "worst": [
+            {
+                "row": int(rows[at]) + 1,
+                "label": _shown(answers["label"][number]),
+                "predicted": _shown(answers["predicted"][number]),
+                "loss": float(found.loss[at]),
+                "text": text_of(texts, int(rows[at]))[:LONGEST],
+            }
+            for number, at in enumerate(worst)
+        ],
+    }
+
+
+def _shown(values: Any) -> str:
+    return ", ".join(value if isinstance(value, str) else f"{value:.4g}" for value in values) or "none"

@@ -1,0 +1,143 @@
+"""What stages ask of a task: a subclass of `Kind` in a module of its own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trnflow.tasks.artifact import Meta
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Row = dict[str, Any]
+
+
+class Metric(NamedTuple):
+    """A metric that is a function of sums over rows, so that resamples of the rows are fast.
+
+    Attributes:
+        columns: Outputs -> float64 [rows, k].
+        of_sums: Sums of the columns, [..., k], and the number of rows, [...] or an int -> values [...].
+        hub, may_promote, is_default: As in `trnflow.tasks.evaluation.scores.Score`.
+    """
+
+    name: str
+    columns: Callable[[Any], Any]
+    of_sums: Callable[[Any, Any], Any]
+    less_is_better: bool = False
+    hub: str | None = None
+    may_promote: bool = False
+    is_default: bool = False
+
+
+class Kind:
+    """A task. Its class attributes and methods are all that stages know of it."""
+
+    name: str
+    """In the metadata of artifacts."""
+    formats: tuple[str, ...] = ()
+    """The values of `format.task` that make its rows, if the name is none."""
+    per_row = True
+    """Whether a row has one target, predicted by a text classifier's head; else each position has one."""
+    one_class = False
+    """Whether the target is one class of several."""
+    reads_targets = False
+    """Whether targets are read from `format.target` as float32 [rows, outputs]; NaN is no target."""
+    auto_class = "AutoModelForSequenceClassification"
+    """The class of transformers that loads its models."""
+    pipeline = "text-classification"
+    """transformers' and the hub's name of what its models do."""
+    adapter = "SEQ_CLS"
+    """peft's name of the task."""
+    problem_type: str | None = None
+    """transformers' name of the loss, in config.json."""
+    decides = False
+    """Whether `decide` chooses something."""
+    metrics: tuple[Metric, ...] = ()
+    plots: Mapping[str, str] = {}
+    """{file that `draw` writes: what it shows}."""
+    answers: Mapping[str, str] = {}
+    """{column of a prediction: MLflow's type}."""
+
+    @property
+    def target_type(self) -> str:
+        return "float32" if self.reads_targets else "int32"
+
+    def target_shape(self, rows: int, length: int, outputs: int) -> tuple[int, ...]:
+        """Return the shape of the targets of rows of `length` tokens. outputs: of the model's head."""
+        if not self.per_row:
+            return (rows, length)
+        return (rows, outputs) if self.reads_targets else (rows,)
+
+    def columns(self, settings: Any) -> tuple[str, ...]:
+        """Return the columns that hold targets. settings: the section `format`."""
+        return ()
+
+    def check_settings(self, settings: Any) -> None:
+        """Raise ValueError for settings that are not the task's."""
+
+    def check_rows(self, settings: Any, meta: Any) -> None:
+        """Raise ConfigError or DataError if rows can't be of this task. meta: of load_data."""
+
+    def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str] | None:
+        """Return the names of the model's outputs. train: yields the rows of train, with the columns of targets alone."""
+        return None
+
+    def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
+        """Return the function from a row and its name in errors to its target. Raises DataError."""
+        raise NotImplementedError
+
+    def shown(self, target: Any, labels: list[str]) -> str:
+        """Return a row's target as text."""
+        return labels[int(target)]
+
+    def loss_sum(
+        self, logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+    ) -> Tensor:
+        """Return the loss summed over all targets. Shapes: of the model's output, and of `target_shape`."""
+        from trnflow.tasks.kinds.cross_entropy import loss_sum
+
+        return loss_sum(logits, targets, weights, smoothing)
+
+    def hits(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Count right predictions, as a float32 scalar; 0 where the task counts none."""
+        from trnflow.tasks.kinds.cross_entropy import correct
+
+        return correct(logits, targets)
+
+    def values_of(self, logits: Tensor) -> Tensor:
+        """Return what a user sees of logits [rows, outputs]: probabilities, or numbers."""
+        return logits.softmax(-1)
+
+    def agree(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return whether two models' logits mean the same prediction: bool [rows]."""
+        return first.argmax(-1) == second.argmax(-1)
+
+    def decide(self, found: Any) -> Meta:
+        """Return what is chosen on validation and kept in the model's folder. found: `Outputs` of the validation split."""
+        return {}
+
+    def decided(self, values: Any, decision: Meta) -> Any:
+        """Return decisions for the array values [rows, outputs], of the same shape."""
+        return values
+
+    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
+        """Return a row's prediction for `trnflow predict`. values: of `values_of`."""
+        raise NotImplementedError
+
+    def line(self, answer: Meta) -> str:
+        """Return a prediction as the words before its text in a terminal."""
+        raise NotImplementedError
+
+    def table(self, found: Any, labels: list[str]) -> list[Meta]:
+        """Return the report's figures of each output: {"label": its name, figure: value}."""
+        return []
+
+    def row_answers(self, found: Any, labels: list[str]) -> dict[str, list[Any]]:
+        """Return the columns of predictions.parquet: what was expected and predicted for each row."""
+        raise NotImplementedError
+
+    def draw(self, found: Any, labels: list[str], folder: Path) -> None:
+        """Write the files of `plots`."""

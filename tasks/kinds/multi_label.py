@@ -1,0 +1,208 @@
+"""The task `multi_label`: any number of labels a row, each yes or no by itself.
+
+Rows have a list of labels, or a column of 0 and 1 for each. A label is predicted where its probability reaches the
+threshold, one for all labels, that gives the best micro F1 on validation.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.kinds.kind import Metric, Row
+from trnflow.tasks.kinds.targets import Outputs, TargetKind, loss_metric, value_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_LABELS = 10_000
+THRESHOLD = "threshold"
+BITS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "0.0": 0.0, "1.0": 1.0}
+
+
+def _counts(expected: Any, decided: Any) -> Any:
+    """Return right, missed and wrong predictions of each row and label: float64 [rows, 3 x labels]."""
+    import numpy as np
+
+    true, said = expected > 0.5, decided > 0.5
+    return np.concatenate([true & said, true & ~said, ~true & said], axis=1).astype(np.float64)
+
+
+def _of_row(found: Outputs) -> Any:
+    return _counts(found.expected, found.decided)
+
+
+def _of_row_at_half(found: Outputs) -> Any:
+    return _counts(found.expected, found.values >= 0.5)
+
+
+def _f1(right: Any, missed: Any, wrong: Any) -> Any:
+    """Return F1, 0 where nothing is true or predicted."""
+    import numpy as np
+
+    below = 2 * right + missed + wrong
+    return np.divide(2 * right, below, out=np.zeros(np.shape(below)), where=np.asarray(below) > 0)
+
+
+def _micro(sums: Any, rows: Any) -> Any:
+    return _f1(*sums.reshape(*sums.shape[:-1], 3, -1).sum(-1).T).T
+
+
+def _macro(sums: Any, rows: Any) -> Any:
+    return _f1(*(sums.reshape(*sums.shape[:-1], 3, -1)[..., part, :] for part in range(3))).mean(-1)
+
+
+def _exact(found: Outputs) -> Any:
+    return ((found.expected > 0.5) == (found.decided > 0.5)).all(1)[:, None].astype(float)
+
+
+def _labels_in(value: Any) -> list[str]:
+    """Return the labels of a cell: of a list its elements, of a text what stands between commas."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [str(part) for part in (value if isinstance(value, list) else [] if value is None else [value])]
+
+
+class MultiLabel(TargetKind):
+    name = "multi_label"
+    problem_type = "multi_label_classification"
+    decides = True
+    metrics = (
+        Metric("f1_micro", _of_row, _micro, hub="f1", may_promote=True, is_default=True),
+        Metric("f1_macro", _of_row, _macro, hub="f1", may_promote=True),
+        Metric("accuracy", _exact, lambda sums, rows: sums[..., 0] / rows, hub="accuracy", may_promote=True),
+        loss_metric(),
+        Metric("f1_micro_at_half", _of_row_at_half, _micro),
+        Metric("f1_macro_at_half", _of_row_at_half, _macro),
+    )
+    plots = {"f1_of_labels.png": "F1 of each label"}
+    answers = {"text": "string", "labels": "list", "probabilities": "map"}
+
+    def check_settings(self, settings: Any) -> None:
+        if settings.labels and not isinstance(settings.target, str):
+            raise ValueError(
+                "`labels` names the labels of one column of lists; several columns in `target` are the labels"
+            )
+        names = settings.labels or (settings.targets if not isinstance(settings.target, str) else ("a", "b"))
+        if len(names) < 2 or len({*names}) < len(names):
+            raise ValueError("multi_label needs two labels or more, each once")
+
+    def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str]:
+        if not isinstance(settings.target, str):
+            return [*settings.target]
+        if settings.labels:
+            return [*settings.labels]
+        seen: dict[str, None] = {}
+        for number, row in enumerate(train(), 1):
+            where = f"split train row {number}"
+            seen |= dict.fromkeys(_labels_in(value_of(row, settings.target, nested, where)))
+            if len(seen) > MOST_LABELS:
+                raise DataError(f"{where}: more than {MOST_LABELS} labels", "name a column of labels in format.target")
+        if len(seen) < 2:
+            raise DataError(
+                f"format.target: the rows of train have {len(seen)} labels in {settings.target}",
+                "give rows of two labels or more, or name another column",
+            )
+        return sorted(seen, key=(lambda text: (int(text), text)) if all(map(str.isdecimal, seen)) else None)
+
+    def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
+        if not isinstance(settings.target, str):
+            return lambda row, where: [
+                _bit(value_of(row, name, nested, where), name, where) for name in settings.target
+            ]
+        ids = {name: number for number, name in enumerate(labels)}
+        if not any(map(str.isdecimal, labels)):  # rows may give numbers
+            ids |= {str(number): number for number in range(len(labels))}
+
+        def target(row: Row, where: str) -> list[float]:
+            bits = [0.0] * len(labels)
+            for label in _labels_in(value_of(row, settings.target, nested, where)):
+                if label not in ids:
+                    near = difflib.get_close_matches(label, labels, n=1)
+                    known = f"did you mean {near[0]}?" if near else f"the labels are {', '.join(labels[:12])}"
+                    raise DataError(
+                        f"{where}: the label {label!r} in {settings.target} is none of train's",
+                        f"repair the row ({known}), or name all labels in format.labels",
+                    )
+                bits[ids[label]] = 1.0
+            return bits
+
+        return target
+
+    def shown(self, target: Any, labels: list[str]) -> str:
+        return ", ".join(label for label, bit in zip(labels, target, strict=True) if bit) or "no label"
+
+    def each_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        import torch
+
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+
+    def values_of(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def agree(self, first: Tensor, second: Tensor) -> Tensor:
+        return ((first > 0) == (second > 0)).all(-1)
+
+    def decide(self, found: Outputs) -> Meta:
+        """Return the threshold, in hundredths, of the best micro F1; of equal ones the nearest to 0.5."""
+        thresholds = sorted((number / 100 for number in range(1, 100)), key=lambda value: abs(value - 0.5))
+        scores = [float(_micro(_counts(found.expected, found.values >= at).sum(0), 1)) for at in thresholds]
+        return {THRESHOLD: thresholds[max(range(len(scores)), key=scores.__getitem__)]}
+
+    def decided(self, values: Any, decision: Meta) -> Any:
+        return (values >= decision.get(THRESHOLD, 0.5)).astype("float32")
+
+    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
+        least = decision.get(THRESHOLD, 0.5)
+        said = [label for label, value in zip(labels, values, strict=True) if value >= least]
+        return {"labels": said, "probabilities": dict(zip(labels, values, strict=True))}
+
+    def line(self, answer: Meta) -> str:
+        return ", ".join(f"{label} {answer['probabilities'][label]:.3f}" for label in answer["labels"]) or "no label"
+
+    def table(self, found: Outputs, labels: list[str]) -> list[Meta]:
+        right, missed, wrong = _of_row(found).sum(0).reshape(3, -1)
+        f1 = _f1(right, missed, wrong)
+        return [
+            {
+                "label": label,
+                "precision": float(right[at] / max(right[at] + wrong[at], 1)),
+                "recall": float(right[at] / max(right[at] + missed[at], 1)),
+                "f1": float(f1[at]),
+                "support": int(right[at] + missed[at]),
+            }
+            for at, label in enumerate(labels)
+        ]
+
+    def row_answers(self, found: Outputs, labels: list[str]) -> dict[str, list[Any]]:
+        def named(bits: Any) -> list[list[str]]:
+            return [[labels[at] for at in row.nonzero()[0]] for row in bits > 0.5]
+
+        return {"label": named(found.expected), "predicted": named(found.decided), "probabilities": [*found.values]}
+
+    def draw(self, found: Outputs, labels: list[str], folder: Path) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        rows = sorted(self.table(found, labels), key=lambda row: (row["f1"], row["label"]))
+        figure = Figure(figsize=(7, min(0.25 * len(rows) + 1.5, 20)), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.barh(
+            [f"{row['label'][:30]} ({row['support']})" for row in rows], [row["f1"] for row in rows], color="tab:blue"
+        )
+        axes.set(xlim=(0, 1), xlabel="F1", title="labels (rows that have them)")
+        figure.savefig(folder / "f1_of_labels.png", metadata={"Software": None})
+
+
+def _bit(value: Any, column: str, where: str) -> float:
+    bit = BITS.get(str(value).strip().lower())
+    if bit is None:
+        raise DataError(
+            f"{where}: {column} is {value!r}, not 0 or 1", "repair the row, or name other columns in format.target"
+        )
+    return bit

@@ -1,0 +1,166 @@
+"""The task `regression`: one or several numbers a row, learnt by the mean squared error.
+
+The model predicts the numbers themselves: nothing is scaled, so that transformers opens the model as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.kinds.kind import Metric, Row
+from trnflow.tasks.kinds.targets import Outputs, TargetKind, loss_metric, value_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLOSE = 1e-3
+"""The difference of two models' numbers that counts as the same, of numbers above one as a share."""
+
+
+def _errors(found: Outputs) -> Any:
+    return found.values.astype("float64") - found.expected
+
+
+def _absolute(found: Outputs) -> Any:
+    return abs(_errors(found)).mean(1)[:, None]
+
+
+def _squared(found: Outputs) -> Any:
+    return (_errors(found) ** 2).mean(1)[:, None]
+
+
+def _moments(expected: Any, values: Any) -> Any:
+    """Return the columns x, y, xx, yy, xy of each output, about the means of these rows: float64 [rows, 5 x outputs]."""
+    import numpy as np
+
+    x, y = (column.astype(np.float64) - column.mean(0, dtype=np.float64) for column in (expected, values))
+    return np.concatenate([x, y, x * x, y * y, x * y], axis=1)
+
+
+def _of_values(found: Outputs) -> Any:
+    return _moments(found.expected, found.values)
+
+
+def _of_ranks(found: Outputs) -> Any:
+    # of resampled rows, too, these are the ranks among all rows
+    from scipy.stats import rankdata
+
+    return _moments(rankdata(found.expected, axis=0), rankdata(found.values, axis=0))
+
+
+def _correlation(sums: Any, rows: Any) -> Any:
+    """Return the mean over outputs; 0 of an output whose numbers are all equal."""
+    import numpy as np
+
+    x, y, xx, yy, xy = np.moveaxis(sums.reshape(*sums.shape[:-1], 5, -1), -2, 0)
+    below = np.sqrt(np.maximum(xx - x * x / rows, 0) * np.maximum(yy - y * y / rows, 0))
+    return np.divide(xy - x * y / rows, below, out=np.zeros(below.shape), where=below > 0).mean(-1)
+
+
+def _mean(sums: Any, rows: Any) -> Any:
+    return sums[..., 0] / rows
+
+
+class Regression(TargetKind):
+    name = "regression"
+    problem_type = "regression"
+    metrics = (
+        Metric("mae", _absolute, _mean, less_is_better=True, hub="mae", may_promote=True),
+        Metric(
+            "rmse", _squared, lambda sums, rows: (sums[..., 0] / rows) ** 0.5,
+            less_is_better=True, hub="rmse", may_promote=True, is_default=True,
+        ),
+        Metric("pearson", _of_values, _correlation, hub="pearsonr", may_promote=True),
+        Metric("spearman", _of_ranks, _correlation, hub="spearmanr", may_promote=True),
+        loss_metric(),
+    )  # fmt: skip
+    plots = {"residuals.png": "predictions and residuals by the true number"}
+    answers = {"text": "string", "scores": "map"}
+
+    def check_settings(self, settings: Any) -> None:
+        if settings.labels:
+            raise ValueError("`labels` is for multi_label: regression is named by the columns in `target`")
+        if not settings.targets or len({*settings.targets}) < len(settings.targets):
+            raise ValueError("`target` needs one column or more, each once")
+
+    def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str]:
+        targets, first = self.target_of(settings, [], nested), None
+        for number, row in enumerate(train(), 1):
+            numbers = targets(row, f"split train row {number}")
+            if first not in (None, numbers):
+                return [*settings.targets]
+            first = numbers
+        raise DataError(
+            f"format.target: all rows of train have the same {' and '.join(settings.targets)}, {first}",
+            "give rows of other numbers, or name another column",
+        )
+
+    def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
+        columns = settings.targets
+        return lambda row, where: [_number(value_of(row, name, nested, where), name, where) for name in columns]
+
+    def shown(self, target: Any, labels: list[str]) -> str:
+        return "  ".join(f"{name} {value:.4g}" for name, value in zip(labels, target, strict=True))
+
+    def each_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return (logits - targets) ** 2
+
+    def values_of(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def agree(self, first: Tensor, second: Tensor) -> Tensor:
+        return ((first - second).abs() <= CLOSE * second.abs().clamp(min=1)).all(-1)
+
+    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
+        return {"scores": dict(zip(labels, values, strict=True))}
+
+    def line(self, answer: Meta) -> str:
+        return self.shown(answer["scores"].values(), [*answer["scores"]])
+
+    def table(self, found: Outputs, labels: list[str]) -> list[Meta]:
+        rows = []
+        for at, label in enumerate(labels):
+            alone = Outputs(*(column[:, [at]] if column.ndim == 2 else column for column in found))
+            values = {m.name: m.of_sums(m.columns(alone).sum(0), len(found.loss)) for m in self.metrics[:-1]}
+            rows.append({"label": label, **{name: float(value) for name, value in values.items()}})
+        return rows
+
+    def row_answers(self, found: Outputs, labels: list[str]) -> dict[str, list[Any]]:
+        return {"label": [*found.expected], "predicted": [*found.values]}
+
+    def draw(self, found: Outputs, labels: list[str], folder: Path) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        for at, label in enumerate(labels):
+            true, value = found.expected[:, at], found.values[:, at]
+            left.scatter(true, value, s=6, alpha=0.4, label=label)
+            right.scatter(true, value - true, s=6, alpha=0.4)
+        ends = (float(found.expected.min()), float(found.expected.max()))
+        left.plot(ends, ends, color="grey", linewidth=1)
+        right.axhline(0, color="grey", linewidth=1)
+        left.set(xlabel="true", ylabel="predicted")
+        right.set(xlabel="true", ylabel="predicted less true")
+        left.legend(fontsize=8)
+        figure.savefig(folder / "residuals.png", metadata={"Software": None})
+
+
+def _number(value: Any, column: str, where: str) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        what = "missing" if value is None or value == "" else f"{value!r}, no finite number"
+        raise DataError(
+            f"{where}: {column} is {what}", "repair or drop the row, or name another column in format.target"
+        )
+    return number

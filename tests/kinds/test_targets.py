@@ -1,0 +1,91 @@
+"""What rows of `multi_label` and `regression` may hold, and what is refused with row and value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.registry import FORMATS
+
+
+def targets(rows: list[Any], names: list[str] | None = None, **settings: Any) -> tuple[list[str] | None, list[Any]]:
+    """(the names of the outputs, the target of each row)."""
+    config = FormatConfig(**settings)
+    kind, nested = FORMATS[config.task], ["tags"]
+    given = [row if isinstance(row, dict) else {config.target: row} for row in rows]
+    labels = names or kind.labels_of(config, lambda: given, nested)
+    make = kind.target_of(config, labels or [], nested)
+    return labels, [make(row, f"row {number}") for number, row in enumerate(given, 1)]
+
+
+def test_labels_are_lists_or_texts_with_commas() -> None:
+    lists = [{"tags": json.dumps(value)} for value in (["b", "a"], [], ["c"])]
+    assert targets(lists, task="multi_label", target="tags") == (["a", "b", "c"], [[1, 1, 0], [0, 0, 0], [0, 0, 1]])
+    assert targets(["b, a", None, "c"], task="multi_label")[1] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert targets(["10,2", "2"], task="multi_label") == (["2", "10"], [[1, 1], [1, 0]])
+    assert targets(["1", "0,1"], task="multi_label", labels=["no", "yes"]) == (["no", "yes"], [[0, 1], [1, 1]])
+
+
+def test_labels_are_columns_of_0_and_1() -> None:
+    rows = [{"a": 0, "b": True}, {"a": "1", "b": 1.0}]
+    assert targets(rows, task="multi_label", target=["a", "b"]) == (["a", "b"], [[0, 1], [1, 1]])
+    with pytest.raises(DataError, match="row 1: b is 2, not 0 or 1"):
+        targets([{"a": 0, "b": 2}], task="multi_label", target=["a", "b"])
+
+
+def test_numbers() -> None:
+    assert targets([1, "2.5", 3.5], task="regression", target="y") == (["y"], [[1.0], [2.5], [3.5]])
+    rows = [{"a": 1, "b": 2}, {"a": 1, "b": 3}]
+    assert targets(rows, task="regression", target=["a", "b"]) == (["a", "b"], [[1, 2], [1, 3]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        (
+            ["a,b", "c"],
+            {"task": "multi_label", "names": ["a", "b"]},
+            "row 2: the label 'c' in label is none of train's",
+        ),
+        (["a", "a"], {"task": "multi_label"}, "the rows of train have 1 labels in label"),
+        ([1, float("nan")], {"task": "regression"}, "train row 2: label is nan, no finite number"),
+        ([1, None], {"task": "regression"}, "train row 2: label is missing"),
+        ([1, "good"], {"task": "regression"}, "train row 2: label is 'good', no finite number"),
+        ([1, True], {"task": "regression"}, "train row 2: label is True, no finite number"),
+        ([2, 2.0], {"task": "regression"}, "all rows of train have the same label"),
+        ([{"x": 1}], {"task": "regression"}, "train row 1: there is no column label"),
+    ],
+)
+def test_a_target_that_is_none_is_named(rows: list[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        targets(rows, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "classification", "target": "y"}, "`target` is for multi_label and regression"),
+        ({"task": "regression", "labels": ["a", "b"]}, "`labels` is for multi_label"),
+        ({"task": "multi_label", "target": ["a"]}, "two labels or more"),
+        (
+            {"task": "multi_label", "target": ["a", "b"], "labels": ["a", "b"]},
+            "`labels` names the labels of one column",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_task(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FormatConfig(**settings)
+
+
+def test_a_class_label_and_a_missing_column_are_refused_before_rows_are_read() -> None:
+    config, meta = FormatConfig(task="regression", target="y"), {"labels": None, "columns": ["text", "x"]}
+    with pytest.raises(ConfigError, match="the rows have no column y"):
+        FORMATS["regression"].check_rows(config, meta)
+    with pytest.raises(ConfigError, match=r"data\.label makes one class of each row, and format\.task is regression"):
+        FORMATS["regression"].check_rows(config, {**meta, "labels": ["a", "b"]})
