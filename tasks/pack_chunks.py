@@ -80,13 +80,13 @@ def foresee(config: PackConfig, known: Known) -> Meta:
 def needs(config: PackConfig, known: Known) -> Iterator[str]:
     """Yield nothing; raise ConfigError for settings that the task can't have."""
     if task := known.of("texts").get("task"):
-        _check(config, classify=task == "classification")
+        _check(config, task)
     yield from ()
 
 
 def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
     """Place the rows, and return blocks of chunks of one split and length; writes `counts.json`, layouts and segments."""
-    _check(config, classify=tokens.meta["task"] == "classification")
+    _check(config, tokens.meta["task"])
     splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
     lengths = _lengths(config, splits)
     laid_out = {
@@ -192,11 +192,11 @@ class Fitting(NamedTuple):
     dropped: int
 
 
-def _check(config: PackConfig, meta: TokensMeta) -> None:
-    per_row = kind_of(meta["task"]).per_row
+def _check(config: PackConfig, task: str) -> None:
+    per_row = kind_of(task).per_row
     if per_row and config.strategy in ("concat", "bfd"):
         raise ConfigError(
-            f"pack.strategy: {config.strategy} puts several rows in a chunk, but {meta['task']} labels a row",
+            f"pack.strategy: {config.strategy} puts several rows in a chunk, but {task} labels a row",
             "use bucket or pad",
         )
     if per_row and config.overlong == "split":

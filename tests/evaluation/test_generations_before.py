@@ -12,7 +12,8 @@ import pytest
 from tests.flows.champions.test_champions import artifact_folder
 from tests.helpers.command_line import InProcessShell
 from trnflow.tasks.artifact import Artifact, Meta, Source
-from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_inputs
+from trnflow.tasks.evaluate_model import EvaluateConfig
+from trnflow.tasks.evaluation.config import predict_inputs
 
 PROMPT = "Once upon a time"
 RECIPE = """
@@ -83,7 +84,7 @@ def test_the_key_names_the_first_weights_only_where_they_generate_texts() -> Non
             "packed": Artifact("sha256:1", "packed", {"task": task}, ()),
             "base": Source("model", {"weights": weights}),
         }
-        found = evaluate_inputs(EvaluateConfig(**config), inputs | more)
+        found = predict_inputs(EvaluateConfig(**config), inputs | more)
         assert found.pop("packed") == "sha256:1" and found.keys() <= {"base"}
         return found.get("base")
 
