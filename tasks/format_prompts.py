@@ -104,15 +104,17 @@ def _labels(config: FormatConfig, rows: Input[RowsMeta]) -> list[str] | None:
     kind = FORMATS[config.task]
     if kind.one_class:
         return rows.meta["labels"]
-    read = partial(_columns, rows.path / "train.parquet", kind.columns(config))
+    files = [rows.path / f"{split}.parquet" for split in rows.meta["splits"] if split == "train"]
+    read = partial(_columns, files, kind.columns(config))
     return kind.labels_of(config, read, rows.meta.get("nested", ()))
 
 
-def _columns(file: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+def _columns(files: list[Path], columns: tuple[str, ...]) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
-    for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(BATCH, columns=list(columns)):
-        yield from batch.to_pylist()
+    for file in files:
+        for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(BATCH, columns=list(columns)):
+            yield from batch.to_pylist()
 
 
 def _part(

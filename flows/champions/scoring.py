@@ -70,8 +70,7 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
     labels = tuple(meta["labels"]) if kind.one_class else None
     shape = {"train": None, "overlong": "truncate", "max_length": longest if kind.per_row else ALL_ROWS}
     # frozen rows are no rows of train, whose targets would name the outputs
-    named = {"labels": meta["labels"]} if kind.reads_targets else {}
-    formatted = FormatConfig.model_validate({**model.shaping["format"], **named})
+    formatted = FormatConfig.model_validate(kind.fixed(model.shaping["format"], meta["labels"]))
     tokenized = TokenizeConfig.model_validate(model.shaping["tokenize"] | shape)
     device = recipe.evaluate.on_device_of(recipe.training.device).device or "cpu"
     rows = Node(number_labels, NumberLabelsConfig(labels=labels), {"frozen": frozen})

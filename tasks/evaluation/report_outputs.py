@@ -25,7 +25,9 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
     write_answers(kind.row_answers(found, labels), found.loss, rows, texts, folder / "predictions.parquet")
     kind.draw(found, labels, folder)
     worst = np.argsort(-found.loss, kind="stable")[:WORST]
-    answers = kind.row_answers(Outputs(*(column[worst] for column in found)), labels)
+    answers = kind.row_answers(
+        Outputs(found.expected[worst], found.values[worst], found.decided[worst], found.loss[worst]), labels
+    )
     return {
         "metrics": values_of(task, found),
         "intervals": intervals_of(task, found),

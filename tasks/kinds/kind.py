@@ -85,6 +85,10 @@ class Kind:
         """Return the names of the model's outputs. train: yields the rows of train, with the columns of targets alone."""
         return None
 
+    def fixed(self, settings: Meta, labels: list[str] | None) -> Meta:
+        """Return the section `format` for rows that have no split train. labels: of the model."""
+        return settings
+
     def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
         """Return the function from a row and its name in errors to its target. Raises DataError."""
         raise NotImplementedError

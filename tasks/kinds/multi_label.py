@@ -109,6 +109,9 @@ class MultiLabel(TargetKind):
             )
         return sorted(seen, key=(lambda text: (int(text), text)) if all(map(str.isdecimal, seen)) else None)
 
+    def fixed(self, settings: Meta, labels: list[str] | None) -> Meta:
+        return {**settings, "labels": labels} if isinstance(settings["target"], str) else settings
+
     def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
         if not isinstance(settings.target, str):
             return lambda row, where: [

@@ -95,6 +95,8 @@ class Regression(TargetKind):
             if first not in (None, numbers):
                 return [*settings.targets]
             first = numbers
+        if first is None:  # rows that are only scored
+            return [*settings.targets]
         raise DataError(
             f"format.target: all rows of train have the same {' and '.join(settings.targets)}, {first}",
             "give rows of other numbers, or name another column",
@@ -125,7 +127,7 @@ class Regression(TargetKind):
     def table(self, found: Outputs, labels: list[str]) -> list[Meta]:
         rows = []
         for at, label in enumerate(labels):
-            alone = Outputs(*(column[:, [at]] if column.ndim == 2 else column for column in found))
+            alone = Outputs(found.expected[:, [at]], found.values[:, [at]], found.decided[:, [at]], found.loss)
             values = {m.name: m.of_sums(m.columns(alone).sum(0), len(found.loss)) for m in self.metrics[:-1]}
             rows.append({"label": label, **{name: float(value) for name, value in values.items()}})
         return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_the_threshold_has_the_best_micro_f1() -> None:
 
 
 @pytest.mark.parametrize(("task", "make"), [("multi_label", labels), ("regression", numbers)])
-def test_a_better_model_wins_and_an_equal_one_does_not(task: str, make, tmp_path: Path) -> None:
+def test_a_better_model_wins_and_an_equal_one_does_not(task: str, make: Callable[..., Outputs], tmp_path: Path) -> None:
     for name, found in (("old", make(noise=1.5)), ("new", make(noise=0.3))):
         columns = {field: pa.array(list(column)) for field, column in found._asdict().items()}
         rows = pa.array(range(500), pa.int64())

@@ -19,8 +19,15 @@ TASKS = {
     "score": ("regression", ["score"], "regression"),
     "scores": ("regression", ["joy", "anger"], "regression"),
 }
-COMMON = {"global_batch": 8, "learning_rate": 3e-3, "weight_decay": 0.0, "log_every": 1, "max_steps": 20, "seed": 5}
-ENGINES = {"native": {"engine": "native"}, "xla": {"engine": "xla", "devices": 2}}
+COMMON: dict[str, Any] = {
+    "global_batch": 8,
+    "learning_rate": 3e-3,
+    "weight_decay": 0.0,
+    "log_every": 1,
+    "max_steps": 20,
+    "seed": 5,
+}
+ENGINES: dict[str, dict[str, Any]] = {"native": {"engine": "native"}, "xla": {"engine": "xla", "devices": 2}}
 
 
 def started(folder: Path, labels: list[str], problem: str) -> Source:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.chunks import COLUMNS, open_chunks
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.kinds.cross_entropy import IGNORED
+from trnflow.tasks.kinds.cross_entropy import IGNORED as IGNORED
 from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
