@@ -19,7 +19,7 @@ from trnflow.tasks.evaluation.config import (
     split_of,
 )
 from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
-from trnflow.tasks.evaluation.own_metrics import OwnMetric, Predictions, columns_of, own_values
+from trnflow.tasks.evaluation.own_metrics import OwnMetric, own_values, write_seen
 from trnflow.tasks.evaluation.report_page import TEMPLATE, write_page
 from trnflow.tasks.evaluation.scores import (
     SCORES,
@@ -120,7 +120,9 @@ def evaluate_model(
     report = score(packed, predictions, file, out)
     metrics, own = report["metrics"] | made["export_metrics"], {}
     if rows is not None and code is not None:
-        values = own_values(config.metrics, code, _seen(texts, packed, predictions, rows), metrics)
+        values = own_values(
+            config.metrics, code, _seen(texts, packed, predictions, rows, out.scratch / "seen"), metrics, out.scratch
+        )
         metrics, own = metrics | values, {"own": [*values]}
     report |= {"task": task, "split": made["split"], "asked": config.split, "rows": made["rows"], "metrics": metrics}
     report |= {
@@ -139,8 +141,8 @@ def evaluate_model(
     return {"task": task, "split": made["split"], "metrics": shown, **own}
 
 
-def _seen(texts: Input, packed: Input, predicted: Input, rows: Input) -> Predictions:
-    """Return the predictions as the user's metrics read them."""
+def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Path) -> Meta:
+    """Write the predictions as the user's metrics read them, in the order of the rows."""
     import numpy as np
 
     from trnflow.tasks.data.format.source_rows import read_source_rows
@@ -148,7 +150,7 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input) -> Predict
     from trnflow.tasks.evaluation.row_losses import source_rows
     from trnflow.tasks.kinds.targets import Outputs
 
-    task, split = packed.meta["task"], predicted.meta["split"]
+    task, split, generations = packed.meta["task"], predicted.meta["split"], None
     kind = kind_of(task)
     if kind.per_row:
         order = source_rows(packed, split)
@@ -156,17 +158,14 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input) -> Predict
         if kind.reads_targets:
             arrays["predicted"], arrays["probabilities"] = arrays.pop("decided"), arrays.pop("values")
     else:
-        arrays = load_columns(RowLosses, predicted.path)._asdict()
+        arrays, generations = load_columns(RowLosses, predicted.path)._asdict(), predicted.path / GENERATIONS
         order = arrays.pop("row")
         del arrays["cut"]
     first = np.argsort(order, kind="stable")
-    numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]].astype(np.int64)
-    return Predictions(
-        task, split, tuple(predicted.meta.get("labels", ())), numbers + 1,
-        columns_of(rows.path / f"{split}.parquet", numbers),
-        **{name: array[first] for name, array in arrays.items()},
-        generations=() if kind.per_row else tuple(_generations(predicted.path)),
-    )  # fmt: skip
+    numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]]
+    sorted_arrays = {name: array[first] for name, array in arrays.items()}
+    file, labels = rows.path / f"{split}.parquet", predicted.meta.get("labels", ())
+    return write_seen(folder, task, split, labels, file, numbers, sorted_arrays, generations)
 
 
 def _generations(folder: Path) -> list[Meta]:

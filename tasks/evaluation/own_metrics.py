@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import NOT_KEYED, Hook, StageConfig
-from trnflow.tasks.errors import DataError
+from trnflow.tasks.data.limited_process import call_own
+from trnflow.tasks.data.proof import OTHER, go_elsewhere
+from trnflow.tasks.errors import CodeError, DataError
 from trnflow.tasks.keys.own_functions import function_of, own_errors, shown_file
+from trnflow.tasks.system.threads import ThreadPool
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,29 +113,101 @@ def columns_of(rows: Path, numbers: Ints) -> Columns:
     return Columns({name: table[name].to_numpy().copy() for name in table.column_names})
 
 
-def own_values(
-    metrics: Sequence[OwnMetric], code: Source, predictions: Predictions, taken: Collection[str]
-) -> dict[str, float]:
-    """Call the user's metrics, and return {metric: value}. taken: names of built-in metrics.
+def write_seen(
+    folder: Path,
+    task: str,
+    split: str,
+    labels: Sequence[str],
+    rows: Path,
+    numbers: Ints,
+    arrays: Mapping[str, Any],
+    generations: Path | None = None,
+) -> Meta:
+    """Write arrays for `read_seen` in another process, and return what it takes.
 
-    Raises DataError with the user's line when a function raises, or returns what is no finite number, or its second call
-    returns another value.
+    rows: the Parquet file with the columns; numbers: each prediction's row in it, from 0; generations: a file of lines.
+    """  # fmt: skip
+    import numpy as np
+
+    folder.mkdir(parents=True)
+    for name, values in {"numbers": numbers, **arrays}.items():
+        np.save(folder / f"{name}.npy", values, allow_pickle=False)
+    return {
+        "folder": str(folder), "task": task, "split": split, "labels": [*labels], "rows": str(rows),
+        "arrays": [*arrays], "generations": str(generations) if generations else None,
+    }  # fmt: skip
+
+
+def read_seen(seen: Meta) -> Predictions:
+    import numpy as np
+
+    def array(name: str) -> Any:
+        return np.load(Path(seen["folder"], f"{name}.npy"), allow_pickle=False)
+
+    lines: list[str] = []
+    if seen["generations"]:
+        with Path(seen["generations"]).open(encoding="utf-8") as stream:
+            lines = [*stream]
+    numbers = array("numbers").astype(np.int64)
+    return Predictions(
+        seen["task"], seen["split"], tuple(seen["labels"]), numbers + 1, columns_of(Path(seen["rows"]), numbers),
+        **{name: array(name) for name in seen["arrays"]}, generations=tuple(map(json.loads, lines)),
+    )  # fmt: skip
+
+
+def own_values(
+    metrics: Sequence[OwnMetric], code: Source, seen: Meta, taken: Collection[str], scratch: Path
+) -> dict[str, float]:
+    """Call the user's metrics in a process of their own, and return {metric: value}.
+
+    seen: of `write_seen`; taken: names of built-in metrics. Raises DataError with the user's line when a function raises
+    or returns what is no finite number, CodeError when it returns another value in another process.
     """
+    asked = {"hook": SETTING, "code": vars(code), "metrics": [each.model_dump() for each in metrics], "seen": seen}
+    return called_twice(f"{__name__}:values", {**asked, "taken": sorted(taken)}, scratch)
+
+
+def called_twice(function: str, arguments: Meta, scratch: Path) -> Meta:
+    """Return what "module:name"(arguments, limit) returns in a process of its own, and in another one with another hash
+    seed, a clock a day on, another folder, zone and locale. Raises CodeError if an entry differs."""
+    away = scratch / "elsewhere"
+    away.mkdir(parents=True, exist_ok=True)
+    with ThreadPool(2, "proof") as pool:
+        other = pool.submit(lambda: call_own(function, {**arguments, "elsewhere": True}, OTHER, away))
+        first = call_own(function, {**arguments, "elsewhere": False})
+        second = other.result()
+    for name in first.keys() | second.keys():
+        if first.get(name) != second.get(name):
+            raise CodeError(
+                f"{arguments['hook']}: {name} is {first.get(name)!r}, and {second.get(name)!r} in another process, folder, "
+                "zone and on another day",
+                "let it depend on the predictions alone: on no date, random number, order of a set, or state kept between calls",
+            )
+    return first
+
+
+def go_away(code: Source) -> None:
+    """Put the clocks a day on, after `read_seen` and before the user's code is imported."""
+    if "pandas" in code.identity["env"]:
+        import pandas  # noqa: F401 - its C code, as pyarrow's, can be imported only with the true datetime
+    go_elsewhere()
+
+
+def values(arguments: Meta, limit: Any) -> dict[str, float]:
+    """Return {metric: value}: see `own_values`."""
+    code, predictions = Source(**arguments["code"]), read_seen(arguments["seen"])
+    if arguments["elsewhere"]:
+        go_away(code)
+    limit(f"the {len(predictions)} rows of {predictions.split}")  # named if the function ends the process
     values: dict[str, float] = {}
-    for number, metric in enumerate(metrics):
-        setting = f"{SETTING}.{number}.function"
-        function = function_of(code, setting)
-        first, second = (_called(function, metric.name, code, predictions) for _ in range(2))
-        at = described(function, code)
-        for name, value in first.items():
-            if name in taken or name in values:
-                raise DataError(f"{at}: there is a metric {name} already", "return it under another name")
-            if second.get(name) != value:
-                raise DataError(
-                    f"{at}: {name} is {value} at the first call and {second.get(name)} at the second, of the same rows",
-                    "let it depend on the predictions alone: no state kept between calls, no clock, no unseeded chance",
-                )
-        values |= first
+    for number, metric in enumerate(arguments["metrics"]):
+        function = function_of(code, f"{SETTING}.{number}.function")
+        found = _called(function, OwnMetric.model_validate(metric).name, code, predictions)
+        for name in found.keys() & {*arguments["taken"], *values}:
+            raise DataError(
+                f"{described(function, code)}: there is a metric {name} already", "return it under another name"
+            )
+        values |= found
     return values
 
 

@@ -6,12 +6,22 @@ They read what `score_rows` made of two models on the frozen rows, and write no 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, NonNegative, Positive, PositiveCount, Seed, StageConfig
+from trnflow.tasks.data.limited_process import call_own
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.evaluation.own_metrics import Predictions, columns_of, described, own_number
+from trnflow.tasks.evaluation.own_metrics import (
+    Predictions,
+    called_twice,
+    described,
+    go_away,
+    own_number,
+    read_seen,
+    write_seen,
+)
 from trnflow.tasks.keys.own_functions import function_of, own_errors
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.promotion.bootstrap import compare_own
@@ -57,16 +67,23 @@ def compare_models(
     config: CompareConfig, champion: Input, challenger: Input, frozen: Input, code: Source, out: Workdir
 ) -> Meta:
     """Return `Comparison` as metadata, by a metric of the user's. Raises DataError with the user's line."""
-    function = function_of(code, config.setting)
-    sides = [_seen(scores, frozen) for scores in (champion, challenger)]
+    sides = [_seen(scores, frozen, out) for scores in (champion, challenger)]
+    asked = {"hook": "promote.metric", "code": vars(code), "config": config.model_dump(), "sides": sides}
+    return call_own(f"{__name__}:compared", asked)
+
+
+def compared(arguments: Meta, limit: Any) -> Meta:
+    """Return the comparison: see `compare_models`."""
+    config, code = CompareConfig.model_validate(arguments["config"]), Source(**arguments["code"])
+    function, sides = function_of(code, config.setting), [read_seen(side) for side in arguments["sides"]]
     promote = PromoteConfig(margin=config.margin, resamples=config.resamples, seed=config.seed)
+    limit(f"the {len(sides[1])} frozen rows")
 
     def metric(side: int, examples: NDArray[np.int64] | slice) -> float:
         return own_number(function, config.metric, code, sides[side].take(examples))
 
-    return compare_own(
-        config.metric, metric, sides, -1.0 if config.less_is_better else 1.0, promote, config.alpha
-    ).to_json()
+    sign = -1.0 if config.less_is_better else 1.0
+    return compare_own(config.metric, metric, sides, sign, promote, config.alpha).to_json()
 
 
 @stage(kind="refusals")
@@ -79,19 +96,26 @@ def check_models(
     *,
     out: Workdir,
 ) -> Meta:
-    """Call the user's checks. Returns {"refusals": the reasons}. Raises DataError with the user's line."""
-    ours, theirs = _seen(challenger, frozen), _seen(champion, frozen) if champion else None
-    reasons = []
-    for setting in config.settings:
-        function = function_of(code, setting)
-        first, second = (_reason(function, code, ours, theirs) for _ in range(2))
-        if first != second:
-            raise DataError(
-                f"{described(function, code)}: it said {first!r} at the first call and {second!r} at the second",
-                "let it depend on the predictions alone: no state kept between calls, no clock, no unseeded chance",
-            )
-        reasons += [f"{function.__name__}: {first}"] if first is not None else []
-    return {"refusals": reasons}
+    """Call the user's checks. Returns {"refusals": the reasons}. Raises DataError with the user's line, CodeError if two
+    processes give two reasons."""
+    sides = {
+        "challenger": _seen(challenger, frozen, out),
+        "champion": _seen(champion, frozen, out) if champion else None,
+    }
+    asked = {"hook": "promote.checks", "code": vars(code), "settings": list(config.settings), **sides}
+    found = called_twice(f"{__name__}:reasons", asked, out.scratch)
+    return {"refusals": [f"{name}: {reason}" for name, reason in found.items() if reason is not None]}
+
+
+def reasons(arguments: Meta, limit: Any) -> dict[str, str | None]:
+    """Return {check: the reason to refuse, or None}."""
+    code, ours = Source(**arguments["code"]), read_seen(arguments["challenger"])
+    theirs = read_seen(arguments["champion"]) if arguments["champion"] else None
+    if arguments["elsewhere"]:
+        go_away(code)
+    limit(f"the {len(ours)} frozen rows")
+    functions = (function_of(code, setting) for setting in arguments["settings"])
+    return {function.__name__: _reason(function, code, ours, theirs) for function in functions}
 
 
 def _reason(
@@ -108,34 +132,26 @@ def _reason(
     return text[:500]
 
 
-def _seen(scores: Input, frozen: Input) -> Predictions:
-    """Return a model's scores on the frozen rows as the user's functions read them."""
+def _seen(scores: Input, frozen: Input, out: Workdir) -> Meta:
+    """Write a model's scores on the frozen rows as the user's functions read them."""
     import numpy as np
     import pyarrow.parquet as pq
 
     table = pq.read_table(scores.path / "scores.parquet").sort_by([(FROZEN_ROW, "ascending"), ("row", "ascending")])
-    rows = table.column(FROZEN_ROW).to_numpy().astype(np.int64)
-    columns = columns_of(frozen.path / f"{SPLIT}.parquet", rows)
     kind = kind_of(scores.meta["task"])
+    numbers, file = table.column(FROZEN_ROW).to_numpy(), frozen.path / f"{SPLIT}.parquet"
+    write = partial(write_seen, out.scratch / scores.path.name, kind.name, "frozen")
     if kind.reads_targets:
-        found = {
-            name: np.array(table.column(name).to_pylist(), np.float32) for name in ("expected", "values", "decided")
-        }
-        return Predictions(
-            kind.name, "frozen", tuple(scores.meta["labels"]), rows + 1, columns, expected=found["expected"],
-            predicted=found["decided"], probabilities=found["values"], loss=table.column("loss").to_numpy().copy(),
-        )  # fmt: skip
+        given = {"expected": "expected", "predicted": "decided", "probabilities": "values"}
+        found = {name: np.array(table.column(of).to_pylist(), np.float32) for name, of in given.items()}
+        return write(scores.meta["labels"], file, numbers, {**found, "loss": table.column("loss").to_numpy()})
     if not kind.one_class:
-        arrays = {name: table.column(name).to_numpy().copy() for name in ("nll", "tokens", "bytes")}
-        return Predictions(scores.meta["task"], "frozen", (), rows + 1, columns, **arrays)
-    labels = tuple(sorted({*scores.meta["labels"], *table.column("label").to_pylist()}))
+        return write((), file, numbers, {name: table.column(name).to_numpy() for name in ("nll", "tokens", "bytes")})
+    labels = sorted({*scores.meta["labels"], *table.column("label").to_pylist()})
     places = {label: place for place, label in enumerate(labels)}
     expected, predicted = (
         np.array([places[label] for label in table.column(name).to_pylist()], np.int64)
         for name in ("label", "predicted")
     )
-    loss, none = table.column("loss").to_numpy().copy(), np.empty((len(rows), 0), np.float32)
-    return Predictions(
-        scores.meta["task"], "frozen", labels, rows + 1, columns,
-        expected=expected, predicted=predicted, probabilities=none, loss=loss,
-    )  # fmt: skip
+    arrays = {"expected": expected, "predicted": predicted, "probabilities": np.empty((len(numbers), 0), np.float32)}
+    return write(labels, file, numbers, arrays | {"loss": table.column("loss").to_numpy()})

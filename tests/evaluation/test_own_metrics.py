@@ -103,15 +103,21 @@ BAD = {
     "text": ("    return {'a b': 1.0}", "metrics.py:6 in cost: 'a b' is no name of a metric"),
     "kind": ("    return {'a': '1'}", "metrics.py:6 in cost: a is '1' (str), no number"),
     "taken": ("    return {'accuracy': 1.0}", "metrics.py:6 in cost: there is a metric accuracy already"),
-    "state": ("    SEEN.append(1)\n    return len(SEEN)", "cost is 1.0 at the first call and 2.0 at the second"),
+    "state": ("    import time\n    return time.time() // 3600", "in another process, folder, zone and on another day"),
     "changes its input": ("    p.predicted[:] = 0\n    return 1.0", "metrics.py:7 in cost: ValueError assignment destination"),
     "column": ("    return p.columns['price'].sum()", "price: load_data kept text, amount, label; data.columns keeps others"),
     "exits": ("    raise SystemExit(3)", "metrics.py:7 in cost: SystemExit 3 on the 160 rows of test"),
+    "dies": ("    import os\n    os._exit(0)", "the 160 rows of test: evaluate.metrics ended its process"),
+    "a secret": ("    import os\n    return len(os.environ['AWS_SECRET_ACCESS_KEY'])", "KeyError 'AWS_SECRET_ACCESS_KEY'"),
+    "another file": ("    return len(open('own.yaml').read())", "evaluate_model read own.yaml, and its key does not know"),
 }  # fmt: skip
 
 
 @pytest.mark.slow
-def test_what_a_metric_does_wrong_is_one_line_and_publishes_nothing(shell: InProcessShell) -> None:
+def test_what_a_metric_does_wrong_is_one_line_and_publishes_nothing(
+    shell: InProcessShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     write(shell.folder, ENTRY)
     records = shell.folder / ".trnflow/store/records/evaluate_model"
     before = {*records.iterdir()}
