@@ -16,6 +16,7 @@ from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_framed
 from trnflow.tasks.data.format.conversation import Row
+from trnflow.tasks.data.format.first_rows import first_rows
 from trnflow.tasks.data.format.own_rows import HOOK
 from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import (
@@ -91,7 +92,7 @@ def split_rows(
     write_json(out.path / LABELS, labels)
     if code:
         given = _arguments(config, rows, {"split": "train", "chat": chat, "labels": labels}, code, out.scratch)
-        prove(code, "trnflow.tasks.data.format.first_rows:first_rows", given, out)
+        prove(code, first_rows, given, out)
     return [
         _part(config, chat, labels, rows, split, first, min(PART, count - first))
         for split, count in rows.meta["splits"].items()

@@ -9,6 +9,7 @@ from typing import Any
 
 from trnflow.flows.authoring.choose import Draft, Question, choose, overrides_in
 from trnflow.flows.authoring.look import Looked, look
+from trnflow.flows.authoring.own_format import CODE, TEST, code_and_test, name_make
 from trnflow.flows.authoring.write import (
     PREFECT_FILE,
     column_json,
@@ -26,7 +27,7 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.data.load.config import SourceConfig
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.sources.resolver import Resolver
 
 
@@ -38,19 +39,23 @@ def add_commands(sub: Any, common: ArgumentParser) -> None:
     )
     parser.add_argument("data", help="a file, a folder with a file for each split, a URL, or a name on the hub")
     parser.add_argument(
+        "--code", action="store_true", help="also write formats.py, your own function of a row, and its test"
+    )
+    parser.add_argument(
         "--deploy", metavar="CRON", help='also write prefect.yaml, which retrains by a schedule such as "0 3 * * *"'
     )
 
 
 def new(options: Namespace) -> int:
-    """Write NAME.yaml, and with --deploy prefect.yaml, into the working folder; say what was taken for what.
+    """Write NAME.yaml, with --code formats.py and its test, with --deploy prefect.yaml, into the working folder; say what
+    was taken for what.
 
     Raises Question (exit code 2) for what the data leaves open, unless a terminal can be asked.
     """
     given = given_settings(options.overrides)
     name = name_of(options.data, given)
     file, deployment = Path(f"{name}.yaml"), Path(PREFECT_FILE)
-    for path in (file, *([deployment] if options.deploy else [])):
+    for path in (file, *([deployment] if options.deploy else []), *((CODE, TEST) if options.code else ())):
         if path.exists():
             raise exists(path)
     if options.deploy:
@@ -62,8 +67,18 @@ def new(options: Namespace) -> int:
     draft = _choose(looked, given, options)
     hub = has_hub(draft.base, given, resolver)
     complete(draft, looked, options.data, given, hub=hub)
-    write_recipe(file, recipe_text(draft, looked, name, hub=hub))
     written = [str(file)]
+    if options.code:
+        name_make(draft)
+        for path, text in code_and_test(draft).items():
+            path.write_text(text, encoding="utf-8")
+            written.append(str(path))
+    try:
+        write_recipe(file, recipe_text(draft, looked, name, hub=hub))
+    except TrnflowError:
+        for path in written[1:]:
+            Path(path).unlink()
+        raise
     if options.deploy:
         with deployment.open("x", encoding="utf-8") as stream:
             stream.write(deployment_text(str(file), options.deploy))

@@ -95,7 +95,8 @@ def markdown(kind: type[BaseModel]) -> str:
         "",
         "Every setting of a recipe. `trnflow settings NAME` prints one of them; `trnflow settings --markdown` writes this page.",
         "In a recipe write `section: {name: value}`, on the command line `section.name=value`.",
-        "Settings marked * are in no stage's key: another value runs a stage again only if it names other data or another model.",
+        "Settings marked * are in no stage's key: another value runs a stage again only if it names other data, another model or "
+        "other code.",
     ]
     texts = meanings(kind)
     plain = [name for name, field in kind.model_fields.items() if config_in(field.annotation) is None]

@@ -27,13 +27,14 @@ FIX = "let it depend on its row alone: on no date, random number, order of a set
 
 
 def prove(
-    code: Source, function: str, arguments: Meta, out: Workdir, environment: Mapping[str, str] | None = None
+    code: Source, rows: Callable[..., Meta], arguments: Meta, out: Workdir, environment: Mapping[str, str] | None = None
 ) -> None:
     """Make ROWS rows twice. Raises CodeError that names the first row that differs. Done once for each code.
 
-    function: "module:name" of what returns {"rows": texts}; it gets the arguments with `elsewhere`, whether to call
-    `go_elsewhere`; environment: further variables.
+    rows: returns {"rows": texts}; it gets the arguments with `elsewhere`, whether to call `go_elsewhere`; environment:
+    further variables.
     """
+    function = f"{rows.__module__}:{rows.__name__}"
     mark = Path(code.location["proofs"], digest_of(code.identity).removeprefix("sha256:"))
     if mark.exists():
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -91,16 +92,32 @@ def test_an_override_that_names_a_function_is_refused_and_a_wrong_name_has_its_l
     assert "mine.yaml:4: format.make: formats.py has no function tiket" in done.stderr
 
 
-@pytest.mark.slow
-def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+def from_page(folder: Path, *names: str) -> None:
+    """Write the files of the page's examples into a folder, with a model that needs no hub."""
     page = (PROJECT / "docs/own_code.md").read_text()
-    for name, language in (("formats.py", "python"), ("tickets.yaml", "yaml")):
-        text = page.partition(f"```{language}\n# {name}\n")[2].partition("```")[0]
-        (tmp_path / name).write_text(text.replace("extends: classify", "extends: demo\nname: tickets"))
-    rows = [{"subject": f"s {n}", "body": f"b {n}" if n else None, "team": ("a", "b")[n % 2]} for n in range(60)]
+    for name in names:
+        text = page.partition(f"```{'python' if name.endswith('.py') else 'yaml'}\n# {name}\n")[2].partition("```")[0]
+        assert text
+        (folder / name).write_text(text.replace("extends: classify", "extends: demo\nname: mine"))
+
+
+UNTIL = ("--until", "format_prompts", "--direct", "tracking.enabled=false", "data.name=null")
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
+    from_page(tmp_path, "formats.py", "tickets.yaml", "rows.py", "rows.yaml")
+    rows = [{"subject": f"s {n}", "body": f"b {n}" if n else "", "team": ("a", "b")[n % 2]} for n in range(60)]
     (tmp_path / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    done = trnflow(
-        tmp_path, "run", "tickets.yaml", "--until", "format_prompts", "--direct", "tracking.enabled=false",
-        "data.name=null", "data.limit=null",
-    )  # fmt: skip
+    done = trnflow(tmp_path, "run", "tickets.yaml", *UNTIL)
     assert "empty_rows_dropped 1" in done.stdout + done.stderr
+    with sqlite3.connect(tmp_path / "tickets.db") as database:
+        database.execute("CREATE TABLE tickets (id, subject, team)")
+        database.executemany("INSERT INTO tickets VALUES (?, ?, ?)", [(n, f"s {n}", "ab"[n % 2]) for n in range(60)])
+    place = f"data.arguments.database={tmp_path / 'tickets.db'}"
+    done = trnflow(tmp_path, "run", "rows.yaml", *UNTIL, place, "data.source=null")
+    assert "train_rows 5" in done.stdout + done.stderr
+    document = json.loads(
+        trnflow(tmp_path, "plan", "rows.yaml", "--json", "data.name=null", "data.source=null", place).stdout
+    )
+    assert document["stages"][0]["action"] == "hit"

@@ -33,7 +33,7 @@ def made_source(config: DataConfig, source: Source, code: Source, out: Workdir) 
     shared = {"hook": HOOK, "code": vars(code), "arguments": config.arguments, "seconds": config.row_seconds}
     splits: Meta = source.location["splits"]
     first = {**shared, "split": "train", "theirs": splits.get("train", "train")}
-    prove(code, "trnflow.tasks.data.load.own_source:first_rows", first, out, environment)
+    prove(code, first_rows, first, out, environment)
     files = []
     for split, theirs in splits.items():
         to = folder / f"{split}.jsonl"

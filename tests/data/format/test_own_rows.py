@@ -67,12 +67,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def rows(root: Path) -> Input:
-    columns = {"body": [f"body {n}" for n in range(8)], "tags": ['["t"]'] * 8, "response": ["yes"] * 8}
+    columns: dict[str, list[Any]] = {
+        "body": [f"body {n}" for n in range(8)],
+        "tags": ['["t"]'] * 8,
+        "response": ["yes"] * 8,
+    }
     columns |= {"label": [0, 1] * 4}
     return loaded_rows(root, columns, labels=["red", "blue"], text=["body"], nested=["tags"])
 
 
-def made(bench: Bench, name: str, task: str = "classification", **more: Any) -> list[dict[str, Any]]:
+def made(bench: Bench, name: str, task: Any = "classification", **more: Any) -> list[dict[str, Any]]:
     hooks = {"format.make": (f"own_rows_formats:{name}", bench.root)}
     code = code_source(hooks, bench.root / "home", Memo(bench.root / "memo.db"))
     given: dict[str, Input | Source] = {

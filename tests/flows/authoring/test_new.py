@@ -55,6 +55,22 @@ def test_it_says_what_it_takes_for_what_and_writes_a_recipe_that_loads(here: She
     assert recipe.folder("data.source") == here.folder
 
 
+def test_with_code_a_function_and_its_test_lie_beside_the_recipe(here: Shell) -> None:
+    (here.folder / "pairs.csv").write_bytes(
+        table("prompt", "completion", rows=60, prompt=sentence, completion=sentence)
+    )
+    for data, row in (("tickets.csv", {"body": "a"}), ("pairs.csv", {"prompt": "a"})):
+        done = here("new", data, "--code", "model.source=base")
+        assert done.returncode == 0, done.stderr
+        recipe = settings.load(str(here.folder / data.replace(".csv", ".yaml")))
+        assert recipe.format.make == "formats:make" and recipe.format.prompt_template is None
+        program = f"import test_formats as t; t.test_make(); assert t.make({row!r}) == 'a'"
+        subprocess.run([sys.executable, "-c", program], cwd=here.folder, check=True)
+        assert "formats.py exists" in here.error("new", data, "--code", "name=other", "model.source=base", code=2)
+        for name in ("formats.py", "test_formats.py"):
+            (here.folder / name).unlink()
+
+
 def test_nothing_is_overwritten(here: Shell) -> None:
     (here.folder / "tickets.yaml").write_text("mine")
     assert "tickets.yaml exists" in here.error("new", "tickets.csv", "model.source=base", code=2)
