@@ -301,7 +301,7 @@ def _move_to_hardware(
         name = "cpu" if settings["train"]["device"] == "cpu" else name
     if not settings or name == "cpu":
         settings, places = _hardware_file(name, root)
-        if settings["train"]["engine"] == "native" and (why := hardware.leave_out_export(settings)) and not notes:
+        if name == "cpu" and (why := hardware.leave_out_export(settings)) and not notes:
             notes.append(why)
     hardware.prepare_move(tree, settings)
     merge(tree, settings, root)

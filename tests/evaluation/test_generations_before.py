@@ -26,6 +26,7 @@ tokenize: {train: null, max_length: 128}
 pack: {chunk_length: 128}
 train: {engine: native, devices: 1, tensor_parallel_size: 1, zero1: false, dtype: float32, warmup_ratio: 0.0,
   max_steps: 12, global_batch: 4, micro_batch: 4, learning_rate: 1.0e-2, checkpoint_every: 100}
+export: {target: none}
 evaluate: {export_rows: 0, prompts: [PROMPT], generation: {prompts: 1, max_new_tokens: 12}}
 tracking: {enabled: false}
 """

@@ -39,6 +39,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(gpus, "NVML", (str(made_up.library(folder)),) if made_up else ())
         monkeypatch.setattr(gpus, "SMI", ())
         monkeypatch.setattr(gpus, "installed_torch", lambda: BUILD)
+        monkeypatch.setattr(hardware, "torch_xla_lacks", lambda: "")
         hardware.find_gpus.cache_clear()
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
