@@ -154,6 +154,32 @@ def test_a_run_whose_server_lost_its_database_is_sent_whole(tmp_path: Path) -> N
         check_complete(client(uri), "r1")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("instead", ["nothing", "a folder", "other bytes"])
+def test_a_local_database_that_is_gone_for_good_costs_its_pages_until_it_is_mended(
+    tmp_path: Path, instead: str
+) -> None:
+    """Nothing in its place: MLflow makes another, which gets the run whole. A folder or other bytes: one line names them."""
+    database = tmp_path / "mlflow.db"
+    with tracked(tmp_path) as log:
+        begin(log, "tokenize_text", "d" * 64)
+        wait_for(lambda: Unsent(tmp_path, "r1").load()["offset"] > 0)
+        for file in tmp_path.glob("mlflow.db*"):
+            file.unlink()
+        if instead == "a folder":
+            database.mkdir()
+        elif instead == "other bytes":
+            database.write_bytes(b"no database" * 1000)
+        speak(log, tmp_path)
+    if instead != "nothing":
+        assert "mlflow.db" in log.readers[0].note and "Traceback" not in log.readers[0].note
+        assert unsent_runs(tmp_path) == ["r1"]
+        database.rmdir() if database.is_dir() else database.unlink()
+    assert send_logs(tmp_path) in (0, 1)
+    check_complete(client_of(tmp_path), "r1")
+    assert unsent_runs(tmp_path) == []
+
+
 def test_a_killed_follower_is_made_good_by_the_next(home):
     with tracked(home, "shot") as log:
         begin(log, "tokenize_text", "d" * 64)
