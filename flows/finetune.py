@@ -29,7 +29,7 @@ from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.stage import by_role, stage_of
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
-from trnflow.tasks.training.model.refusals import refuse_long_export, refuse_unfit_model
+from trnflow.tasks.training.refusals import refuse_long_export, refuse_unfit_model
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta

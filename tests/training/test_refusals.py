@@ -15,7 +15,6 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import Known
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.model.refusals import refuse_long_export, refuse_unfit_model
 from trnflow.tasks.training.model.transformers_tables import (
     CLASSIFIER,
     CONFIG,
@@ -25,6 +24,7 @@ from trnflow.tasks.training.model.transformers_tables import (
     tables,
     words_of_all_configs,
 )
+from trnflow.tasks.training.refusals import refuse_long_export, refuse_unfit_model
 
 LORA = {"method": "lora"}
 CHUNKS = {"model_type": "llama4", "text_config": {"model_type": "llama4_text", "attention_chunk_size": 64}}
