@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from trnflow.tasks.evaluation.config import (
     accelerator,
     environ,
     predict_inputs,
-    split_of,
 )
 from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
 from trnflow.tasks.evaluation.own_metrics import OwnMetric, own_values, write_seen
@@ -32,9 +30,7 @@ from trnflow.tasks.evaluation.scores import (
     values_of_texts,
 )
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.stage import Kept, Keyed, Known, Workdir, stage, write_json
-from trnflow.tasks.system.optional_packages import export_runner
-from trnflow.tasks.training.devices import check_gpu
+from trnflow.tasks.stage import Kept, Keyed, Workdir, stage, write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,20 +68,6 @@ def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
     return {**predict_inputs(config, inputs), "texts": texts.digest}
 
 
-def needs(config: EvaluateConfig, known: Known) -> Iterator[str]:
-    """Yield nothing; raise DataError if the split to evaluate on is missing, ModelError if its GPU is, MissingDependency
-    if no program runs the export."""
-    if known.here is not None and known.of("export").get("target") == "stablehlo":
-        export_runner()
-    if known.here is not None and config.device == "cuda":
-        check_gpu(known.here, "evaluate")
-    chunks = known.of("chunks")
-    if "rows" in chunks or "splits" in chunks:
-        rows = chunks.get("rows") or {name: {"": 1} for name in chunks["splits"]}
-        split_of(config, rows)
-    yield from ()
-
-
 @stage(
     kind="evaluation",
     role="evaluation",
@@ -95,7 +77,6 @@ def needs(config: EvaluateConfig, known: Known) -> Iterator[str]:
     environ=environ,
     assets=(TEMPLATE,),
     kept={"predictions": Kept(PREDICTING, EvaluateConfig.predicting)},
-    needs=needs,
 )
 def evaluate_model(
     config: EvaluateConfig,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,8 +25,10 @@ from trnflow.tasks.evaluation.config import (
 )
 from trnflow.tasks.evaluation.models import load_model
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.stage import Known, Workdir, stage
+from trnflow.tasks.system.optional_packages import export_runner
 from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.devices import check_gpu
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +39,21 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-@stage(kind="evaluation.shard", inputs=predict_inputs, accel=accelerator, environ=environ)
+def needs(config: PredictConfig, known: Known) -> Iterator[str]:
+    """Yield nothing; raise DataError if the split to evaluate on is missing, ModelError if its GPU is, MissingDependency
+    if no program runs the export."""
+    if known.here is not None and known.of("export").get("target") == "stablehlo":
+        export_runner()
+    if known.here is not None and config.device == "cuda":
+        check_gpu(known.here, "evaluate")
+    chunks = known.of("chunks")
+    if "rows" in chunks or "splits" in chunks:
+        rows = chunks.get("rows") or {name: {"": 1} for name in chunks["splits"]}
+        split_of(config, rows)
+    yield from ()
+
+
+@stage(kind="evaluation.shard", inputs=predict_inputs, accel=accelerator, environ=environ, needs=needs)
 def predict_rows(
     config: PredictConfig,
     texts: Input,

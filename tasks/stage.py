@@ -252,6 +252,12 @@ class Stage:
     def name(self) -> str:
         return self.function.__name__
 
+    def with_kept(self, config: StageConfig) -> Iterator[tuple[Stage, StageConfig]]:
+        """Yield the stage and what makes its kept inputs, each with its config."""
+        yield self, config
+        for kept in self.kept.values():
+            yield stage_of(kept.function), kept.config(config)
+
     @property
     def takes(self) -> set[str]:
         """The names of the inputs that a graph gives it, those for `kept` included."""

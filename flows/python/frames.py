@@ -178,7 +178,7 @@ def _kind_of(value: Any) -> str:
     """Return the kind of one value, "" of a missing one; any object that is no number or list counts as text."""
     if type(value) is str:
         return "text"
-    if isinstance(value, dict | list | tuple) or getattr(value, "ndim", 0):
+    if isinstance(value, dict | list | tuple) or getattr(value, "ndim", 0) != 0:
         return "nested"
     if _is_missing(value):
         return ""

@@ -255,8 +255,9 @@ class Plan:
             if step.name in due:
                 try:
                     step.node.needs(known)
-                    for remark in step.node.stage.needs(step.config, known):
-                        self.note(remark)
+                    for stage, config in step.node.stage.with_kept(step.config):
+                        for remark in stage.needs(config, known):
+                            self.note(remark)
                 except TrnflowError as error:
                     # before anything ran the settings are wrong, later what a stage has made for this one
                     error.stage = error.stage or (

@@ -16,10 +16,11 @@ from trnflow.tasks.system import optional_packages
 
 DIRECT = ("--direct", "tracking.enabled=false", "train.max_steps=2")
 RUNNER = """
-from trnflow.tasks.evaluate_model import EvaluateConfig, needs
+from trnflow.tasks.evaluation.config import PredictConfig
+from trnflow.tasks.predict_rows import needs
 from trnflow.tasks.stage import Known
 
-list(needs(EvaluateConfig(), Known({}, {"export": {"target": "stablehlo"}}, here=%s)))
+list(needs(PredictConfig(), Known({}, {"export": {"target": "stablehlo"}}, here=%s)))
 """
 
 
