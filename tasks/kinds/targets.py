@@ -47,6 +47,10 @@ class TargetKind(Kind):
         each = self.each_loss(logits, torch.where(there, targets, torch.zeros_like(targets)))
         return torch.where(there, each, torch.zeros_like(each)).sum()
 
+    def values(self, found: Outputs) -> dict[str, float]:
+        """Return {metric: value}."""
+        return {m.name: float(m.of_sums(m.columns(found).sum(0), len(found.loss))) for m in self.metrics}
+
     def hits(self, logits: Tensor, targets: Tensor) -> Tensor:
         return logits.new_zeros(())
 

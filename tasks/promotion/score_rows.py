@@ -15,7 +15,6 @@ from trnflow.tasks.data.format.row_format import decision_of
 from trnflow.tasks.data.format.source_rows import read_source_rows
 from trnflow.tasks.errors import DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
-from trnflow.tasks.evaluation.scores import values_of
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
@@ -142,7 +141,7 @@ def _targets(tokens: Input, model: PreTrainedModel, decision: Meta, out: Workdir
     found = Outputs(expected, values, kind.decided(values, decision), loss)
     columns = {name: pa.array(list(column)) for name, column in found._asdict().items()}
     table = pa.table({"row": pa.array(range(len(loss)), pa.int64()), **columns})
-    return table, values_of(kind.name, found)
+    return table, kind.values(found)
 
 
 def _likelihoods(

@@ -44,7 +44,7 @@ def test_names_stand_in_one_module() -> None:
 def test_a_second_entry_is_refused_with_both_places(registry: list[Score]) -> None:
     with pytest.raises(CodeError) as error:
         score("f1_macro", "classification")(lambda found: 0.0)
-    first = next(entry for entry in registry if entry.name == "f1_macro").place
+    first = next(entry for entry in registry if (entry.name, entry.task) == ("f1_macro", "classification")).place
     assert re.fullmatch(r".*evaluation/scores\.py:\d+", first)
     assert f"the metric f1_macro of classification is entered twice: {first} and {__file__}:" in error.value.message
     with pytest.raises(CodeError, match=r"default of promote\.metric of causal_lm is entered twice"):
@@ -54,15 +54,17 @@ def test_a_second_entry_is_refused_with_both_places(registry: list[Score]) -> No
 
 def test_which_end_is_good() -> None:
     more = [name for name in scores.NAMES if not scores.is_less_better(name)]
-    assert more == ["accuracy", "f1_weighted", "f1_macro", "exact_match", "rougeL", "eval_accuracy"]
+    of_targets = ["f1_micro", "pearson", "spearman"]
+    at_half = ["f1_micro_at_half", "f1_macro_at_half"]
+    of_classes = ["accuracy", "f1_weighted", "f1_macro"]
+    assert more == [*of_targets, *of_classes, *at_half, "exact_match", "rougeL", "eval_accuracy"]
     assert scores.is_less_better("tokens_per_second"), "no metric: a sweep takes the lowest"
 
 
 def test_the_default_of_each_task_is_first() -> None:
-    assert [scores.promoting(task)[0].name for task in ("classification", "causal_lm")] == [
-        "f1_weighted",
-        "bits_per_byte",
-    ]
+    tasks = ("classification", "causal_lm", "multi_label", "regression")
+    defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse"]
+    assert [scores.promoting(task)[0].name for task in tasks] == defaults
     with pytest.raises(ValueError, match="'f1_macro'"):
         PromoteConfig(metric="perplexity")
 
@@ -77,7 +79,7 @@ def test_the_registry_is_in_the_key_of_evaluate_model_alone(stage: str, tmp_path
 @pytest.mark.parametrize("name", ["accuracy", "f1_macro", "f1_weighted"])
 def test_matrices_give_what_rows_give(name: str) -> None:
     draw = np.random.default_rng(3)
-    entry = next(entry for entry in scores.SCORES if entry.name == name)
+    entry = next(entry for entry in scores.SCORES if (entry.name, entry.task) == (name, "classification"))
     assert entry.of_matrices is not None
     expected, predicted = draw.integers(0, 4, (2, 30))
     cells = np.bincount(expected * 5 + predicted, minlength=25).reshape(1, 5, 5)  # one class has no row

@@ -83,8 +83,8 @@ def _labels(column: pa.Array) -> Extra:
     import pyarrow as pa
 
     if not pa.types.is_list(column.type):
-        return column.to_numpy().astype(np.int32)
-    return column.flatten().to_numpy().astype(np.float32).reshape(len(column), -1)
+        return np.asarray(column.to_numpy(), np.int32)
+    return np.asarray(column.flatten().to_numpy(), np.float32).reshape(len(column), -1)
 
 
 class CausalEncoder:
