@@ -9,6 +9,8 @@ from trnflow.flows.authoring.choose import Draft
 
 CODE, TEST = Path("formats.py"), Path("test_formats.py")
 NAME = "formats:make"
+OTHERS = ("label", "answer", "response", "tools", "documents")
+"""What columns are taken for that the function does not write."""
 
 
 def name_make(draft: Draft) -> None:
@@ -21,10 +23,7 @@ def name_make(draft: Draft) -> None:
 
 def code_and_test(draft: Draft) -> dict[Path, str]:
     """Return {file: text} of a function that reads the draft's columns, and of its test."""
-    texts = draft.settings["data"].get("text") or "text"
-    columns = [texts] if isinstance(texts, str) else list(texts)
-    if draft.settings["format"]["task"] in ("instruction", "chat"):
-        columns = [column.name for role, column in draft.taken if role in ("instruction", "context", "messages")]
+    columns = [column.name for role, column in draft.taken if role not in OTHERS]
     row: dict[str, Any] = {name: f"{name} 1" for name in columns}
     body, returns, made = (
         'return "\\n".join(row[name] for name in COLUMNS if row[name])',
