@@ -143,7 +143,7 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
         order = arrays.pop("row")
         del arrays["cut"]
     first = np.argsort(order, kind="stable")
-    numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]]
+    numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]].astype(np.int64)
     sorted_arrays = {name: array[first] for name, array in arrays.items()}
     file, labels = rows.path / f"{split}.parquet", predicted.meta.get("labels", ())
     return write_seen(folder, task, split, labels, file, numbers, sorted_arrays, generations)

@@ -62,7 +62,8 @@ def shell(tmp_path: Path) -> InProcessShell:
 def cost_on_frozen_rows(shell: InProcessShell, scores: str, to: Path) -> float:
     found = pq.read_table(artifact_folder(shell, scores, to) / "scores.parquet").to_pylist()
     amounts = [json.loads(line)["amount"] for line in (shell.folder / "rows/test.jsonl").read_text().splitlines()]
-    return sum(amounts[row["frozen_row"]] for row in found if row["label"] != row["predicted"]) / len(found)
+    wrong = [amounts[row["frozen_row"]] for row in found if row["label"] != row["predicted"]]
+    return float(sum(wrong)) / len(found)
 
 
 @pytest.mark.slow
