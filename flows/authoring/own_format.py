@@ -25,11 +25,8 @@ def code_and_test(draft: Draft) -> dict[Path, str]:
     """Return {file: text} of a function that reads the draft's columns, and of its test."""
     columns = [column.name for role, column in draft.taken if role not in OTHERS]
     row: dict[str, Any] = {name: f"{name} 1" for name in columns}
-    body, returns, made = (
-        'return "\\n".join(row[name] for name in COLUMNS if row[name])',
-        "str | None",
-        "\n".join(row.values()),
-    )
+    body, returns = 'return "\\n".join(row[name] for name in COLUMNS if row[name])', "str | None"
+    made: Any = "\n".join(row.values())
     if draft.settings["format"]["task"] == "chat":
         row = {columns[0]: [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]}
         body, returns, made = 'return {"messages": row[COLUMNS[0]]}', "dict | None", {"messages": row[columns[0]]}
