@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # one costly fixture for each task
 
 SMALL = ("tracking.enabled=false", "--on", "cpu")
 RECIPE = """
-extends: [{recipe}, demo]
+extends: demo
 name: mine
 data: {{source: builtin:reviews, name: null, text: text, label: null, split: {{validation: 0.2, test: 0.3}}}}
 format: {{task: {task}, target: {target}}}
@@ -33,7 +33,7 @@ TEXTS = ["The bed creaked all night.", "Breakfast was rich, with warm bread. The
 @pytest.fixture(scope="module", params=TASKS)
 def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[InProcessShell, str]:
     task, shell = request.param, InProcessShell(tmp_path_factory.mktemp(request.param))
-    text = RECIPE.format(recipe=task.replace("_", "-"), task=task, target=TASKS[task])
+    text = RECIPE.format(task=task, target=TASKS[task])
     (shell.folder / "mine.yaml").write_text(text)
     shell.json("run", "mine.yaml", "--direct", *SMALL)
     for stage in ("consolidate", "evaluate_model"):
