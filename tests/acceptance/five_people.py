@@ -1,6 +1,7 @@
 """Five people with a file, each from that file to a model that answers, by nothing but words of README.md and `--help`.
 
-`python -m tests.acceptance.five_people` prints a table; the exit code is 1 if anyone met a wall.
+`python -m tests.acceptance.five_people [WORD ...]` prints a table, of those with a word in their names; the exit code is 1 if
+anyone met a wall.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Attempt(NamedTuple):
 
     Attributes:
         seconds: Of all commands, by the clock: of a schedule with the wait for its minute.
-        processor: Seconds of processor time, with Prefect's server and whatever else still runs.
+        processor: Seconds of processor time: of each command, and of Prefect's server and whatever else still runs.
         wall: What stood in the way; "" if nothing did.
     """
 
     commands: int
     seconds: float
-    processor: float
+    processor: dict[str, float]
     wall: str
 
 
@@ -152,12 +153,13 @@ def attempt(person: Person, folder: Path, environ: dict[str, str], bucket: str =
     person.write(folder)
     words = [word for line in person.commands for word in unknown_words(line, environ)]
     wall = f"neither README.md nor --help has {', '.join(words)}" if words else ""
-    begun, used, typed = time.monotonic(), _processor_seconds(), 0
+    begun, typed, processor = time.monotonic(), 0, dict[str, float]()
     while not wall and typed < len(person.commands):
-        line = person.commands[typed]
+        line, used = person.commands[typed], _processor_seconds()
         typed += 1
         wall = _work(folder, environ, bucket) if line == WORK else _type(line, folder, environ, bucket)
-    return Attempt(typed, time.monotonic() - begun, _processor_seconds() - used, wall)
+        processor[shlex.split(line)[1]] = _processor_seconds() - used
+    return Attempt(typed, time.monotonic() - begun, processor, wall)
 
 
 def _processor_seconds() -> float:
@@ -229,24 +231,27 @@ def try_person(person: Person) -> Attempt | None:
         environ |= {"HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(PROJECT)}
         try:
             tried = attempt(person, folder, environ, bucket)
-            return tried._replace(processor=tried.processor + _still_running_seconds(home))
+            return tried._replace(processor=tried.processor | {"servers": _still_running_seconds(home)})
         finally:
             _trnflow(["down"], folder, environ)
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     row, walls = "{:30} {:>8} {:>8} {:>10}  {}".format, 0
     print(row("person", "commands", "seconds", "processor", "walls"))
     for name, person in PEOPLE.items():
+        if words and not any(word in name for word in words):
+            continue
         tried = try_person(person)
         if tried is None:
             print(row(name, "-", "-", "-", "not run: no GPU here"), flush=True)
             continue
         walls += bool(tried.wall)
-        seconds = f"{tried.seconds:.0f}", f"{tried.processor:.0f}"
+        seconds = f"{tried.seconds:.0f}", f"{sum(tried.processor.values()):.0f}"
         print(row(name, tried.commands, *seconds, tried.wall or "none"), flush=True)
+        print(f"    {', '.join(f'{part} {value:.1f}' for part, value in tried.processor.items())}", flush=True)
     return 1 if walls else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

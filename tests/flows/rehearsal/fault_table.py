@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.flows.rehearsal.faults import FAULTS, RECIPES, Fault, write_sound
+from tests.flows.rehearsal.harms import HARMS, ended
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
 from trnflow.flows.runner.context import open_context
@@ -40,19 +42,29 @@ def is_named(fault: Fault, rehearsal: Rehearsal) -> bool:
     return rehearsal.fault is not None and bool(rehearsal.fault.fix) and fault.words in str(rehearsal.fault)
 
 
-def ran(folder: Path, fault: Fault) -> tuple[TrnflowError | None, float]:
-    """Run a sound recipe with a fault planted, without a rehearsal. Return its error, and the seconds of its stage train
-    by its event log."""
+class Ran(NamedTuple):
+    """A run without a rehearsal. seconds: of its stage train, by its event log; harmed: whether it ended well, and `HARMS`
+    shows what the fault did to it."""
+
+    error: TrnflowError | None
+    seconds: float
+    harmed: bool = False
+
+
+def ran(folder: Path, name: str) -> Ran:
+    """Run a sound recipe with a fault planted."""
+    fault = FAULTS[name]
     write_sound(folder, fault.kind)
     fault.plant(folder)
     with fault.around(folder):
         try:
             opened = open_context("mine.yaml", (*fault.overrides, "tracking.enabled=false")).for_run(EventLog())
-            error = run(finetune(opened.recipe), opened, Options()).error
+            result = run(finetune(opened.recipe), opened, Options())
         except TrnflowError as refused:
-            return refused, 0.0
+            return Ran(refused, 0.0)
+        harmed = result.error is None and name in HARMS and HARMS[name](ended(result, opened.store, folder / "made"))
     train = opened.log.state.stages.get(ROLES["training"])
-    return error, train.seconds or 0.0 if train is not None else 0.0
+    return Ran(result.error, train.seconds or 0.0 if train is not None else 0.0, harmed)
 
 
 @contextmanager
@@ -72,10 +84,12 @@ def main(numbers: list[int]) -> int:
         with new_folder() as folder:
             named = is_named(fault, rehearsed(folder, fault))
         with new_folder() as folder:
-            error, seconds = ran(folder, fault)
+            error, seconds, harmed = ran(folder, name)
         tried, found = tried + 1, found + named
-        wasted += seconds if error is not None else 0.0
-        ends = "ends well" if error is None else type(error).__name__
+        wasted += seconds
+        ends = (
+            type(error).__name__ if error is not None else f"ends well, {'its harm is shown' if harmed else 'NO HARM'}"
+        )
         print(row(fault.number, name, "yes" if named else "NO", f"{seconds:.1f}", ends), flush=True)
     for kind in RECIPES:
         with new_folder() as folder:
@@ -83,7 +97,7 @@ def main(numbers: list[int]) -> int:
             rehearsal = rehearse(open_context("mine.yaml"))
             alarms += rehearsal.fault is not None or bool(rehearsal.remarks)
     print(f"{found} of {tried} found before a stage that costs; {alarms} false alarms of {len(RECIPES)} sound recipes")
-    print(f"{wasted:.1f} s of training before the error of a run that was not rehearsed, all together")
+    print(f"{wasted:.1f} s of training that runs without a rehearsal threw away, all together")
     return 0 if found == tried and not alarms else 1
 
 

@@ -260,7 +260,6 @@ class Fault(NamedTuple):
         plant: Changes the sound files.
         around: Changes the machine while the recipe is rehearsed or run.
         remark: Whether it is a remark, and the exit code 0.
-        silent: Whether a real run ends well all the same, with a model that is worth nothing.
     """
 
     number: int
@@ -269,7 +268,6 @@ class Fault(NamedTuple):
     words: str
     plant: Callable[[Path], None] = lambda folder: None
     remark: bool = False
-    silent: bool = False
     around: Callable[[Path], AbstractContextManager[object]] = nullcontext
 
 
@@ -300,16 +298,15 @@ DATA = {
     "a rule on no column": Fault(3, "classify", ("data.label=rating >= 4",), "no column rating"),
     "no label": Fault(3, "classify", ("data.label=null",), "data.label"),
     "label in another case": Fault(3, "classify", ("data.label=Label",), "no column Label"),
-    "fractions as classes": Fault(4, "classify", (), "is a fraction", labels(lambda n: n / 7), silent=True),
-    "scores of 0 to 100": Fault(4, "classify", (), "as of a score", labels(lambda n: n % 30 + 20, 240), silent=True),
-    "an id as the class": Fault(4, "classify", (), "most occur once", labels(lambda n: f"item-{n}"), silent=True),
-    "years as classes": Fault(4, "classify", (), "as of a score", labels(lambda n: 1960 + n % 25, 200), silent=True),
+    "fractions as classes": Fault(4, "classify", (), "is a fraction", labels(lambda n: n / 7)),
+    "scores of 0 to 100": Fault(4, "classify", (), "as of a score", labels(lambda n: n % 30 + 20, 240)),
+    "an id as the class": Fault(4, "classify", (), "most occur once", labels(lambda n: f"item-{n}")),
+    "years as classes": Fault(4, "classify", (), "as of a score", labels(lambda n: 1960 + n % 25, 200)),
     "a class of one row": Fault(
         5,
         "classify",
         ("data.split={}", "data.source=files"),
         "c has one row in train",
-        silent=True,
         plant=split_files(train=named(["c", *AB]), test=named(AB, "test")),
     ),
     "two classes of one row": Fault(
@@ -317,7 +314,6 @@ DATA = {
         "classify",
         ("data.split={}", "data.source=files"),
         "c and d have one row each",
-        silent=True,
         plant=split_files(train=named(["c", "d", *AB]), test=named(AB, "test")),
     ),
     "only one class": Fault(5, "classify", (), "all rows of train are labelled pos", labels(lambda n: "pos")),
@@ -343,7 +339,6 @@ DATA = {
         "classify",
         ("data.text=id",),
         "holds identifiers",
-        silent=True,
         plant=rows(lambda r: [(f"ab-{n:04}", *row) for n, row in enumerate(r)], "id,text,label"),
     ),
     "numbers as the text": Fault(
@@ -351,7 +346,6 @@ DATA = {
         "classify",
         ("data.text=price",),
         "holds numbers",
-        silent=True,
         plant=rows(lambda r: [(n * 1.5, *row) for n, row in enumerate(r)], "price,text,label"),
     ),
     "the text as the label": Fault(8, "classify", ("data.label=text", "data.text=label"), "name of the label column"),
@@ -463,15 +457,9 @@ DATA = {
 
 TEXTS = {
     "no chat template": Fault(15, "chat", (), "no chat template", template(None)),
-    "a template without the user's turns": Fault(
-        16, "chat", (), "is missing in the text", template(WITHOUT_USER), silent=True
-    ),
-    "a template of the last question alone": Fault(
-        16, "chat", (), "format.chat_template", template(LAST_QUESTION), silent=True
-    ),
-    "a template that cuts questions": Fault(
-        16, "chat", (), "is missing in the text", template(SHORT_QUESTION), silent=True
-    ),
+    "a template without the user's turns": Fault(16, "chat", (), "is missing in the text", template(WITHOUT_USER)),
+    "a template of the last question alone": Fault(16, "chat", (), "format.chat_template", template(LAST_QUESTION)),
+    "a template that cuts questions": Fault(16, "chat", (), "is missing in the text", template(SHORT_QUESTION)),
     "a tokenizer without pad and eos": Fault(
         17, "chat", (), "neither a pad nor an eos", without("eos_token", "pad_token")
     ),
@@ -480,7 +468,6 @@ TEXTS = {
         "chat",
         (),
         "has no eos token",
-        silent=True,
         plant=both(without("eos_token"), _with_pad),
     ),
     "rows that are too long": Fault(
@@ -540,18 +527,18 @@ PUT_DENIED = {"methods": "PUT POST", "status": 403, "code": "AccessDenied"}
 
 RUNNING = {
     "a loss that is not finite": Fault(22, "classify", ("model.config.initializer_range=1.0e+30",), "loss nan"),
-    "weights that lack tensors": Fault(25, "chat", BASE, "lack", pretrained(), silent=True),
+    "weights that lack tensors": Fault(25, "chat", BASE, "lack", pretrained()),
     "an architecture that nothing knows": Fault(25, "chat", BASE, "martian", pretrained(model_type="martian")),
     "an export that is not exact enough": Fault(24, "classify", ("export.tolerance=1.0e-12",), "export.tolerance"),
     "a checkpoint larger than files may be": Fault(23, "classify", (), "File too large", around=small_files),
     "S3 that denies writing checkpoints": Fault(
-        23, "classify", S3, "partial", silent=True, around=denied({**PUT_DENIED, "part": "/partial/"})
+        23, "classify", S3, "partial", around=denied({**PUT_DENIED, "part": "/partial/"})
     ),
     "S3 that denies reading checkpoints": Fault(
-        23, "classify", S3, "partial", silent=True, around=denied({**PUT_DENIED, "methods": "GET", "part": "/partial/"})
+        23, "classify", S3, "partial", around=denied({**PUT_DENIED, "methods": "GET", "part": "/partial/"})
     ),
     "a template that raises for a prompt": Fault(
-        26, "chat", ("evaluate.generation.prompts=0",), "no prompt here", template(NO_PROMPT), silent=True
+        26, "chat", ("evaluate.generation.prompts=0",), "no prompt here", template(NO_PROMPT)
     ),
     "a template that raises for an evaluation's prompt": Fault(26, "chat", (), "no prompt here", template(NO_PROMPT)),
     "a disk too small": Fault(28, "classify", ("store.root=disk",), "free on the disk", around=disk(500_000)),
