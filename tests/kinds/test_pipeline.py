@@ -128,5 +128,5 @@ def test_preview_and_errors_name_rows(project: tuple[InProcessShell, str], tmp_p
         "train row 42: score is missing" if task == "regression" else "test row 1: the label 'c' in topics is none of"
     )
     assert wanted in said
-    classes = shell.error("run", "mine.yaml", "--direct", *SMALL, "data.label=text", code=2)
+    classes = shell.error("run", "mine.yaml", "--direct", *SMALL, f"data.label={TASKS[task]}", code=2)
     assert "data.label makes one class of each row" in classes

@@ -178,7 +178,12 @@ class DataConfig(SourceConfig):
         return weights or None
 
     def keeping(self, columns: Collection[str]) -> DataConfig:
-        """Return a copy that keeps these columns, too. Where no setting names columns, all are kept."""
+        """Return a copy that keeps these columns, too. Where no setting names columns, all are kept. Raises ConfigError."""
+        if columns and self.label is not None:
+            raise ConfigError(
+                f"data.label makes one class of each row, and format.target learns {' and '.join(columns)}",
+                "leave data.label and data.labels out (null), or set format.task: classification",
+            )
         if not columns or not (self.columns or self.texts):
             return self
         return self.model_copy(update={"columns": {**{name: name for name in columns}, **self.columns}})
