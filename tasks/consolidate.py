@@ -176,8 +176,8 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
 
 def _decide(packed: Input[PackedMeta], out: Workdir) -> None:
     """Add to `trnflow.json` what the task chooses on validation; nothing without validation rows."""
-    from trnflow.tasks.evaluation.forward import row_outputs
     from trnflow.tasks.evaluation.models import load_model
+    from trnflow.tasks.evaluation.row_outputs import row_outputs
     from trnflow.tasks.training.batches.sampler import Split
 
     task, rows, file = packed.meta["task"], Split(packed, "validation"), out.path / ROW_FORMAT_FILE

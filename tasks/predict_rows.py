@@ -129,7 +129,7 @@ def _targets(
 ) -> Meta:
     from trnflow.tasks.data.format.row_format import decision_of
     from trnflow.tasks.evaluation.columns import save_columns
-    from trnflow.tasks.evaluation.forward import row_outputs
+    from trnflow.tasks.evaluation.row_outputs import row_outputs
 
     task, decision = packed.meta["task"], decision_of(weights.path)
     found = _timed(lambda seen: row_outputs(model, split, task, config.batch, decision, seen), split, out)

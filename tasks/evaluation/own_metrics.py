@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,9 +188,7 @@ def called_twice(function: str, arguments: Meta, scratch: Path) -> Meta:
 
 def go_away(code: Source) -> None:
     """Put the clocks a day on, after `read_seen` and before the user's code is imported."""
-    if "pandas" in code.identity["env"]:
-        import_module("pandas")  # its C code, as pyarrow's, can be imported only with the true datetime
-    go_elsewhere()
+    go_elsewhere(vars(code))
 
 
 def values(arguments: Meta, limit: Any) -> dict[str, float]:

@@ -58,6 +58,40 @@ def calibration(bins: list[Meta], title: str, file: Path) -> None:
     figure.savefig(file, format="png", bbox_inches="tight", metadata={"Software": None})
 
 
+def bars(names: list[str], values: list[float], what: str, title: str, file: Path) -> None:
+    """Draw a horizontal bar from 0 to 1 for each name, the first below."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, min(0.25 * len(names) + 1.5, 20)), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.barh(range(len(names)), values, color="tab:blue")
+    axes.set_yticks(range(len(names)), [shortened(name, 30) for name in names])
+    axes.set(xlim=(0, 1), xlabel=what, title=title)
+    figure.savefig(file, metadata={"Software": None})
+
+
+def residuals(expected: NDArray[np.float32], values: NDArray[np.float32], names: list[str], file: Path) -> None:
+    """Draw predicted numbers and what they miss by, both [rows, outputs], by the true ones."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for true, value, name in zip(expected.T, values.T, names, strict=True):
+        left.scatter(true, value, s=6, alpha=0.4, label=shortened(name))
+        right.scatter(true, value - true, s=6, alpha=0.4)
+    ends = (float(expected.min()), float(expected.max()))
+    left.plot(ends, ends, color="grey", linewidth=1)
+    right.axhline(0, color="grey", linewidth=1)
+    left.set(xlabel="true", ylabel="predicted")
+    right.set(xlabel="true", ylabel="predicted less true")
+    left.legend(fontsize=8)
+    figure.savefig(file, metadata={"Software": None})
+
+
 def shortened(label: str, length: int = 24) -> str:
     """Return a class's label for a plot: at most `length` characters."""
     # matplotlib would take it for a formula

@@ -20,10 +20,12 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
     """Write predictions.parquet and the plots; return the report's entries, with all metrics. texts: the split's rows."""
     import numpy as np
 
+    from trnflow.tasks.evaluation import plots
+
     task, labels = packed.meta["task"], packed.meta["labels"]
     kind, rows = kind_of(task), source_rows(packed, split)
     write_answers(kind.row_answers(found, labels), found.loss, rows, texts, folder / "predictions.parquet")
-    kind.draw(found, labels, folder)
+    kind.draw(found, labels, folder, plots)
     worst = np.argsort(-found.loss, kind="stable")[:WORST]
     answers = kind.row_answers(
         Outputs(found.expected[worst], found.values[worst], found.decided[worst], found.loss[worst]), labels

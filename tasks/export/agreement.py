@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.evaluation.forward import plain_inputs
+from trnflow.tasks.evaluation.row_outputs import plain_inputs
 from trnflow.tasks.export.stablehlo import StableHlo, load_stablehlo
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import BatchAddress, Split

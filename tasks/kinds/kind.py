@@ -97,20 +97,6 @@ class Kind:
         """Return a row's target as text."""
         return labels[int(target)]
 
-    def loss_sum(
-        self, logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
-    ) -> Tensor:
-        """Return the loss summed over all targets. Shapes: of the model's output, and of `target_shape`."""
-        from trnflow.tasks.kinds.cross_entropy import loss_sum
-
-        return loss_sum(logits, targets, weights, smoothing)
-
-    def hits(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Count right predictions, as a float32 scalar; 0 where the task counts none."""
-        from trnflow.tasks.kinds.cross_entropy import correct
-
-        return correct(logits, targets)
-
     def values_of(self, logits: Tensor) -> Tensor:
         """Return what a user sees of logits [rows, outputs]: probabilities, or numbers."""
         return logits.softmax(-1)
@@ -143,5 +129,5 @@ class Kind:
         """Return the columns of predictions.parquet: what was expected and predicted for each row."""
         raise NotImplementedError
 
-    def draw(self, found: Any, labels: list[str], folder: Path) -> None:
-        """Write the files of `plots`."""
+    def draw(self, found: Any, labels: list[str], folder: Path, plots: Any) -> None:
+        """Write the files of `plots` (the attribute) by functions of the module `trnflow.tasks.evaluation.plots`."""

@@ -140,9 +140,8 @@ class MultiLabel(TargetKind):
         return ", ".join(label for label, bit in zip(labels, target, strict=True) if bit) or "no label"
 
     def each_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        import torch
-
-        return torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        # torch's binary_cross_entropy_with_logits, without torch in the keys of the data stages
+        return logits.clamp(min=0) - logits * targets + (-logits.abs()).exp().log1p()
 
     def values_of(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
@@ -187,19 +186,10 @@ class MultiLabel(TargetKind):
 
         return {"label": named(found.expected), "predicted": named(found.decided), "probabilities": [*found.values]}
 
-    def draw(self, found: Outputs, labels: list[str], folder: Path) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
+    def draw(self, found: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
         rows = sorted(self.table(found, labels), key=lambda row: (row["f1"], row["label"]))
-        figure = Figure(figsize=(7, min(0.25 * len(rows) + 1.5, 20)), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        axes.barh(
-            [f"{row['label'][:30]} ({row['support']})" for row in rows], [row["f1"] for row in rows], color="tab:blue"
-        )
-        axes.set(xlim=(0, 1), xlabel="F1", title="labels (rows that have them)")
-        figure.savefig(folder / "f1_of_labels.png", metadata={"Software": None})
+        names, values = [f"{row['label']} ({row['support']})" for row in rows], [row["f1"] for row in rows]
+        plots.bars(names, values, "F1", "labels (rows that have them)", folder / "f1_of_labels.png")
 
 
 def _bit(value: Any, column: str, where: str) -> float:

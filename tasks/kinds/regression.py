@@ -48,9 +48,18 @@ def _of_values(found: Outputs) -> Any:
 
 def _of_ranks(found: Outputs) -> Any:
     # of resampled rows, too, these are the ranks among all rows
-    from scipy.stats import rankdata
+    return _moments(_ranks(found.expected), _ranks(found.values))
 
-    return _moments(rankdata(found.expected, axis=0), rankdata(found.values, axis=0))
+
+def _ranks(values: Any) -> Any:
+    """Return the ranks in each column, of equal values their mean, as scipy's `rankdata`."""
+    import numpy as np
+
+    ranks = np.empty(values.shape, np.float64)
+    for at, column in enumerate(values.T):
+        _, places, counts = np.unique(column, return_inverse=True, return_counts=True)
+        ranks[:, at] = (counts.cumsum() - (counts - 1) / 2)[places]
+    return ranks
 
 
 def _correlation(sums: Any, rows: Any) -> Any:
@@ -135,24 +144,8 @@ class Regression(TargetKind):
     def row_answers(self, found: Outputs, labels: list[str]) -> dict[str, list[Any]]:
         return {"label": [*found.expected], "predicted": [*found.values]}
 
-    def draw(self, found: Outputs, labels: list[str], folder: Path) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2)
-        for at, label in enumerate(labels):
-            true, value = found.expected[:, at], found.values[:, at]
-            left.scatter(true, value, s=6, alpha=0.4, label=label)
-            right.scatter(true, value - true, s=6, alpha=0.4)
-        ends = (float(found.expected.min()), float(found.expected.max()))
-        left.plot(ends, ends, color="grey", linewidth=1)
-        right.axhline(0, color="grey", linewidth=1)
-        left.set(xlabel="true", ylabel="predicted")
-        right.set(xlabel="true", ylabel="predicted less true")
-        left.legend(fontsize=8)
-        figure.savefig(folder / "residuals.png", metadata={"Software": None})
+    def draw(self, found: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
+        plots.residuals(found.expected, found.values, labels, folder / "residuals.png")
 
 
 def _number(value: Any, column: str, where: str) -> float:

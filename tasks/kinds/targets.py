@@ -40,19 +40,14 @@ class TargetKind(Kind):
     def loss_sum(
         self, logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
     ) -> Tensor:
-        import torch
-
-        there = ~torch.isnan(targets)
+        there = ~targets.isnan()
         # a NaN must not reach the loss: its gradient is NaN, even where it is masked
-        each = self.each_loss(logits, torch.where(there, targets, torch.zeros_like(targets)))
-        return torch.where(there, each, torch.zeros_like(each)).sum()
+        each = self.each_loss(logits, targets.where(there, targets.new_zeros(())))
+        return each.where(there, each.new_zeros(())).sum()
 
     def values(self, found: Outputs) -> dict[str, float]:
         """Return {metric: value}."""
         return {m.name: float(m.of_sums(m.columns(found).sum(0), len(found.loss))) for m in self.metrics}
-
-    def hits(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return logits.new_zeros(())
 
     def columns(self, settings: Any) -> tuple[str, ...]:
         targets: tuple[str, ...] = settings.targets

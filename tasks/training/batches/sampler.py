@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.chunks import COLUMNS, open_chunks
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.kinds.cross_entropy import IGNORED as IGNORED
 from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+IGNORED = -100
+"""The target of a position or row that has none."""
 
     from trnflow.tasks.data.chunks import Columns
     from trnflow.tasks.metadata import PackedMeta

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from trnflow.tasks.training.chunked_loss import in_chunks, loss_in_chunks, uses_chunks
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
+from trnflow.tasks.training.losses import loss_sum_of
 from trnflow.tasks.training.memory.estimate import PassMemory
 from trnflow.tasks.training.model.build import logits_of
 from trnflow.tasks.training.shared_types import Built
@@ -58,9 +59,9 @@ def _loss(config: TrainConfig, built: Built, rows: int, length: int, *, chunks: 
     targets = torch.zeros(shape, dtype=getattr(torch, built.kind.target_type), device="meta")
     if chunks and in_chunks(built, rows, length):
         return loss_in_chunks(
-            built, [ids, targets, ids, positions], torch.arange(rows * length, device="meta"), built.kind.loss_sum
+            built, [ids, targets, ids, positions], torch.arange(rows * length, device="meta"), loss_sum_of(built.kind)
         )
-    return built.kind.loss_sum(logits_of(built, ids, ids, positions), targets)
+    return loss_sum_of(built.kind)(logits_of(built, ids, ids, positions), targets)
 
 
 class _Storages:

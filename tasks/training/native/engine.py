@@ -34,6 +34,7 @@ from trnflow.tasks.training.layout.slices import (
     piece_start,
     writes_piece,
 )
+from trnflow.tasks.training.losses import hits_of, loss_sum_of
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
@@ -206,7 +207,7 @@ class NativeEngine:
         if not self._must_chunk(batch):
             return self._loss(*self._objective, *self._columns(batch)) * scale
         # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
-        loss_sum = built.kind.loss_sum
+        loss_sum = loss_sum_of(built.kind)
         return loss_in_chunks(
             built, *self._supervised(batch), lambda logits, to: loss_sum(logits, to, weights, smoothing) * scale
         )
@@ -293,7 +294,7 @@ def _loss(
     segments: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    return built.kind.loss_sum(logits_of(built, ids, segments, positions), targets, weights, smoothing)
+    return loss_sum_of(built.kind)(logits_of(built, ids, segments, positions), targets, weights, smoothing)
 
 
 def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
@@ -302,7 +303,7 @@ def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positi
 
 def _score(built: Built, logits: Tensor, targets: Tensor) -> Tensor:
     """Return (summed loss, right predictions)."""
-    return torch.stack([built.kind.loss_sum(logits, targets), built.kind.hits(logits, targets)])
+    return torch.stack([loss_sum_of(built.kind)(logits, targets), hits_of(built.kind, logits, targets)])
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

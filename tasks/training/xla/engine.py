@@ -20,6 +20,7 @@ from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.layout.slices import check_length, layout_of
+from trnflow.tasks.training.losses import hits_of, loss_sum_of
 from trnflow.tasks.training.model.attention import use_attend_heads
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.optim.adafactor import adafactor
@@ -100,7 +101,9 @@ class XlaEngine:
             ids, targets, segments, positions = self._columns(batch)
             logits = logits_of(self._built, ids, segments, positions)
             kind = self._built.kind
-            result = self._replicas.scores(torch.stack([kind.loss_sum(logits, targets), kind.hits(logits, targets)]))
+            result = self._replicas.scores(
+                torch.stack([loss_sum_of(kind)(logits, targets), hits_of(kind, logits, targets)])
+            )
             del logits
         self._built.model.train()
         return self._run("eval", batch, [], result)
@@ -126,7 +129,7 @@ class XlaEngine:
         scale = vector[-1]
         logits = logits_of(self._built, ids, segments, positions)
         smoothing = self._config.label_smoothing
-        loss = self._built.kind.loss_sum(logits, targets, self._class_weights, smoothing) * scale
+        loss = loss_sum_of(self._built.kind)(logits, targets, self._class_weights, smoothing) * scale
         del logits
         # with one process a device the gradients are whole, and of the replica's own rows
         loss.backward()  # type: ignore[no-untyped-call]

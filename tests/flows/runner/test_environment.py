@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "pack_chunks": {"numpy", "pyarrow"},
     "precompile": NUMERIC | {"peft"},
     "train": NUMERIC | {"peft", "safetensors"},
-    "consolidate": {"safetensors", "torch", "transformers"},
+    "consolidate": {"numpy", "safetensors", "torch", "transformers"},
     "export_neuron": {"numpy", "safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": {"jinja2", "matplotlib", "numpy", "pyarrow", "scikit-learn", "scipy"},
     "predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
@@ -45,6 +45,7 @@ def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(t
         & closure("trnflow.tasks.precompile", memo)[0].keys()
     )
     assert {name for name in closure("trnflow.tasks.consolidate", memo)[0] if name.startswith("trnflow.tasks.training.")} == {
+        "trnflow.tasks.training.batches", "trnflow.tasks.training.batches.sampler",
         "trnflow.tasks.training.checkpoint", "trnflow.tasks.training.checkpoint.merged_weights",
         "trnflow.tasks.training.checkpoint.pretrained_weights", "trnflow.tasks.training.checkpoint.shards",
         "trnflow.tasks.training.checkpoint.starting_weights", "trnflow.tasks.training.model", "trnflow.tasks.training.model.lora",

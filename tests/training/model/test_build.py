@@ -20,7 +20,7 @@ from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import longest_sequence
 from trnflow.tasks.export_neuron import example
-from trnflow.tasks.kinds.cross_entropy import loss_sum
+from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.model.build import build, checkpointed_layers, logits_of, model_config
 
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.helpers.data_stages import new_bench
 from tests.training.toys import BERT, DRY, LLAMA, VOCABULARY, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.kinds.cross_entropy import loss_sum
 from trnflow.tasks.training.batches.sampler import IGNORED, Split, shift_targets
+from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.model.build import build, inputs_of, logits_of
 from trnflow.tasks.training.shared_types import Built
 

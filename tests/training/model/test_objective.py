@@ -9,9 +9,9 @@ import torch
 from tests.training.toys import packed_classes, packed_lm
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.kinds.cross_entropy import loss_sum
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.objective import class_weights, target_weight
 
 

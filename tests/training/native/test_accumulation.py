@@ -12,12 +12,12 @@ import torch
 from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
 from tests.training.toys import LLAMA, first_rows, packed_lm, scratch
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.kinds.cross_entropy import loss_sum
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig, environ, ranks
 from trnflow.tasks.training.checkpoint.shards import Reader
 from trnflow.tasks.training.choose_engine import make_engine
 from trnflow.tasks.training.graph_registry import GraphRegistry
+from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.model.build import build, logits_of
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.shared_types import FIRST_MOMENT

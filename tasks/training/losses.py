@@ -1,14 +1,26 @@
-"""Cross entropy, optionally with smoothed labels and weighted classes."""
+"""What training minimises: a task's own loss, else the cross entropy, with smoothed labels and weighted classes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from trnflow.tasks.kinds.kind import Kind
+from trnflow.tasks.kinds.targets import TargetKind
+from trnflow.tasks.training.batches.sampler import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED = -100
-"""The target of a position or row that has none."""
+
+def loss_sum_of(kind: Kind) -> Callable[..., Tensor]:
+    """Return the loss of a task, summed over all targets; called as `loss_sum`."""
+    return kind.loss_sum if isinstance(kind, TargetKind) else loss_sum
+
+
+def hits_of(kind: Kind, logits: Tensor, targets: Tensor) -> Tensor:
+    """Count a task's right predictions, as a float32 scalar; 0 where it counts none."""
+    return logits.new_zeros(()) if isinstance(kind, TargetKind) else correct(logits, targets)
 
 
 def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
