@@ -80,7 +80,7 @@ def test_each_row_of_a_split_is_compared_once_at_most(tmp_path: Path) -> None:
     rows = [[row] for row in small_models.random_rows(7, "classification", longest=16)]
     packed = small_models.packed_rows(tmp_path / "rows", "classification", {"test": {16: rows}})
     model = load_model(small_models.bert(tmp_path / "bert").path, "classification")
-    exported = Input(tmp_path, "exported", {"batch": 2, "lengths": [16]}, "sha256:0")
+    exported = Input(tmp_path, "exported", {"task": "classification", "batch": 2, "lengths": [16]}, "sha256:0")
     calls = eager_calls(model, Split(packed, "test"), exported, 100, lambda done, calls: None)
     assert [call.rows for call in calls] == [2, 2, 2, 1]
     assert [len(call.logits) for call in calls] == [2, 2, 2, 1]
@@ -95,7 +95,7 @@ def test_the_difference_of_an_export_is_that_of_its_worst_call(monkeypatch: pyte
     logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     monkeypatch.setattr(agreement, "load_stablehlo", lambda path: lambda input_ids, attention_mask: logits)
     calls = [ExampleCall(ids, ids, compared, logits + shift) for shift in (0.25, 1.0, 0.5)]
-    exported = Input(Path(), "exported", {"batch": 2, "lengths": [16]}, "sha256:0")
+    exported = Input(Path(), "exported", {"task": "classification", "batch": 2, "lengths": [16]}, "sha256:0")
     counts, metrics = agreement.compare(exported, calls, lambda done, calls: None)
     assert metrics == {"export_max_difference": 1.0, "export_agreement": 1.0}
     assert counts == {"calls": 3, "batch": 2, "rows": 6, "compared": 6}
