@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-IGNORED = -100
-"""The target of a position or row that has none."""
-
     from trnflow.tasks.data.chunks import Columns
     from trnflow.tasks.metadata import PackedMeta
 
     Ints = NDArray[np.int32]
     Rows = NDArray[np.int64]
+
+IGNORED = -100
+"""The target of a position or row that has none."""
 
 WINDOW = 50
 """Batches whose rows `group_by_length` sorts together: larger needs less padding, smaller mixes better."""
