@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.data.chunks import open_chunks
@@ -132,12 +132,19 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
     from trnflow.tasks.kinds.targets import Outputs
 
     task, split, generations = packed.meta["task"], predicted.meta["split"], None
-    kind = kind_of(task)
+    kind, arrays = kind_of(task), dict[str, Any]()
     if kind.per_row:
         order = source_rows(packed, split)
-        arrays = load_columns(Outputs if kind.reads_targets else ClassPredictions, predicted.path)._asdict()
         if kind.reads_targets:
-            arrays["predicted"], arrays["probabilities"] = arrays.pop("decided"), arrays.pop("values")
+            found = load_columns(Outputs, predicted.path)
+            arrays = {
+                "expected": found.expected,
+                "predicted": found.decided,
+                "probabilities": found.values,
+                "loss": found.loss,
+            }
+        else:
+            arrays = load_columns(ClassPredictions, predicted.path)._asdict()
     else:
         arrays, generations = load_columns(RowLosses, predicted.path)._asdict(), predicted.path / GENERATIONS
         order = arrays.pop("row")

@@ -196,7 +196,7 @@ class Recipe(StageConfig):
     @model_validator(mode="after")
     def _metric_is_known(self) -> Recipe:
         metric, own = self.promote.metric, [each.name for each in self.evaluate.metrics if each.may_promote]
-        if metric not in (None, *PROMOTING, *own):
+        if metric is not None and metric not in (*PROMOTING, *own):
             close = nearest(metric, (*PROMOTING, *own))
             raise ValueError(
                 f"promote.metric is {metric}, which is none of {', '.join((*PROMOTING, *own))}: "

@@ -105,8 +105,8 @@ class Kind:
         """Return whether two models' logits mean the same prediction: bool [rows]."""
         return first.argmax(-1) == second.argmax(-1)
 
-    def decide(self, found: Any) -> Meta:
-        """Return what is chosen on validation and kept in the model's folder. found: `Outputs` of the validation split."""
+    def decide(self, outputs: Any) -> Meta:
+        """Return what is chosen on validation and kept in the model's folder. outputs: `Outputs` of the validation split."""
         return {}
 
     def decided(self, values: Any, decision: Meta) -> Any:
@@ -121,13 +121,13 @@ class Kind:
         """Return a prediction as the words before its text in a terminal."""
         raise NotImplementedError
 
-    def table(self, found: Any, labels: list[str]) -> list[Meta]:
+    def table(self, outputs: Any, labels: list[str]) -> list[Meta]:
         """Return the report's figures of each output: {"label": its name, figure: value}."""
         return []
 
-    def row_answers(self, found: Any, labels: list[str]) -> dict[str, list[Any]]:
+    def row_answers(self, outputs: Any, labels: list[str]) -> dict[str, list[Any]]:
         """Return the columns of predictions.parquet: what was expected and predicted for each row."""
         raise NotImplementedError
 
-    def draw(self, found: Any, labels: list[str], folder: Path, plots: Any) -> None:
+    def draw(self, outputs: Any, labels: list[str], folder: Path, plots: Any) -> None:
         """Write the files of `plots` (the attribute) by functions of the module `trnflow.tasks.evaluation.plots`."""

@@ -32,12 +32,12 @@ def _counts(expected: Any, decided: Any) -> Any:
     return np.concatenate([true & said, true & ~said, ~true & said], axis=1).astype(np.float64)
 
 
-def _of_row(found: Outputs) -> Any:
-    return _counts(found.expected, found.decided)
+def _of_row(outputs: Outputs) -> Any:
+    return _counts(outputs.expected, outputs.decided)
 
 
-def _of_row_at_half(found: Outputs) -> Any:
-    return _counts(found.expected, found.values >= 0.5)
+def _of_row_at_half(outputs: Outputs) -> Any:
+    return _counts(outputs.expected, outputs.values >= 0.5)
 
 
 def _f1(right: Any, missed: Any, wrong: Any) -> Any:
@@ -56,8 +56,8 @@ def _macro(sums: Any, rows: Any) -> Any:
     return _f1(*(sums.reshape(*sums.shape[:-1], 3, -1)[..., part, :] for part in range(3))).mean(-1)
 
 
-def _exact(found: Outputs) -> Any:
-    return ((found.expected > 0.5) == (found.decided > 0.5)).all(1)[:, None].astype(float)
+def _exact(outputs: Outputs) -> Any:
+    return ((outputs.expected > 0.5) == (outputs.decided > 0.5)).all(1)[:, None].astype(float)
 
 
 def _labels_in(value: Any) -> list[str]:
@@ -149,10 +149,10 @@ class MultiLabel(TargetKind):
     def agree(self, first: Tensor, second: Tensor) -> Tensor:
         return ((first > 0) == (second > 0)).all(-1)
 
-    def decide(self, found: Outputs) -> Meta:
+    def decide(self, outputs: Outputs) -> Meta:
         """Return the threshold, in hundredths, of the best micro F1; of equal ones the nearest to 0.5."""
         thresholds = sorted((number / 100 for number in range(1, 100)), key=lambda value: abs(value - 0.5))
-        scores = [float(_micro(_counts(found.expected, found.values >= at).sum(0), 1)) for at in thresholds]
+        scores = [float(_micro(_counts(outputs.expected, outputs.values >= at).sum(0), 1)) for at in thresholds]
         return {THRESHOLD: thresholds[max(range(len(scores)), key=scores.__getitem__)]}
 
     def decided(self, values: Any, decision: Meta) -> Any:
@@ -166,8 +166,8 @@ class MultiLabel(TargetKind):
     def line(self, answer: Meta) -> str:
         return ", ".join(f"{label} {answer['probabilities'][label]:.3f}" for label in answer["labels"]) or "no label"
 
-    def table(self, found: Outputs, labels: list[str]) -> list[Meta]:
-        right, missed, wrong = _of_row(found).sum(0).reshape(3, -1)
+    def table(self, outputs: Outputs, labels: list[str]) -> list[Meta]:
+        right, missed, wrong = _of_row(outputs).sum(0).reshape(3, -1)
         f1 = _f1(right, missed, wrong)
         return [
             {
@@ -180,14 +180,18 @@ class MultiLabel(TargetKind):
             for at, label in enumerate(labels)
         ]
 
-    def row_answers(self, found: Outputs, labels: list[str]) -> dict[str, list[Any]]:
+    def row_answers(self, outputs: Outputs, labels: list[str]) -> dict[str, list[Any]]:
         def named(bits: Any) -> list[list[str]]:
             return [[labels[at] for at in row.nonzero()[0]] for row in bits > 0.5]
 
-        return {"label": named(found.expected), "predicted": named(found.decided), "probabilities": [*found.values]}
+        return {
+            "label": named(outputs.expected),
+            "predicted": named(outputs.decided),
+            "probabilities": [*outputs.values],
+        }
 
-    def draw(self, found: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
-        rows = sorted(self.table(found, labels), key=lambda row: (row["f1"], row["label"]))
+    def draw(self, outputs: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
+        rows = sorted(self.table(outputs, labels), key=lambda row: (row["f1"], row["label"]))
         names, values = [f"{row['label']} ({row['support']})" for row in rows], [row["f1"] for row in rows]
         plots.bars(names, values, "F1", "labels (rows that have them)", folder / "f1_of_labels.png")
 

@@ -22,16 +22,16 @@ CLOSE = 1e-3
 """The difference of two models' numbers that counts as the same, of numbers above one as a share."""
 
 
-def _errors(found: Outputs) -> Any:
-    return found.values.astype("float64") - found.expected
+def _errors(outputs: Outputs) -> Any:
+    return outputs.values.astype("float64") - outputs.expected
 
 
-def _absolute(found: Outputs) -> Any:
-    return abs(_errors(found)).mean(1)[:, None]
+def _absolute(outputs: Outputs) -> Any:
+    return abs(_errors(outputs)).mean(1)[:, None]
 
 
-def _squared(found: Outputs) -> Any:
-    return (_errors(found) ** 2).mean(1)[:, None]
+def _squared(outputs: Outputs) -> Any:
+    return (_errors(outputs) ** 2).mean(1)[:, None]
 
 
 def _moments(expected: Any, values: Any) -> Any:
@@ -42,13 +42,13 @@ def _moments(expected: Any, values: Any) -> Any:
     return np.concatenate([x, y, x * x, y * y, x * y], axis=1)
 
 
-def _of_values(found: Outputs) -> Any:
-    return _moments(found.expected, found.values)
+def _of_values(outputs: Outputs) -> Any:
+    return _moments(outputs.expected, outputs.values)
 
 
-def _of_ranks(found: Outputs) -> Any:
+def _of_ranks(outputs: Outputs) -> Any:
     # of resampled rows, too, these are the ranks among all rows
-    return _moments(_ranks(found.expected), _ranks(found.values))
+    return _moments(_ranks(outputs.expected), _ranks(outputs.values))
 
 
 def _ranks(values: Any) -> Any:
@@ -133,19 +133,19 @@ class Regression(TargetKind):
     def line(self, answer: Meta) -> str:
         return self.shown(answer["scores"].values(), [*answer["scores"]])
 
-    def table(self, found: Outputs, labels: list[str]) -> list[Meta]:
+    def table(self, outputs: Outputs, labels: list[str]) -> list[Meta]:
         rows = []
         for at, label in enumerate(labels):
-            alone = Outputs(found.expected[:, [at]], found.values[:, [at]], found.decided[:, [at]], found.loss)
-            values = {m.name: m.of_sums(m.columns(alone).sum(0), len(found.loss)) for m in self.metrics[:-1]}
+            alone = Outputs(outputs.expected[:, [at]], outputs.values[:, [at]], outputs.decided[:, [at]], outputs.loss)
+            values = {m.name: m.of_sums(m.columns(alone).sum(0), len(outputs.loss)) for m in self.metrics[:-1]}
             rows.append({"label": label, **{name: float(value) for name, value in values.items()}})
         return rows
 
-    def row_answers(self, found: Outputs, labels: list[str]) -> dict[str, list[Any]]:
-        return {"label": [*found.expected], "predicted": [*found.values]}
+    def row_answers(self, outputs: Outputs, labels: list[str]) -> dict[str, list[Any]]:
+        return {"label": [*outputs.expected], "predicted": [*outputs.values]}
 
-    def draw(self, found: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
-        plots.residuals(found.expected, found.values, labels, folder / "residuals.png")
+    def draw(self, outputs: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
+        plots.residuals(outputs.expected, outputs.values, labels, folder / "residuals.png")
 
 
 def _number(value: Any, column: str, where: str) -> float:

@@ -45,9 +45,9 @@ class TargetKind(Kind):
         each = self.each_loss(logits, targets.where(there, targets.new_zeros(())))
         return each.where(there, each.new_zeros(())).sum()
 
-    def values(self, found: Outputs) -> dict[str, float]:
+    def values(self, outputs: Outputs) -> dict[str, float]:
         """Return {metric: value}."""
-        return {m.name: float(m.of_sums(m.columns(found).sum(0), len(found.loss))) for m in self.metrics}
+        return {m.name: float(m.of_sums(m.columns(outputs).sum(0), len(outputs.loss))) for m in self.metrics}
 
     def columns(self, settings: Any) -> tuple[str, ...]:
         targets: tuple[str, ...] = settings.targets
@@ -70,7 +70,7 @@ class TargetKind(Kind):
 def loss_metric() -> Metric:
     """Return the mean of `Outputs.loss`."""
     return Metric(
-        "loss", lambda found: found.loss[:, None], lambda sums, rows: sums[..., 0] / rows, less_is_better=True,
+        "loss", lambda outputs: outputs.loss[:, None], lambda sums, rows: sums[..., 0] / rows, less_is_better=True,
         hub="loss", may_promote=True,
     )  # fmt: skip
 

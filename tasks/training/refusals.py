@@ -74,7 +74,7 @@ def _unknown(model_type: str, fields: Meta) -> ModelError:
 
 def _refuse_unknown_fields(model_type: str, overrides: Meta) -> None:
     settings = config_code(model_type)
-    others = overrides.keys() - settings.words if settings.derives_from("PreTrainedConfig") else ()
+    others = overrides.keys() - settings.words if settings.derives_from("PreTrainedConfig") else set[str]()
     for name in overrides if others else ():
         if name in others - words_of_all_configs():
             near = difflib.get_close_matches(name, settings.fields, n=1)

@@ -24,7 +24,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     import torch
 
     from trnflow.tasks.training import chunked_loss
-    from trnflow.tasks.training.objective import loss_sum
+    from trnflow.tasks.training.losses import loss_sum
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

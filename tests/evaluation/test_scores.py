@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trnflow.tasks.errors import CodeError
+from trnflow.flows.recipes.recipe import load
+from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.evaluation import scores
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.scores import Matrices, Score, score
@@ -65,8 +66,8 @@ def test_the_default_of_each_task_is_first() -> None:
     tasks = ("classification", "causal_lm", "multi_label", "regression")
     defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse"]
     assert [scores.promoting(task)[0].name for task in tasks] == defaults
-    with pytest.raises(ValueError, match="'f1_macro'"):
-        PromoteConfig(metric="perplexity")
+    with pytest.raises(ConfigError, match="promote.metric is perplexity, which is none of .*f1_macro"):
+        load("demo", ["promote.metric=perplexity"])
 
 
 @pytest.mark.parametrize("stage", ["train", "consolidate", "promotion.score_rows", "precompile"])

@@ -21,9 +21,9 @@ from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig, environ, ranks
 from trnflow.tasks.training import chunked_loss
 from trnflow.tasks.training.chunked_loss import ChunkedLoss, ends_in_linear
+from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.memory.traced_memory import trace_memory
 from trnflow.tasks.training.model.build import build
-from trnflow.tasks.training.objective import loss_sum
 
 SMALL = 4 * 64 * 5  # five positions of the toys' vocabulary
 

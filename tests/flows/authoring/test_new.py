@@ -108,13 +108,13 @@ def test_a_question_is_exit_code_2_with_the_setting_that_answers_it(here: Shell)
 
 def test_a_terminal_is_asked(shell: Shell) -> None:
     ours, theirs = pty.openpty()
-    os.write(ours, b"9\n2\n")  # there is no ninth
+    os.write(ours, b"9\n3\n")  # there is no ninth
     done = subprocess.run(
         [sys.executable, "-m", "trnflow", "new", "scores.csv", "model.source=base"],
         cwd=shell.folder, env=shell.environ, stdin=theirs, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "amounts, or classes?" in done.stderr and done.stderr.count("1 to 2:") == 2
+    assert "amounts, or classes?" in done.stderr and done.stderr.count("1 to 3:") == 2
     assert "task: text" in done.stdout and "task: text" in (shell.folder / "scores.yaml").read_text()
 
 

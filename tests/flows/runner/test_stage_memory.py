@@ -17,7 +17,8 @@ def test_a_data_stage_names_the_settings_of_data(trnflow: Shell) -> None:
 
 
 def test_each_stage_has_settings_with_which_it_takes_less() -> None:
-    assert {*TAKES_LESS} == {function.__name__ for function in FUNCTIONS}
+    # evaluate_model scores what predict_rows makes, which takes the memory
+    assert {*TAKES_LESS} == {function.__name__ for function in FUNCTIONS} - {"evaluate_model"} | {"predict_rows"}
     for words in " ".join(TAKES_LESS.values()).replace(",", "").replace("=", " ").split():
         section, _, setting = words.partition(".")
         if setting:
