@@ -147,18 +147,20 @@ def _form(model: Model, answer: Callable[[Row], Meta], title: str) -> Any:
             f"the model reads lists or objects in the column {nested[0]}, which the page can't ask for",
             "give rows by --file",
         )
-    classes = kind_of(model.rows.task).per_row
+    kind = kind_of(model.rows.task)
+    has_bars = "probabilities" in kind.answers
 
     def fill(*texts: str) -> tuple[Any, str]:
         found = answer(dict(zip(columns, texts, strict=True)))
         note = f"{found['cut']} tokens were too many for the model and were left out" if "cut" in found else ""
-        return found["probabilities" if classes else "generated"], note
+        shown = found["probabilities"] if has_bars else kind.line(found) if kind.per_row else found["generated"]
+        return shown, note
 
     return gradio.Interface(
         fill,
         [gradio.Textbox(label=column, lines=3) for column in columns],
         [
-            gradio.Label(label="label") if classes else gradio.Textbox(label="answer", max_lines=LONGEST_ANSWER),
+            gradio.Label(label="label") if has_bars else gradio.Textbox(label="answer", max_lines=LONGEST_ANSWER),
             gradio.Textbox(label="note"),
         ],
         title=title,
