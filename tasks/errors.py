@@ -132,6 +132,7 @@ _CAUSES = {
         "the quota of the disk of {} is used up",
         f"free some space, or {_ELSEWHERE}; what is finished stays",
     ),
+    errno.EFBIG: ("File too large: {} would pass the limit of a file's size", f"raise it (ulimit -f), or {_ELSEWHERE}"),
     errno.EIO: ("the disk of {} failed to read or write", "check the disk and the system's log"),
     errno.EMFILE: ("too many files are open (at {})", "raise the limit: ulimit -n 4096"),
     errno.ENFILE: ("too many files are open on this machine (at {})", "end other programs, or raise fs.file-max"),

@@ -24,7 +24,7 @@ from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run import preview_id, run, settle
 from trnflow.flows.runner.warm_parents import Parent, parent_of, start_warm_parents
 from trnflow.tasks.artifact import Artifact, Meta
-from trnflow.tasks.errors import ProcessFailed, TrnflowError
+from trnflow.tasks.errors import ProcessFailed, TrnflowError, unexpected
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.rehearsal.answer import AnswerConfig, answer
@@ -112,8 +112,8 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
             model = small.model()
             check_disk(context.recipe, context.store, memory.memory, model.meta["parameters"])
             small.train(sampled, model)
-    except TrnflowError as error:
-        rehearsal.fault = error
+    except (TrnflowError, OSError) as error:
+        rehearsal.fault = unexpected(error)
     rehearsal.seconds = time.monotonic() - begun
     return rehearsal
 
