@@ -138,6 +138,7 @@ def _arguments(config: FormatConfig, rows: Input[RowsMeta], part: Meta, code: So
         "config": config.model_dump(mode="json"),
         "file": str(rows.path / f"{part['split']}.parquet"),
         "meta": {**rows.meta, "labels": part["labels"]},
+        "classes": rows.meta["labels"],
         "part": part,
         "code": vars(code) if code else None,
         "hook": HOOK,

@@ -48,13 +48,12 @@ def maker_of(
 
 
 def maker_from(arguments: Meta, limit: Limit) -> Maker:
-    """Return the function that makes examples, as `arguments` say: config, meta, part and code."""
+    """Return the function that makes examples, as `arguments` say: config, meta, part, classes and code."""
     config, meta, chat = FormatConfig.model_validate(arguments["config"]), arguments["meta"], arguments["part"]["chat"]
     if not arguments["code"]:
         return maker_of(config, meta, chat, limit)
     wall = limit.by_the_wall(config.row_seconds) if isinstance(limit, Timer) else limit
-    labels = meta["labels"] if FORMATS[config.task].one_class else None
-    own = own_make(config, Source(**arguments["code"]), meta.get("nested", ()), labels, wall)
+    own = own_make(config, Source(**arguments["code"]), meta.get("nested", ()), arguments["classes"], wall)
     return maker_of(config, meta, chat, limit, own)
 
 
