@@ -164,7 +164,8 @@ def test_where_jax_is_installed_256_rows_are_compared_and_the_export_is_timed(
     rows = [[row] for row in small_models.random_rows(300, "classification", longest=16)]
     packed = small_models.packed_rows(tmp_path / "rows", "classification", {"test": {16: rows}})
     weights, said = small_models.bert(tmp_path / "bert"), _texts(tmp_path / "texts", len(rows))
-    exported = Input(tmp_path / "export", "exported", {"target": "stablehlo", "batch": 1, "lengths": [16]}, "sha256:3")
+    meta = {"target": "stablehlo", "batch": 1, "lengths": [16], "task": "classification"}
+    exported = Input(tmp_path / "export", "exported", meta, "sha256:3")
     parts = {"texts": said, "packed": packed, "weights": weights, "exported": exported}
     calls = [
         small_models.call("trnflow.tasks.export_neuron:export_neuron", {"length": 16}, exported.path, weights=weights),

@@ -91,7 +91,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, weights, batch, lengths in (("bert", bert, 2, [16, 32]), ("llama", llama, 1, [32])):
         asked = {"batch": batch} if len(lengths) > 1 else {"batch": batch, "length": lengths[0]}
         calls.append(small_models.call(EXPORT, asked, root / f"{name}-export", weights=weights))
-        meta = {"target": "stablehlo", "batch": batch, "lengths": lengths}
+        meta = {"target": "stablehlo", "batch": batch, "lengths": lengths, "task": packed[name].meta["task"]}
         parts = {"texts": said, "packed": packed[name], "weights": weights}
         parts["exported"] = Input(root / f"{name}-export", "exported", meta, "sha256:3")
         for run in (name, f"{name}-again"):
@@ -171,7 +171,7 @@ from trnflow.tasks.evaluation.models import load_model
 from trnflow.tasks.export.agreement import compare, eager_call
 folder = Path(sys.argv[1])
 call = eager_call(load_model(folder / "bert", "classification"), *torch.ones(2, 2, 16, dtype=torch.long), 2, 1)
-exported = Input(folder / "bert-export", "exported", {"batch": 2, "lengths": [16]}, "sha256:3")
+exported = Input(folder / "bert-export", "exported", {"batch": 2, "lengths": [16], "task": "classification"}, "sha256:3")
 apart = compare(exported, [call._replace(logits=call.logits + 1), call], lambda *done: None)[1]
 print(apart["export_max_difference"])
 """
