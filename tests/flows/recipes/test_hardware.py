@@ -67,7 +67,7 @@ def test_a_recipe_for_a_gpu_or_trainium_trains_here(trnflow: Shell) -> None:
     (trnflow.folder / "small.yaml").write_text(
         f"extends: bert-emotion\ndata: {{source: rows, labels: null}}\nmodel: {{source: null, config: {SMALL_BERT}}}\n"
         "tokenize: {max_length: 32, train: {vocab_size: 200}}\npack: {chunk_length: 32}\ntrain: {max_steps: 2}\n"
-        "tracking: {enabled: false}\n"
+        "tracking: {enabled: false}\nexport: {length: 64}\n"
     )
     assert trnflow.json("config", "small.yaml", "--on", "cpu")["hardware"]["name"] == "this machine"
     done = trnflow.json("run", "small.yaml", "--on", "cpu", "--direct", "--until", "train")
@@ -82,7 +82,7 @@ def test_a_large_language_model_is_planned_on_virtual_devices(trnflow: Shell, tm
     (tmp_path / "small.yaml").write_text(
         f"extends: llama2-7b-dolly\ndata: {{source: dolly.jsonl}}\nmodel: {{source: null, config: {SMALL_LLAMA}}}\n"
         "tokenize: {max_length: 64, train: {kind: bpe, vocab_size: 300}}\npack: {chunk_length: 64}\n"
-        "tracking: {enabled: false}\n"
+        "tracking: {enabled: false}\nexport: {length: 64}\n"
     )
     for hardware in ("cpu", "cpu-mesh"):
         plan = trnflow.json("plan", "small.yaml", "--trace", "--on", hardware)
