@@ -77,7 +77,7 @@ def loss_curve(points: list[tuple[int, float]]) -> str:
 
 
 def _notebook() -> Show | None:
-    """Return what shows HTML in this cell, or None outside Jupyter, Colab and marimo."""
+    """Return what shows HTML in this cell, or None outside Jupyter and marimo."""
     marimo, ipython = sys.modules.get("marimo"), sys.modules.get("IPython")
     if marimo is not None and marimo.running_in_notebook():
         return lambda html: marimo.output.replace(marimo.Html(html))

@@ -26,6 +26,9 @@ from trnflow.tasks.system.home import home_folder
 if TYPE_CHECKING:
     import pandas as pd
 
+    from trnflow.tasks.prediction.predict import Model as PredictingModel
+    from trnflow.tasks.prediction.predict import Predict
+
 
 class Stage(NamedTuple):
     """A stage of a run.
@@ -109,10 +112,12 @@ class Report:
 
 
 class Model:
-    """A trained model in the store. Its weights are loaded at the first prediction."""
+    """A trained model in the store. Its weights are loaded at the first prediction, and kept."""
 
     def __init__(self, store: Store, artifact: Artifact) -> None:
-        self._store, self._artifact, self._predict = store, artifact, None
+        self._store, self._artifact = store, artifact
+        self._loaded: PredictingModel | None = None
+        self._predictors: dict[int, Predict] = {}
 
     @property
     def digest(self) -> str:
@@ -143,12 +148,14 @@ class Model:
         items: Iterable[Any] = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
         items = [items] if isinstance(items, str) else list(items)
         with _eager():
-            model = open_model(self.path, self._artifact.kind, self._artifact.meta)
+            model = self._loaded = self._loaded or open_model(self.path, self._artifact.kind, self._artifact.meta)
             named = [
                 (f"row {number}", model.shape.of_text(row) if isinstance(row, str) else dict(row))
-                for number, row in enumerate(items)
+                for number, row in enumerate(items, 1)
             ]
-            return pd.DataFrame(list(predictor(model, max_new_tokens)(named)))
+            if max_new_tokens not in self._predictors:
+                self._predictors = {max_new_tokens: predictor(model, max_new_tokens)}
+            return pd.DataFrame(list(self._predictors[max_new_tokens](named)))
 
     def __repr__(self) -> str:
         return f"Model({self.digest[:19]}, {self._artifact.meta['task']})"

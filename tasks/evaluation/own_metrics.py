@@ -126,7 +126,7 @@ def write_seen(
     """Write arrays for `read_seen` in another process, and return what it takes.
 
     rows: the Parquet file with the columns; numbers: each prediction's row in it, from 0; generations: a file of lines.
-    """  # fmt: skip
+    """
     import numpy as np
 
     folder.mkdir(parents=True)
@@ -186,16 +186,11 @@ def called_twice(function: str, arguments: Meta, scratch: Path) -> Meta:
     return first
 
 
-def go_away(code: Source) -> None:
-    """Put the clocks a day on, after `read_seen` and before the user's code is imported."""
-    go_elsewhere(vars(code))
-
-
 def values(arguments: Meta, limit: Any) -> dict[str, float]:
     """Return {metric: value}: see `own_values`."""
     code, predictions = Source(**arguments["code"]), read_seen(arguments["seen"])
     if arguments["elsewhere"]:
-        go_away(code)
+        go_elsewhere(arguments["code"])
     limit(f"the {len(predictions)} rows of {predictions.split}")  # named if the function ends the process
     values: dict[str, float] = {}
     for number, metric in enumerate(arguments["metrics"]):

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, NonNegative, Positive, PositiveCount, Seed, StageConfig
 from trnflow.tasks.data.limited_process import call_own
+from trnflow.tasks.data.proof import go_elsewhere
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.evaluation.own_metrics import (
     Predictions,
     called_twice,
     described,
-    go_away,
     own_number,
     read_seen,
     write_seen,
@@ -112,7 +112,7 @@ def reasons(arguments: Meta, limit: Any) -> dict[str, str | None]:
     code, ours = Source(**arguments["code"]), read_seen(arguments["challenger"])
     theirs = read_seen(arguments["champion"]) if arguments["champion"] else None
     if arguments["elsewhere"]:
-        go_away(code)
+        go_elsewhere(arguments["code"])
     limit(f"the {len(ours)} frozen rows")
     functions = (function_of(code, setting) for setting in arguments["settings"])
     return {function.__name__: _reason(function, code, ours, theirs) for function in functions}
