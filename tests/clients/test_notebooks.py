@@ -15,6 +15,7 @@ import pytest
 
 from tests.clients.conftest import RunClient
 from tests.conftest import PROJECT
+from tests.helpers.products import few
 
 pytestmark = pytest.mark.slow  # each notebook trains three small models
 
@@ -43,7 +44,7 @@ print(json.dumps([cell.get("outputs", []) for cell in json.loads(Path("done.ipyn
 """
 
 
-@pytest.mark.parametrize("program", ["jupyter", "marimo"])
+@pytest.mark.parametrize("program", few(["jupyter", "marimo"], 1))
 def test_the_page_runs_as_a_notebook(program: str, run_client: RunClient, tmp_path: Path) -> None:
     home = {"TRNFLOW_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     outputs = run_client(

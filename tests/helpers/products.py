@@ -29,4 +29,7 @@ def sampled(names: str, *axes: Sequence[Any], **options: Any) -> pytest.MarkDeco
 
 def few(cases: Iterable[Any], count: int) -> list[Any]:
     """Return the cases as parameters of a test; all but the first `count` are nightly."""
-    return [case if at < count else pytest.param(case, marks=pytest.mark.nightly) for at, case in enumerate(cases)]
+    return [
+        case if at < count else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly)
+        for at, case in enumerate(cases)
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.products import few, sampled
 from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, packed_targets, pretrained
 from trnflow.tasks.artifact import Input, Source
@@ -84,8 +85,7 @@ def of_trainer(model: Path, packed: Input, folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", TASKS)
+@sampled("case, engine", [*TASKS], [*ENGINES])
 def test_losses_are_those_of_transformers_trainer(case: str, engine: str, tmp_path: Path) -> None:
     task, labels, problem = TASKS[case]
     source, packed = started(tmp_path / "model", labels, problem), packed_targets(tmp_path / "packed", task, labels)
@@ -99,8 +99,10 @@ def test_losses_are_those_of_transformers_trainer(case: str, engine: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", ["multi_label", "score"])
+@pytest.mark.parametrize(
+    ("case", "engine"),
+    few([("multi_label", "native"), ("score", "native"), ("multi_label", "xla"), ("score", "xla")], 1),
+)
 def test_a_killed_run_resumes_to_the_same_bits(case: str, engine: str, tmp_path: Path) -> None:
     task, labels, problem = TASKS[case]
     inputs = {

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import PROJECT
 from tests.flows.authoring.test_choose import lines, sentence
 from tests.helpers.command_line import Shell
+from tests.helpers.products import few
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +33,13 @@ def shell(tmp_path: Path) -> Shell:
 
 
 CASES = {
+    "chat_tools": ("chat", ("messages", "tools"), "我需要一张发票。"),
     "sentiment_amharic": ("classification", ("text", "label"), "ክብር እና ምስጋና"),
     "dolly15k": ("instruction", ("instruction", "context", "response"), "What is a banana?"),
-    "chat_tools": ("chat", ("messages", "tools"), "我需要一张发票。"),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, 1))
 def test_real_data(shell: Shell, shared: Path, name: str) -> None:
     task, taken, text = CASES[name]
     # Ge'ez letters: a vocabulary that holds them

@@ -18,6 +18,7 @@ from tests.flows.champions.conftest import RECIPE, STRONG, write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.ledgers import entries, titles
+from tests.helpers.products import few
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended, present_data
@@ -310,7 +311,7 @@ def test_champions_says_when_the_frozen_rows_are_old(tiny: InProcessShell) -> No
     assert tiny.json("champions", "old.yaml")["notes"] == []
 
 
-@pytest.mark.parametrize("after", ["the champion", "the judgement"])
+@pytest.mark.parametrize("after", few(["the champion", "the judgement"], 1))
 def test_what_a_killed_retrain_of_an_older_version_promoted_is_reported_once(tmp_path: Path, after: str) -> None:
     """Format 1 had a file for the champion, one for the judgement and one for the retrain's end, written in this order."""
     shell = InProcessShell(tmp_path)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command_line import Shell
+from tests.helpers.products import few
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services.prefect_server import ensure_server, stop_server
 
@@ -90,7 +91,7 @@ def test_while_a_tokenizer_is_trained(shell: Shell) -> None:
     assert "! tokenize_text   stopped" in said
 
 
-@pytest.mark.parametrize("how", [["--direct"], ["task_runner.kind=processes"]])
+@pytest.mark.parametrize("how", few([["task_runner.kind=processes"], ["--direct"]], 1))
 def test_while_workers_tokenise_a_row_of_forty_megabytes(shell: Shell, how: list[str]) -> None:
     write(shell, validation=[letters(40_000_000), *SMALL])
     if "--direct" not in how:
