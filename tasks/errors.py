@@ -20,10 +20,23 @@ from __future__ import annotations
 
 import errno
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 SCHEMA = 1
+
+
+class ErrorDocument(TypedDict):
+    type: str
+    message: str
+    fix: str
+
+
+class PlacedError(ErrorDocument):
+    """stage: None outside one."""
+
+    stage: str | None
 
 
 class TrnflowError(Exception):
@@ -48,12 +61,10 @@ class TrnflowError(Exception):
     def __str__(self) -> str:
         return f"{self.message}. Fix: {self.fix}" if self.fix else self.message
 
-    def to_json(self) -> dict[str, Any]:
-        """Return {type, message, fix}."""
+    def to_json(self) -> ErrorDocument:
         return {"type": type(self).__name__, "message": self.message, "fix": self.fix}
 
-    def placed(self) -> dict[str, Any]:
-        """Return {stage, type, message, fix}; stage is None outside one."""
+    def placed(self) -> PlacedError:
         return {"stage": self.stage or None, **self.to_json()}
 
 
@@ -166,7 +177,7 @@ def _place(error: Exception) -> str:
     return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def from_json(document: dict[str, Any]) -> TrnflowError:
+def from_json(document: Mapping[str, Any]) -> TrnflowError:
     """Return the error that `to_json` wrote; a ProcessFailed if its type is unknown."""
     kinds: dict[str, type[TrnflowError]] = {"TrnflowError": TrnflowError}
     pending = [TrnflowError]

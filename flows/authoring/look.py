@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.authoring.headers import check_header, name_columns, no_names, refuse_tags
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.column_types import plain_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_blank
@@ -307,7 +308,7 @@ def _is_readable(rows: RowReader, name: str) -> bool:
 def _read_columns(rows: RowReader, names: list[str], columns: dict[str, Column], most: int) -> tuple[int, bool]:
     read = size = 0
     stride, kinds = 1, {name: plain_type(rows.schema.field(name).type) for name in names}
-    sampled: list[tuple[int, dict[str, Any]]] = []
+    sampled: list[tuple[int, Meta]] = []
     batches = rows.batches(names)
     for batch in batches:
         for name in names:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.flows.authoring.choose import Draft
+from trnflow.tasks.artifact import Meta
 
 CODE, TEST = Path("formats.py"), Path("test_formats.py")
 NAME = "formats:make"
@@ -24,7 +25,7 @@ def name_make(draft: Draft) -> None:
 def code_and_test(draft: Draft) -> dict[Path, str]:
     """Return {file: text} of a function that reads the draft's columns, and of its test."""
     columns = [column.name for role, column in draft.taken if role not in OTHERS]
-    row: dict[str, Any] = {name: f"{name} 1" for name in columns}
+    row: Meta = {name: f"{name} 1" for name in columns}
     body, returns = 'return "\\n".join(row[name] for name in COLUMNS if row[name])', "str | None"
     made: Any = "\n".join(row.values())
     if draft.settings["format"]["task"] == "chat":

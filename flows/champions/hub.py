@@ -11,19 +11,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.champions.destinations import CARD, LOADABLE, Report
 from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.system.redaction import add_secret, scrub
 
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.hf_api import RepoFile
+
 SCHEME = "hf://"
 OWN = frozenset({".gitattributes"})
 """Files that the hub puts into a repository."""
 
-Listing = dict[str, Any]
-"""{path: `RepoFile` of the hub's client}"""
+Listing = dict[str, "RepoFile"]
 
 
 def repository_of(to: str) -> str:
@@ -98,7 +101,7 @@ def _commits(names: list[str], missing: list[str], there: Listing) -> list[tuple
 
 
 def _upload(
-    api: Any, repo: str, head: str, added: dict[str, Any],
+    api: Any, repo: str, head: str, added: dict[str, CommitOperationAdd],
     commits: list[tuple[list[str], list[str]]], summary: str, report: Report,
 ) -> bool:  # fmt: skip
     """Upload large files, then commit; return whether there was something to commit."""
@@ -137,7 +140,7 @@ def _is_there(remote: Any, file: Path, digest: str = "") -> bool:
     return bool(hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == remote.blob_id)
 
 
-def _check(api: Any, to: str, repo: str, folder: Path, added: dict[str, Any]) -> None:
+def _check(api: Any, to: str, repo: str, folder: Path, added: dict[str, CommitOperationAdd]) -> None:
     """Ask the hub what it made of the files that were sent. Raises StoreError."""
     there = _listed(api, repo)[1]
     for name, operation in added.items():

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.request import Request, urlopen
 
 from trnflow.flows.champions.lost import lost_champion
@@ -262,7 +262,7 @@ def _verify(home: Path, root: str, problems: Problems) -> Meta:
     return last
 
 
-def _recipes(home: Path, root: str, recipe: str | None, problems: Problems) -> list[Meta]:
+def _recipes(home: Path, root: str, recipe: str | None, problems: Problems) -> list[RecipeHealth]:
     store = Store(root, home)
     if not store.is_made() and _is_awaited(home, root):
         return []
@@ -270,9 +270,25 @@ def _recipes(home: Path, root: str, recipe: str | None, problems: Problems) -> l
     return [_recipe(store, name, problems) for name in ([recipe] if recipe else recipes_of(store))]
 
 
-def _recipe(store: Store, name: str, problems: Problems) -> Meta:
-    """Return {recipe, champion {number, artifact, created, days}, last {created, outcome, why, run, seconds, dollars},
-    failures}."""
+class Serving(TypedDict):
+    """A champion. days: its age."""
+
+    number: int | None
+    artifact: str | None
+    created: str
+    days: float
+
+
+class RecipeHealth(TypedDict):
+    """last: {created, outcome, why, run, seconds, dollars} of the last retrain; failures: in a row."""
+
+    recipe: str
+    champion: Serving | None
+    last: Meta | None
+    failures: int
+
+
+def _recipe(store: Store, name: str, problems: Problems) -> RecipeHealth:
     ledger = read_ledger(store, name)
     champion, stands = ledger.champion, ledger.stands
     last = _last(store, ledger)
@@ -282,7 +298,7 @@ def _recipe(store: Store, name: str, problems: Problems) -> Meta:
         problems.append(f"{name}: the last retrain {last['outcome']} on {last['created']}: {last['why']}")
     if last and is_ahead(last["created"]):
         problems.append(f"{name}: the last retrain is dated in the future ({last['created']}): a clock was wrong")
-    serves = champion and {
+    serves: Serving | None = champion and {
         "number": champion["number"], "artifact": champion["champion"], "created": champion["created"],
         "days": round(_age(champion["created"]) / 86400, 1),
     }  # fmt: skip

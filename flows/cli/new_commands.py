@@ -25,6 +25,7 @@ from trnflow.flows.authoring.write import (
 )
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
+from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.errors import ConfigError, TrnflowError
@@ -87,7 +88,7 @@ def new(options: Namespace) -> int:
     return 0
 
 
-def _source(data: str, given: dict[str, Any]) -> SourceConfig:
+def _source(data: str, given: Tree) -> SourceConfig:
     """Return the settings by which the data is read. Raises ConfigError for a wrong one."""
     from pydantic import ValidationError
 
@@ -105,7 +106,7 @@ SOURCE_SETTINGS = ("name", "revision", "format", "splits")
 """The settings of `data` that decide which rows are looked at."""
 
 
-def _choose(looked: Looked, given: dict[str, Any], options: Namespace) -> Draft:
+def _choose(looked: Looked, given: Tree, options: Namespace) -> Draft:
     """Choose, and put questions to a terminal; their answers become settings."""
     while True:
         try:

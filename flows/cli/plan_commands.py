@@ -22,8 +22,8 @@ from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, TrnflowError
+from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
@@ -89,9 +89,13 @@ def _promise(context: RunContext) -> list[str]:
     return []
 
 
-def _plan_json(step: Step, price_per_hour: float) -> Meta:
+class PricedStage(PlannedStage):
+    dollars: float | None
+
+
+def _plan_json(step: Step, price_per_hour: float) -> PricedStage:
     cost = None if step.seconds is None else dollars(step.seconds, price_per_hour)
-    return step.to_json() | {"dollars": cost}
+    return {**step.to_json(), "dollars": cost}
 
 
 def explain(options: Namespace) -> int:

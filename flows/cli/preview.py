@@ -13,7 +13,7 @@ from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.runner.context import new_run_id, open_context
 from trnflow.flows.runner.run import preview_id, settle
 from trnflow.flows.runner.work_folders import workplace
-from trnflow.tasks.artifact import Input
+from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.format.preview import Row, preview
 from trnflow.tasks.events import EventLog
 
@@ -65,5 +65,5 @@ def print_rows(rows: list[Row], stream: TextIO) -> None:
         console.print(text, end="\n\n")
 
 
-def _json(row: Row) -> dict[str, object]:
+def _json(row: Row) -> Meta:
     return {**row._asdict(), "spans": [span._asdict() for span in row.spans]}

@@ -17,6 +17,7 @@ from trnflow.flows.python.live import html_table, shown
 from trnflow.flows.python.run import Run
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import ON, RecipeTree, read_tree, tree_of
+from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.runner.context import RunContext, context_of, make_plan, open_store
 from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
@@ -26,6 +27,7 @@ from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.system.home import home_folder
 
 if TYPE_CHECKING:
@@ -34,11 +36,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-def recipe(source: str | os.PathLike[str] | dict[str, Any]) -> Recipe:
-    """Read a recipe: a name of `trnflow recipes`, a YAML file, or a dict with the same sections.
-
-    A dict's relative paths belong to the working directory. Raises ConfigError, which names the setting.
-    """
+def recipe(source: str | os.PathLike[str] | Tree) -> Recipe:
+    """Read a recipe: a name of `trnflow recipes`, a YAML file, or a dict with the same sections, whose relative paths belong
+    to the working directory. Raises ConfigError, which names the setting."""
     if isinstance(source, dict):
         return Recipe(tree_of(source, str(source.get("name", "notebook")), settings.Recipe))
     return Recipe(read_tree(os.fspath(source), settings.Recipe))
@@ -165,7 +165,7 @@ class Plan:
 
     def __init__(self, recipe: settings.Recipe, plan: RunPlan) -> None:
         steps = list(plan.steps.values())
-        self.stages: list[Meta] = [step.to_json() for step in steps]
+        self.stages: list[PlannedStage] = [step.to_json() for step in steps]
         self.notes: list[str] = list(plan.notes)
         self._text = report.plan_table(steps, recipe.price_per_hour)
 
@@ -185,7 +185,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         columns = ("stage", "action", "seconds", "bytes", "why")
-        rows = [["" if stage[name] is None else stage[name] for name in columns] for stage in self.stages]
+        shown: list[Meta] = [{**stage} for stage in self.stages]
+        rows = [["" if stage[name] is None else stage[name] for name in columns] for stage in shown]
         return html_table(columns, rows) + html_table(("notes",), [(note,) for note in self.notes]) * bool(self.notes)
 
 

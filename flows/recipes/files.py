@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trnflow.flows.recipes import hardware
-from trnflow.flows.recipes.schema import annotation_at, below, cut, merge, sections, shown, without_null
+from trnflow.flows.recipes.schema import Tree, annotation_at, below, cut, merge, sections, shown, without_null
 from trnflow.flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
 from trnflow.tasks.config import is_hook
 from trnflow.tasks.errors import ConfigError
@@ -72,7 +72,7 @@ class RecipeTree:
 
     root: type[BaseModel]
     name: str
-    tree: dict[str, Any]
+    tree: Tree
     origins: Origins
     machine: str = ""
     chosen: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class RecipeTree:
         """
         tree, origins, root = deepcopy(self.tree), dict(self.origins), self.root
         notes: list[str] = []
-        chooses, given, wanted = False, dict[str, Any](), deepcopy(tree)
+        chooses, given, wanted = False, Tree(), deepcopy(tree)
         own = [(setting, value) for setting, value in parsed if setting != ON]
         for setting, value in own:
             _merge(wanted, _nested(setting, value), root)
@@ -118,7 +118,7 @@ class RecipeTree:
         merge(settings, self.tree, self.root)
         return replace(self, tree=settings, machine=why, chosen=hardware.open_settings(self.tree))
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Tree:
         """Return {section: {setting: value}}."""
         tree = without_null(deepcopy(self.tree), self.root)
         tree.setdefault("name", self.name)
@@ -126,16 +126,13 @@ class RecipeTree:
 
 
 def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
-    """Read a recipe of `conf/` or a YAML file, and the recipes that it extends.
-
-    root: the config class, whose annotations decide what null and `{}` mean. Raises ConfigError if a recipe is unknown or
-    malformed, or recipes extend each other in a circle.
-    """
+    """Read a recipe of `conf/` or a YAML file, and those that it extends. root: its annotations decide what null and `{}`
+    mean. Raises ConfigError if a recipe is unknown or malformed, or recipes extend each other in a circle."""
     path = _find(name, Path.cwd())
     return RecipeTree(root, path.stem, *_read(path, [], root), folder=_own_folder(path))
 
 
-def tree_of(document: dict[str, Any], name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
+def tree_of(document: Tree, name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
     """Return a recipe that is a mapping in memory, with the recipes that it extends; relative paths belong to the
     working directory. Raises ConfigError as `read_tree`."""
     origins = dict.fromkeys(_settings_in(document, ()), SettingOrigin(f"the recipe {name}", Path.cwd()))
@@ -183,7 +180,7 @@ def _file(folder: Path, name: str) -> Path | None:
         return None
 
 
-def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[str, Any], Origins]:
+def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[Tree, Origins]:
     """Read a file and everything it extends. above: the files that extend this one."""
     if path in above:
         raise ConfigError(f"{path.name} extends itself by way of {above[-1].name}", "break the circle")
@@ -193,11 +190,11 @@ def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[dict[st
 
 
 def _with_bases(
-    own: dict[str, Any], own_origins: Origins, folder: Path, above: list[Path], root: type[BaseModel]
-) -> tuple[dict[str, Any], Origins]:
+    own: Tree, own_origins: Origins, folder: Path, above: list[Path], root: type[BaseModel]
+) -> tuple[Tree, Origins]:
     """Merge a recipe into those that it extends. folder: what their relative paths are joined to."""
     _refuse_empty(own, own_origins, root, "remove the line")
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     origins: Origins = {}
     for base in _bases(own.pop("extends"), own_origins["extends",]) if "extends" in own else ():
         base_tree, base_origins = _read(_find(base, folder), above, root)
@@ -210,7 +207,7 @@ def _with_bases(
     return tree, origins | own_origins
 
 
-def _merge(tree: dict[str, Any], other: dict[str, Any], root: type[BaseModel]) -> None:
+def _merge(tree: Tree, other: Tree, root: type[BaseModel]) -> None:
     """Merge settings; another source does not inherit the revision of the first."""
     for section in ("data", "model"):
         new, inherited = other.get(section), tree.get(section)
@@ -219,7 +216,7 @@ def _merge(tree: dict[str, Any], other: dict[str, Any], root: type[BaseModel]) -
     merge(tree, other, root)
 
 
-def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel], fix: str) -> None:
+def _refuse_empty(tree: Tree, origins: Origins, root: type[BaseModel], fix: str) -> None:
     """Raise ConfigError for a section without settings."""
     for name in tree.keys() & sections(root):
         # to inherit or to remove its settings may be meant
@@ -228,7 +225,7 @@ def _refuse_empty(tree: dict[str, Any], origins: Origins, root: type[BaseModel],
             raise ConfigError(what, f"{fix}: settings that are not named are inherited")
 
 
-def _load(path: Path) -> tuple[dict[str, Any], Origins]:
+def _load(path: Path) -> tuple[Tree, Origins]:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -283,17 +280,10 @@ def _refuse_hooks(value: Any, path: tuple[str, ...], annotation: Any) -> None:
         _refuse_hooks(entry, (*path, str(name)), below(annotation, str(name)))
 
 
-def _move_to_hardware(
-    name: Any, tree: dict[str, Any], origins: Origins, root: type[BaseModel], wanted: dict[str, Any]
-) -> list[str]:
-    """Merge `conf/base/hardware/NAME`, or what fits this machine, into a recipe's tree. Return notes for the user.
-
-    wanted: the tree with the user's overrides, for which this machine's hardware is chosen.
-
-    Raises ConfigError when there is no such file, or no GPU for `gpu`.
-    """
+def _move_to_hardware(name: Any, tree: Tree, origins: Origins, root: type[BaseModel], wanted: Tree) -> list[str]:
+    """Merge `conf/base/hardware/NAME`, or what fits `wanted` (overrides included) on this machine; return notes."""
     before, notes = deepcopy(tree), []
-    settings: dict[str, Any] = {}
+    settings: Tree = {}
     places: Origins = {}
     if name in (hardware.AUTO, "gpu"):
         settings, why = hardware.choose_for_this_machine(name, wanted)
@@ -309,7 +299,7 @@ def _move_to_hardware(
     return [*notes, *filter(None, [hardware.difference(before, tree)])]
 
 
-def _hardware_file(name: Any, root: type[BaseModel]) -> tuple[dict[str, Any], Origins]:
+def _hardware_file(name: Any, root: type[BaseModel]) -> tuple[Tree, Origins]:
     """Read `conf/base/hardware/NAME`. Raises ConfigError when there is no such file."""
     path = _file(conf_folder() / HARDWARE, f"{name}.yaml")
     if path is None or path.parent != (conf_folder() / HARDWARE).resolve():
@@ -328,7 +318,7 @@ def _settings_in(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]
         yield from _settings_in(inner, (*above, name))
 
 
-def _nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+def _nested(path: tuple[str, ...], value: Any) -> Tree:
     for name in reversed(path):
         value = {name: value}
     return dict(value)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from trnflow.flows.recipes.schema import Tree
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.gpus import Usable, usable_gpus
 from trnflow.tasks.system.optional_packages import torch_xla_lacks
@@ -37,7 +38,7 @@ ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache"
 """Settings of `train` that belong to one engine or device."""
 
 
-def prepare_move(tree: dict[str, Any], hardware: dict[str, Any]) -> None:
+def prepare_move(tree: Tree, hardware: Tree) -> None:
     """Remove the old hardware's settings from a recipe's tree, in place, and fit `train.tensor_parallel_size` and
     `train.micro_batch` to the new devices.
 
@@ -75,13 +76,13 @@ def find_gpus(**variables: str) -> Usable:
     return usable_gpus({**os.environ, **variables})
 
 
-def fixes_hardware(tree: dict[str, Any]) -> bool:
+def fixes_hardware(tree: Tree) -> bool:
     """Return whether a recipe's tree says what trains it."""
     settings = (_at(tree, "hardware", "device"), *(_at(tree, "train", name) for name in FIXING))
     return any(value is not None for value in settings)
 
 
-def choose_for_this_machine(wanted: str, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def choose_for_this_machine(wanted: str, tree: Tree) -> tuple[Tree, str]:
     """Return (settings, why, in a line) for this machine: its GPUs, else its processor.
 
     wanted: of THIS_MACHINE; tree: the recipe's. Raises ConfigError for `gpu` where none is usable, and where
@@ -97,7 +98,7 @@ def choose_for_this_machine(wanted: str, tree: dict[str, Any]) -> tuple[dict[str
     return settings, f"this machine: trains on the processor, because {usable.why}; engine native{why and f', {why}'}"
 
 
-def leave_out_export(settings: dict[str, Any]) -> str:
+def leave_out_export(settings: Tree) -> str:
     """Set `export.target` to none, in place, where StableHLO can't be made; return why, else ""."""
     lacks = torch_xla_lacks()
     if not lacks or _at(settings, "export", "target") not in (None, "stablehlo"):
@@ -106,7 +107,7 @@ def leave_out_export(settings: dict[str, Any]) -> str:
     return f"no export: {lacks}"
 
 
-def _cuda_variables(tree: dict[str, Any]) -> dict[str, str]:
+def _cuda_variables(tree: Tree) -> dict[str, str]:
     """Return what `launch.environment` says of CUDA_VARIABLES, filled in."""
     values = {name: _at(tree, "launch", "environment", name) for name in CUDA_VARIABLES}
     # what is no text is refused when the recipe is validated
@@ -114,7 +115,7 @@ def _cuda_variables(tree: dict[str, Any]) -> dict[str, str]:
     return {name: fill_variables(text, f"launch.environment.{name}") for name, text in texts.items()}
 
 
-def _on_gpus(usable: Usable, tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _on_gpus(usable: Usable, tree: Tree) -> tuple[Tree, str]:
     gpu, batch = usable.gpus[0], _at(tree, "train", "global_batch") or 32
     # the global batch stays, so each GPU takes an equal share of its rows
     count = math.gcd(len(usable.gpus), batch) if isinstance(batch, int) else len(usable.gpus)
@@ -140,12 +141,12 @@ def _on_gpus(usable: Usable, tree: dict[str, Any]) -> tuple[dict[str, Any], str]
     return settings, f"this machine: trains on {used}{left}; engine native, {dtype}{lacks}, no export"
 
 
-def open_settings(tree: dict[str, Any]) -> tuple[str, ...]:
+def open_settings(tree: Tree) -> tuple[str, ...]:
     """Return those of CHOSEN that a recipe's tree leaves open."""
     return tuple(name for name in CHOSEN if _at(tree, *name.split(".")) is None)
 
 
-def difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+def difference(before: Tree, after: Tree) -> str:
     """Say how a recipe that was made for an accelerator differs elsewhere; "" if its kind of device stays."""
     made_for, device = _at(before, "hardware", "name"), _at(before, "train", "device")
     if device in (None, "cpu") or device == _at(after, "train", "device"):
@@ -154,7 +155,7 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> str:
     return f"the recipe is made for {made_for or device}, and differs here: {changes}"
 
 
-def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+def _changes(before: Tree, after: Tree) -> Iterator[str]:
     for part in dict.fromkeys(name.partition(".")[0] for name in CHOSEN):
         was, now_is = before.get(part) or {}, after.get(part) or {}
         for name in dict.fromkeys((*was, *now_is)):
@@ -163,7 +164,7 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
                 yield f"{part}.{name} {' -> '.join(map(str, texts))}"
 
 
-def _at(tree: dict[str, Any], *path: str) -> Any:
+def _at(tree: Tree, *path: str) -> Any:
     value: Any = tree
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

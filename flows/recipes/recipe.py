@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
 from trnflow.flows.recipes.files import RecipeTree, nearest, origin_of, read_tree
+from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.recipes.sweep_settings import SweepConfig
 from trnflow.flows.recipes.validation_errors import Recipes, refused
 from trnflow.tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig, hooks_in
@@ -262,7 +263,7 @@ class Recipe(StageConfig):
         """Return whether this machine decides these settings, and has not yet set one."""
         return {*names} <= {*self._chosen} and not any(getattr(self.train, name.split(".")[1]) for name in names)
 
-    def on_machine_of(self, recorded: dict[str, Any]) -> Recipe | None:
+    def on_machine_of(self, recorded: Tree) -> Recipe | None:
         """Return this recipe with what a machine decides taken from a run's settings; None if no machine decides."""
         places = {setting: setting.split(".") for setting in self._chosen}
         values = {setting: recorded[part][name] for setting, (part, name) in places.items() if name in recorded[part]}
@@ -286,9 +287,9 @@ class Recipe(StageConfig):
         recipe._own_folder = self._own_folder
         return recipe
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Tree:
         """Return all settings with defaults, secrets hidden."""
-        document: dict[str, Any] = hide_secrets(self.model_dump(mode="json"))
+        document: Tree = hide_secrets(self.model_dump(mode="json"))
         return document
 
 

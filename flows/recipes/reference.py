@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from trnflow.flows.recipes.schema import ANY_NAME, allowed, config_below, config_in, takes_null
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import NOT_KEYED
 
 UNKEYED = (
@@ -112,7 +113,7 @@ def markdown(kind: type[BaseModel]) -> str:
     return "\n".join([*lines, ""])
 
 
-def json_schema(kind: type[BaseModel]) -> dict[str, Any]:
+def json_schema(kind: type[BaseModel]) -> Meta:
     """Return the JSON schema of recipe files."""
     schema = kind.model_json_schema()
     for config in (kind, *_configs_below(kind)):
@@ -150,7 +151,7 @@ def _allow_null(schema: Any) -> None:
         schema["additionalProperties"] = _or_null(schema["additionalProperties"])
 
 
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+def _or_null(schema: Meta) -> Meta:
     """Return a JSON schema that also allows null, except for a section."""
     if "const" in schema:
         schema = {name: value for name, value in schema.items() if name != "const"} | {"enum": [schema["const"]]}

@@ -15,6 +15,8 @@ from pydantic import BaseModel
 
 from trnflow.tasks.system.redaction import scrub
 
+Tree = dict[str, Any]
+"""Settings as YAML nests them, before they are validated: free."""
 # an error shows so many characters of a value
 LONGEST = 60
 ANY_NAME = "NAME"
@@ -87,7 +89,7 @@ def takes_null(annotation: Any) -> bool:
     return annotation is None or any(kind in (Any, NoneType) for kind in kinds_of(annotation))
 
 
-def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
+def merge(into: Tree, other: Tree, annotation: Any) -> None:
     """Merge the settings `other` into `into`, in place; values of `other` win.
 
     Mappings are merged entry by entry; any other value, and `{}`, replaces. In a table, null removes the entry.
@@ -105,7 +107,7 @@ def merge(into: dict[str, Any], other: dict[str, Any], annotation: Any) -> None:
             into[name] = deepcopy(value)
 
 
-def without_null(tree: dict[str, Any], annotation: Any) -> dict[str, Any]:
+def without_null(tree: Tree, annotation: Any) -> Tree:
     """Return a copy without settings that are null where null is no allowed value."""
     kept = {}
     for name, value in tree.items():

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from trnflow.flows.recipes.files import Origins, nearest, origin_of
 from trnflow.flows.recipes.other_names import missing, suggested
 from trnflow.flows.recipes.schema import (
+    Tree,
     allowed,
     annotation_at,
     below,
@@ -40,7 +41,7 @@ class Recipes(NamedTuple):
 
     root: type[BaseModel]
     name: str
-    tree: dict[str, Any]
+    tree: Tree
     origins: Origins
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import Ended, newest_ended, present_data
@@ -138,7 +138,7 @@ def _file(store: Store, recipe: str) -> Path:
 def _read(file: Path) -> WatchState:
     """Return what earlier looks saw; nothing if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        document: Meta = json.loads(file.read_text(encoding="utf-8"))
         return WatchState(
             str(document["data"]), float(document["since"]), int(document["told"]), float(document["last"])
         )

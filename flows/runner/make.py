@@ -18,7 +18,7 @@ from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
-from trnflow.flows.runner.plan import Step, kept_steps
+from trnflow.flows.runner.plan import Inputs, Step, kept_steps
 from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.stored import Stored, check_record, publish, rehash_changed
 from trnflow.flows.runner.work_folders import attempt_log, workplace
@@ -58,7 +58,7 @@ def find_result(step: Step, context: RunContext, note: Callable[[str], None]) ->
 
 
 def make_result(
-    step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext, keeper: Keeper | None = None
+    step: Step, inputs: Inputs, before: list[Step], context: RunContext, keeper: Keeper | None = None
 ) -> Stored:
     """Run the stage and publish its artifact, or return the result that another run makes of the same key meanwhile.
 
@@ -100,7 +100,7 @@ class _Attempt:
     """
 
     def __init__(
-        self, step: Step, inputs: dict[str, Any], before: list[Step], context: RunContext, keeper: Keeper | None
+        self, step: Step, inputs: Inputs, before: list[Step], context: RunContext, keeper: Keeper | None
     ) -> None:
         assert step.document is not None and step.key is not None
         self.step, self.inputs, self.before, self.context, self.keeper = step, inputs, before, context, keeper
@@ -120,8 +120,8 @@ class _Attempt:
         return turn.claim(self.key, context.devices_of(self.step))
 
     def _made_meanwhile(self, superseded: bool) -> Stored | None:
-        """Return what another run published since this run last looked. A forced stage takes it only from the run that
-        took over its lease."""
+        """Return what another run published since this run last looked."""
+        # a forced stage takes it only from the run that took over its lease
         if self.forced and not superseded:
             return None
         stored = find_result(self.step, self.context, lambda text: None)
@@ -133,8 +133,7 @@ class _Attempt:
         return Stored(stored.artifact, "hit", why, 0.0, stored.figures)
 
     def _expected_bytes(self) -> int:
-        """Return what the stage may write: twice the size of its input artifacts, a rough guess; of training that begins,
-        at least its checkpoints."""
+        """Return a guess at what the stage writes: its inputs twice; of training that begins, its checkpoints at least."""
         expected = 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))
         graphs = next((step.artifact for step in self.before if step.node.stage.role == "graphs"), None)
         memory = graphs.meta["memory"] if graphs else None

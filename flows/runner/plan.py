@@ -19,6 +19,7 @@ from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import CODE, Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
@@ -28,6 +29,9 @@ from trnflow.tasks.store.layout import SHARD
 
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
+
+Inputs = dict[str, Any]
+"""By parameter name: artifacts, sources, and nodes that have not run yet."""
 
 FACTS = ("splits", "longest", "lengths", "parameters", "target")
 
@@ -112,7 +116,7 @@ class Step:
             return {"graphs": len(meta.get("graphs", []))}
         return {name: meta[name] for name in FACTS if name in meta}
 
-    def to_json(self) -> Meta:
+    def to_json(self) -> PlannedStage:
         """Return the step as a plan shows it."""
         return {
             "stage": self.name,
@@ -234,7 +238,7 @@ class Plan:
         step.key = key_of(step.document) if step.document else None
         return list(dict.fromkeys(unknown))
 
-    def inputs_of(self, step: Step) -> dict[str, Any]:
+    def inputs_of(self, step: Step) -> Inputs:
         """Return the step's inputs by parameter name; a node stands for its artifact that is not known yet."""
         values = {name: self._value(item) for name, item in step.node.inputs.items()}
         for name, item in step.node.inputs.items():
@@ -280,9 +284,8 @@ class Plan:
             return self.steps[item.name].artifact or item
         return self.found[item] if isinstance(item, Lookup) else item
 
-    def _choose(self, step: Step, lookup: Lookup, others: dict[str, Any]) -> Artifact | None:
-        """Return the artifact that a lookup chooses. The first step that reads it decides, once its other inputs are
-        known."""
+    def _choose(self, step: Step, lookup: Lookup, others: Inputs) -> Artifact | None:
+        """Return the artifact that a lookup chooses for the first step that reads it, once its other inputs are known."""
         others = {name: value for name, value in others.items() if value is not None}
         if lookup not in self._chosen:
             if any(isinstance(value, Node) for value in others.values()):
@@ -321,11 +324,7 @@ class Plan:
         self._forecast(step, past, step.document)
 
     def _recorded(self, step: Step) -> str | None:
-        """Take the result that the store has. Return None then, "" if there is no record, or why its artifact can't be
-        used.
-
-        If files of the artifact changed on disk, the action is `maybe`: they may be undamaged, or be made again with
-        the same bytes. The stages below are then planned with this artifact."""
+        """Take the store's result, and return None; "" without a record, else why its artifact can't be used."""
         record = self.store.record(step.name, str(step.key))
         if record is None:
             return ""
@@ -333,7 +332,7 @@ class Plan:
         if recorded.artifact is None:
             return f"its artifact is damaged or gone: {recorded.why}"
         step.take(Stored.of_record(self.store, record, recorded.artifact))
-        if recorded.changed:
+        if recorded.changed:  # perhaps undamaged, or made again with the same bytes: stages below are planned with it
             step.action, step.why = "maybe", f"{recorded.changed[0].path} changed on disk, run will check"
             self._forecast(step, self._past(step), step.document or {})
         return None

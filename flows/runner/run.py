@@ -21,6 +21,7 @@ from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
 from trnflow.tasks.events.retention import PREVIEW
+from trnflow.tasks.events.state import RunRecord
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
 REPAIRS = 10
@@ -50,13 +51,14 @@ class Result:
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: TrnflowError | None = None
-    record: Meta = field(default_factory=dict)
+    record: RunRecord = field(default_factory=RunRecord)
     prefect_lost: bool = False
     start: Artifact | None = None
 
     def to_json(self) -> Meta:
         """Return what `trnflow run --json` prints."""
-        return {name: self.record[name] for name in SHOWN if name in self.record} | {"notes": self.notes}
+        record: Meta = {**self.record}
+        return {name: record[name] for name in SHOWN if name in record} | {"notes": self.notes}
 
 
 def call(step: Step, result: Callable[[], Stored]) -> Stored:
@@ -199,8 +201,7 @@ def _skip_the_rest(steps: list[Step], plan: Plan, context: RunContext) -> None:
 
 
 def _put_on_record(context: RunContext, result: Result) -> None:
-    """Write the run record. A store that can only be read is noted in the result; another error of the store becomes
-    the run's, unless it failed before."""
+    """Write the run record; an error of the store becomes the run's, unless it failed before."""
     try:
         context.store.write_run(result.run, run_record(context, result))
     except ReadOnlyStore:
@@ -209,7 +210,9 @@ def _put_on_record(context: RunContext, result: Result) -> None:
         result.error = result.error or scrubbed(error)
 
 
-def run_record(context: RunContext, result: Result) -> Meta:
+def run_record(context: RunContext, result: Result) -> RunRecord:
     """Return the run record. What its document names is kept by garbage collection, so `start` is in it."""
-    start = {"start": {"artifact": result.start.digest}} if result.start else {}
-    return context.log.result(result.error, result.notes) | start
+    record = context.log.result(result.error, result.notes)
+    if result.start:
+        record["start"] = {"artifact": result.start.digest}
+    return record

@@ -67,7 +67,7 @@ def offer_recipes(client: SyncPrefectClient, deployments: Iterable[DeploymentRes
 
     recipes = sorted({*recipe_names(), *(case[0] for case in named)})
     for deployment in deployments:
-        schema: dict[str, Any] = deployment.parameter_openapi_schema or {}
+        schema: Meta = deployment.parameter_openapi_schema or {}
         if PARAMETER in schema.get("properties", {}):
             # Prefect's form offers these, and Prefect refuses other values before a run begins
             schema["properties"][PARAMETER]["enum"] = recipes

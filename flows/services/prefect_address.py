@@ -7,9 +7,24 @@ import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
+
+from trnflow.tasks.artifact import Meta
 
 URL_VARIABLE = "PREFECT_API_URL"
+
+
+class ServerRecord(TypedDict, total=False):
+    """`<home>/prefect/server.json`. url: of the API; process: a `Process.tag`; stays: until `trnflow down`."""
+
+    url: str
+    page: str
+    port: int
+    pid: int
+    process: str
+    started: str
+    log: str
+    stays: bool
 
 
 def api_url(home: Path) -> str | None:
@@ -22,18 +37,16 @@ def configured_url() -> str | None:
     return _setting(URL_VARIABLE, lambda table: table.get("api", {}).get("url")) or _active_profile().get(URL_VARIABLE)
 
 
-def recorded_server(home: Path) -> dict[str, Any]:
-    """Return `<home>/prefect/server.json`, the record of the last local server, running or not; {} without one.
-
-    It has url (of the API), page, port, pid, process (a `Process.tag`), started, log, stays (until `trnflow down`).
-    """
+def recorded_server(home: Path) -> ServerRecord:
+    """Return the record of the last local server, running or not; {} without one."""
     try:
-        return dict(json.loads((home / "prefect" / "server.json").read_text(encoding="utf-8")))
+        text = (home / "prefect" / "server.json").read_text(encoding="utf-8")
+        return cast(ServerRecord, dict(json.loads(text)))
     except (OSError, ValueError):
         return {}
 
 
-def _active_profile() -> dict[str, Any]:
+def _active_profile() -> Meta:
     named = _setting("PREFECT_PROFILES_PATH", lambda table: table.get("profiles_path"))
     folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     document = _toml(Path(named or folder / "profiles.toml"))
@@ -41,7 +54,7 @@ def _active_profile() -> dict[str, Any]:
     return dict(document.get("profiles", {}).get(name, {}))
 
 
-def _setting(variable: str, read: Callable[[dict[str, Any]], str | None]) -> str | None:
+def _setting(variable: str, read: Callable[[Meta], str | None]) -> str | None:
     """Return a setting from the places where Prefect looks before its profiles. read: gets it from a TOML table."""
     project = _toml(Path("pyproject.toml")).get("tool", {}).get("prefect", {})
     places = (os.environ.get(variable), _dotenv().get(variable), read(_toml(Path("prefect.toml"))), read(project))
@@ -56,7 +69,7 @@ def _dotenv() -> dict[str, str | None]:
     return dotenv_values(".env")
 
 
-def _toml(file: Path) -> dict[str, Any]:
+def _toml(file: Path) -> Meta:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):

@@ -21,9 +21,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from trnflow.flows.services.prefect_address import configured_url, recorded_server
+from trnflow.flows.services.prefect_address import ServerRecord, configured_url, recorded_server
 from trnflow.tasks.errors import ConfigError, ProcessFailed
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.private_files import make_home
@@ -59,11 +58,9 @@ PROGRAM = Path(__file__).with_name("server_process.py")
 
 
 def ensure_server(home: Path, *, stays: bool = False) -> str:
-    """Return the URL of a Prefect API; start the home's local server if no other is configured.
-
-    stays: it runs until `stop_server`. Raises ConfigError for a wrong TRNFLOW_SERVER_IDLE_SECONDS, ProcessFailed if the server
-    ended at once or did not answer in time.
-    """
+    """Return the URL of a Prefect API; start the home's local server if no other is configured. stays: it runs until
+    `stop_server`. Raises ConfigError for a wrong TRNFLOW_SERVER_IDLE_SECONDS, ProcessFailed if the server ended at once or did
+    not answer in time."""
     if url := configured_url():
         return url
     start_server(home, stays=stays)
@@ -107,7 +104,7 @@ def stop_server(home: Path) -> bool:
     raise ProcessFailed(f"the local Prefect server (process {server['pid']}) does not stop", f"kill -9 {server['pid']}")
 
 
-def running_server(home: Path) -> dict[str, Any] | None:
+def running_server(home: Path) -> ServerRecord | None:
     """Return the local server's record if its process runs here, else None. It may not answer yet."""
     server = recorded_server(home)
     process = read_tag(server.get("process", ""))
@@ -194,7 +191,7 @@ def _one_starter(folder: Path) -> Iterator[None]:
         yield
 
 
-def _spawn(folder: Path, listener: socket.socket, seconds: float) -> dict[str, Any]:
+def _spawn(folder: Path, listener: socket.socket, seconds: float) -> ServerRecord:
     """Start the server on a listening socket, in its own session, and return its record."""
     port = listener.getsockname()[1]
     log = folder / "server.log"
@@ -217,7 +214,7 @@ def _spawn(folder: Path, listener: socket.socket, seconds: float) -> dict[str, A
     }  # fmt: skip
 
 
-def _record(folder: Path, server: dict[str, Any]) -> None:
+def _record(folder: Path, server: ServerRecord) -> None:
     write_whole(folder / "server.json", json.dumps(server))
 
 

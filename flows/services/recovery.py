@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.services.events import automation, connected, send_events
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.system.home import remove_temporary_folders, temporary_folder
 
 if TYPE_CHECKING:
@@ -291,5 +292,5 @@ def _again(
     return automation(name, description, trigger, action)
 
 
-def _flow(names: list[str]) -> dict[str, Any]:
+def _flow(names: list[str]) -> Meta:
     return {"prefect.resource.role": "flow", "prefect.resource.name": names}

@@ -52,7 +52,8 @@ def dates_of(schedule: Meta, start: datetime) -> list[DateTime]:
     Raises ValueError."""
     from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 
-    kinds: dict[str, Any] = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}
+    kinds: dict[str, type[CronSchedule | IntervalSchedule | RRuleSchedule]]
+    kinds = {"cron": CronSchedule, "interval": IntervalSchedule, "rrule": RRuleSchedule}
     kind = next((kind for name, kind in kinds.items() if schedule.get(name) is not None), None)
     if kind is None:
         return []

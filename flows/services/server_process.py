@@ -149,8 +149,9 @@ def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: floa
 
 def is_scheduled(port: int) -> bool:
     """Return whether an unpaused deployment has an active schedule; True if the server can't be asked."""
-    wanted: dict[str, Any] = {"deployments": {"paused": {"eq_": False}}, "limit": PAGE, "offset": 0}
+    offset = 0
     while True:
+        wanted = {"deployments": {"paused": {"eq_": False}}, "limit": PAGE, "offset": offset}
         try:
             deployments = _ask(port, "/api/deployments/filter", wanted)
         except (OSError, http.client.HTTPException, ValueError):
@@ -159,10 +160,10 @@ def is_scheduled(port: int) -> bool:
             return True
         if len(deployments) < PAGE:
             return False
-        wanted["offset"] += PAGE
+        offset += PAGE
 
 
-def _ask(port: int, path: str, body: dict[str, Any]) -> Any:
+def _ask(port: int, path: str, body: object) -> Any:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60.0)
     with contextlib.closing(connection):
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})

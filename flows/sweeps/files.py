@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import yaml
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.sweeps.plan import Plan
-from trnflow.flows.sweeps.study import Tried
+from trnflow.flows.sweeps.study import Tried, Winner
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import hide_secrets
@@ -22,8 +22,21 @@ PATHS = ("source", "root", "uri")
 PRIVATE = "launch"
 
 
-def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Meta | None) -> Meta:
-    """Return the content of sweep.json. shared_seconds: saved by results in the store."""
+class SweepDocument(TypedDict):
+    """sweep.json. trials, best: as `Tried`; shared_seconds: saved by results in the store."""
+
+    schema: int
+    study: str
+    recipe: str
+    metric: str
+    direction: Literal["max", "min"]
+    trials: list[Meta]
+    best: Meta | None
+    winner: Winner | None
+    shared_seconds: float
+
+
+def document(plan: Plan, trials: list[Tried], best: Tried | None, winner: Winner | None) -> SweepDocument:
     sweep = plan.recipe.sweep
     return {
         "schema": 1,

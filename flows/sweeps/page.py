@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trnflow.flows.sweeps.files import SweepDocument
+from trnflow.flows.sweeps.study import Winner
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.report_page import number, table
 from trnflow.tasks.system.redaction import scrub
@@ -31,8 +33,8 @@ STATES = {
 """{state of a trial that a reader may not know: what it means}"""
 
 
-def sweep_page(content: Meta, study: Study) -> str:
-    """Return a sweep's page as HTML. content: of sweep.json."""
+def sweep_page(content: SweepDocument, study: Study) -> str:
+    """Return a sweep's page as HTML."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")
@@ -63,7 +65,7 @@ def _values(kind: str, values: Iterable[tuple[str, Any]]) -> Meta:
     return table((kind, "value"), ((name, number(value)) for name, value in values))
 
 
-def _winner(winner: Meta) -> list[Meta]:
+def _winner(winner: Winner) -> list[Meta]:
     """Return a table of the metrics on the test split, and one of all others."""
     test = winner["test"]
     training = {name: value for name, value in winner["metrics"].items() if name not in test}

@@ -96,7 +96,7 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
     varied, fixed = separate(texts)
     read = read_tree(named, Recipe)
     recipe = settings.validated(read.with_overrides(fixed), named)
-    written: dict[str, Any] = {**recipe.sweep.settings, **varied}
+    written: Meta = {**recipe.sweep.settings, **varied}
     for text in fixed:
         written.pop(text.partition("=")[0], None)  # a value on the command line ends the variation in the recipe
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.schema import annotation_at, cut, kinds_of
 from trnflow.flows.recipes.yaml_tree import OVERRIDE, read_value
-from trnflow.tasks.artifact import Json
+from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import hide_secrets
 
@@ -83,7 +83,7 @@ class Dimension:
         return distributions.FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
 
-def combinations(space: Iterable[Dimension]) -> list[dict[str, Any]]:
+def combinations(space: Iterable[Dimension]) -> list[Meta]:
     """Return every combination of all dimensions' values, as {setting: value}."""
     dimensions = list(space)
     values = product(*(dimension.grid() for dimension in dimensions))
@@ -103,7 +103,7 @@ def separate(texts: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     return varied, fixed
 
 
-def parse(written: dict[str, Any], refuse: Callable[[str, Any], None]) -> tuple[Dimension, ...]:
+def parse(written: Meta, refuse: Callable[[str, Any], None]) -> tuple[Dimension, ...]:
     """Return the dimensions of a sweep. Raises ConfigError.
 
     written: {setting: a range as text, or choices as text or list}; refuse: called with each end and choice, may raise.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from trnflow.flows.recipes.sweep_settings import SweepConfig
 from trnflow.flows.runner.context import new_run_id
@@ -56,6 +56,18 @@ class Tried(NamedTuple):
     shared_seconds: float
 
 
+class Winner(TypedDict):
+    """The best trial, run to its end. test: of `metrics` those of the test split; around: its sections `export` and
+    `evaluate`."""
+
+    trial: int
+    settings: Meta
+    run: str
+    metrics: Meta
+    test: Meta
+    around: Meta
+
+
 class SweepStudy:
     """The study of one sweep. Threads may share it. Methods raise StoreError.
 
@@ -90,7 +102,7 @@ class SweepStudy:
         is_queued = any(trial.state == "waiting" for trial in counted)
         return is_queued or self._number([trial.settings for trial in counted]) < self.total
 
-    def _number(self, tried: list[dict[str, Any]]) -> int:
+    def _number(self, tried: list[Meta]) -> int:
         """Return how many of these trials count: in a grid each combination once."""
         return len(tried) if self._grid is None else sum(some in tried for some in self._grid)
 
@@ -185,14 +197,13 @@ class SweepStudy:
             self.study.tell(trial, value, TrialState[state])
 
     @property
-    def winner(self) -> Meta | None:
-        """The document that `set_winner` recorded last, or None."""
+    def winner(self) -> Winner | None:
+        """The one that `set_winner` recorded last, or None."""
         with self._access():
-            document: Meta | None = self.study.user_attrs.get(WINNER)
+            document: Winner | None = self.study.user_attrs.get(WINNER)
         return document
 
-    def set_winner(self, document: Meta) -> None:
-        """Record the winner: trial, settings, run, metrics, test, around (its sections `export` and `evaluate`)."""
+    def set_winner(self, document: Winner) -> None:
         with self._access():
             self.study.set_user_attr(WINNER, document)
 
@@ -249,7 +260,7 @@ def open_study(
     return SweepStudy(study, config, space, database, is_new=is_new)
 
 
-def _storage(database: str, options: dict[str, Any]) -> RDBStorage:
+def _storage(database: str, options: Meta) -> RDBStorage:
     from optuna.storages import RDBStorage
 
     try:  # Optuna calls `format` on the URL

@@ -22,7 +22,7 @@ from trnflow.flows.runner.mlflow_log import mlflow_delivery
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run_log import begin_log
-from trnflow.flows.sweeps.files import document, write_best
+from trnflow.flows.sweeps.files import SweepDocument, document, write_best
 from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import Plan
 from trnflow.flows.sweeps.pool import Leases, check_fit, on_slot
@@ -73,7 +73,7 @@ class Sweep:
     run: Run
     say: Callable[[str], None]
     offline: bool = False
-    show: Callable[[Meta], None] = lambda content: None
+    show: Callable[[SweepDocument], None] = lambda content: None
     errors: list[TrnflowError] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     writing: threading.Lock = field(default_factory=threading.Lock)
@@ -98,7 +98,7 @@ class Sweep:
             finally:
                 self.stopping.set()
 
-    def write(self) -> Meta:
+    def write(self) -> SweepDocument:
         """Write sweep.json and, if a trial completed, best.yaml; return the content of sweep.json."""
         folder, best = self.plan.folder(self.store.home), self.study.best()
         content = document(self.plan, self.study.trials(), best, self.study.winner)
@@ -107,7 +107,7 @@ class Sweep:
         write_whole(folder / "sweep.json", f"{json.dumps(hide_secrets(content), indent=1)}\n")
         return content
 
-    def write_page(self, content: Meta) -> None:
+    def write_page(self, content: SweepDocument) -> None:
         """Write sweep.html."""
         with database_errors(self.plan.database(self.store.home)):
             page = sweep_page(hide_secrets(content), self.study.study)
@@ -138,10 +138,7 @@ class Sweep:
         self.say(self._line(trial.number))
 
     def _train(self, trial: Trial, recipe: Recipe) -> None:
-        """Run the pipeline up to training with a trial's settings, and record its end in the study.
-
-        Raises TrnflowError if the trial was not ended by its settings, ConfigError if training does not report `sweep.metric`.
-        """
+        """Train with a trial's settings, and record its end. Raises TrnflowError if its settings did not end it."""
         study, watch = self.study, Watch(self.study, trial, recipe.sweep.metric, self.stopping, self.say)
         run = new_run_id()
         study.note(trial, RUN, run)
@@ -214,8 +211,8 @@ def sweep(
     readers: tuple[Reader, ...] = (),
     offline: bool = False,
     wait: bool = False,
-    show: Callable[[Meta], None] = lambda content: None,
-) -> tuple[Meta, Result | None]:
+    show: Callable[[SweepDocument], None] = lambda content: None,
+) -> tuple[SweepDocument, Result | None]:
     """Run the trials that are left, then the winner; return (content of sweep.json, the winner's result or None).
 
     Args:
@@ -264,20 +261,24 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
 
 def _winner(going: Sweep, readers: tuple[Reader, ...] = ()) -> Result | None:
     """Run and record the winner; None if no trial completed, or the winner is known for these sections."""
-    best, before = going.study.best(), going.study.winner or {}
+    best, before = going.study.best(), going.study.winner
     if best is None:
         return None
     sections = going.plan.recipe.to_json()
     around = {name: sections[name] for name in ("export", "evaluate")}
-    if (before.get("settings"), before.get("around")) == (best.settings, around):
+    if before and (before["settings"], before.get("around")) == (best.settings, around):
         return None
     recipe = going.plan.with_values(best.settings, going.plan.recipe.name)
     result = going.run(recipe, Options(offline=going.offline), new_run_id(), readers, going.study.identity)
     if result.error is None:
         metrics = {name: value for step in result.steps for name, value in step.metrics.items()}
         test = next((step.metrics for step in result.steps if step.name == TESTED), {})
-        winner = {"trial": best.number, "settings": best.settings, "run": result.run, "metrics": metrics, "test": test}
-        going.study.set_winner({**winner, "around": around})
+        going.study.set_winner(
+            {
+                "trial": best.number, "settings": best.settings, "run": result.run, "metrics": metrics, "test": test,
+                "around": around,
+            }
+        )  # fmt: skip
     return result
 
 

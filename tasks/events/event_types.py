@@ -5,9 +5,11 @@ Additions to an event, and new events, keep SCHEMA. It grows when a reader of to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ErrorDocument, PlacedError
 
 SCHEMA = 1
 
@@ -153,11 +155,11 @@ class StageEnded(_StageEnded, total=False):
 
 
 class StageFailed(_Line):
-    """error: {type, message, fix}. stopped: a person or a scheduler ended the stage."""
+    """stopped: a person or a scheduler ended the stage."""
 
     event: Literal["stage_failed"]
     stage: str
-    error: Meta
+    error: ErrorDocument
     stopped: bool
 
 
@@ -199,7 +201,7 @@ class RunEnded(_Line):
 
     event: Literal["run_ended"]
     outcome: str
-    error: Meta | None
+    error: PlacedError | None
     seconds: float
     dollars: float
     lost: int
@@ -218,7 +220,7 @@ Event = (
     | StageFailed | Decided | Champion | RunEnded | Skipped
 )  # fmt: skip
 
-_CLASSES: dict[str, Any] = {
+_CLASSES: Mapping[str, Any] = {
     "run_begun": RunBegun, "planned": Planned, "stage_begun": StageBegun, "progress": Progress, "metrics": Metrics,
     "figures": Figures, "part": Part, "waits": Waits, "note": Note, "repair": Repair, "stage_ended": StageEnded,
     "stage_failed": StageFailed, "decided": Decided, "champion": Champion, "run_ended": RunEnded,

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import StoreError, is_interruption, unexpected
+from trnflow.tasks.errors import PlacedError, StoreError, is_interruption, unexpected
 from trnflow.tasks.events.event_types import SCHEMA, Event
 from trnflow.tasks.events.retention import FILE, prune_logs, run_folder
-from trnflow.tasks.events.state import RunState, present
+from trnflow.tasks.events.state import RunRecord, RunState, present
 from trnflow.tasks.system.private_files import make_home
 from trnflow.tasks.system.redaction import map_leaves, scrub_all
 
@@ -141,7 +141,7 @@ class EventLog:
         self.write("run_ended", **self._ending(error, notes or []))
         return [reader.note for reader in self.readers if reader.note]
 
-    def result(self, error: BaseException | None, notes: list[str]) -> Meta:
+    def result(self, error: BaseException | None, notes: list[str]) -> RunRecord:
         """Return the run record, as if the run ended now. error: why the run ends early."""
         ended = copy.copy(self.state)
         ended.take(
@@ -324,8 +324,7 @@ def _line_of(document: Meta) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def error_document(error: BaseException) -> Meta:
-    """Return {stage, type, message, fix} of any error."""
+def error_document(error: BaseException) -> PlacedError:
     if isinstance(error, Exception):
         return unexpected(error).placed()
     return {"stage": None, "type": type(error).__name__, "message": str(error), "fix": ""}

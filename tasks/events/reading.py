@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events.event_types import SCHEMA, Event, checked_event
 from trnflow.tasks.events.retention import is_written
@@ -89,7 +90,7 @@ def _event(line: bytes, file: str) -> Event:
     return event
 
 
-def _restore(values: dict[str, Any]) -> None:
+def _restore(values: Meta) -> None:
     """Put numbers in the place of the texts of NOT_FINITE."""
     for name, value in values.items():
         if isinstance(value, dict):

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypedDict, cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ErrorDocument, PlacedError
 from trnflow.tasks.events.event_types import Event, Progress, RunBegun, RunEnded, StageEnded, stages_of
 
 NOTHING_TO_DO = ("hit", "skip")
@@ -51,7 +53,7 @@ class StageState:
     figures: Meta = field(default_factory=dict)
     facts: Meta = field(default_factory=dict)
     why: str = ""
-    error: Meta | None = None
+    error: ErrorDocument | None = None
     _first: tuple[float, int] = (0.0, 0)
     _last: tuple[float, int] = (0.0, 0)
 
@@ -91,6 +93,46 @@ class StageState:
         return min(self.done / self.total, 1.0) if self.total else 0.0
 
 
+class RecordedStage(TypedDict):
+    """A stage in a run record. action: ran, hit or skip."""
+
+    stage: str
+    action: str
+    key: str | None
+    artifact: str | None
+    seconds: float | None
+    metrics: Meta
+    figures: Meta
+    why: str
+
+
+class Start(TypedDict):
+    """The model in the store that training started from."""
+
+    artifact: str
+
+
+class RunRecord(TypedDict, total=False):
+    """`runs/<run>.json`. resolved: the recipe with all settings, without secrets; ended: in UTC; checkout: of the program."""
+
+    schema: int
+    run: str
+    recipe: str
+    seconds: float | None
+    dollars: float
+    stages: list[RecordedStage]
+    notes: list[str]
+    error: PlacedError
+    resolved: Meta
+    until: str | None
+    force: list[str]
+    outcome: str
+    ended: str
+    host: Meta
+    checkout: Meta | None
+    start: Start
+
+
 @dataclass
 class RunState:
     """The state of a run.
@@ -121,7 +163,7 @@ class RunState:
     stages: dict[str, StageState] = field(default_factory=dict)
     planned: list[str] | None = None
     notes: list[str] = field(default_factory=list)
-    error: Meta | None = None
+    error: PlacedError | None = None
     decisions: list[Meta] = field(default_factory=list)
     lost: int = 0
     skipped: int = 0
@@ -172,7 +214,7 @@ class RunState:
             spent = 0.0 if self.begun is None else max((self.last if now is None else now) - self.begun, 0.0)
         return spent / 3600 * self.price_per_hour
 
-    def record(self) -> Meta:
+    def record(self) -> RunRecord:
         """Return the run record of a run that has ended: all that is needed to repeat it except secrets."""
         ended = [self.stages[name] for name in self.planned or () if self.stages[name].action in OVER]
         return {
@@ -181,7 +223,7 @@ class RunState:
             "recipe": self.recipe,
             "seconds": self.seconds,
             "dollars": round(self.dollars(), 4),
-            "stages": [{name: getattr(stage, name) for name in RECORDED} for stage in ended],
+            "stages": [cast(RecordedStage, {name: getattr(stage, name) for name in RECORDED}) for stage in ended],
             "notes": self.notes,
             **({} if self.error is None else {"error": self.error}),
             "resolved": self.settings,

@@ -100,7 +100,7 @@ def _gather(stage: Stage, config: StageConfig, inputs: Inputs, phase: Phase, out
         return stage.function(config, **inputs, parts=parts, out=out)
 
 
-def _named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the inputs that are parameters of the function."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

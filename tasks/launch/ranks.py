@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import Interrupted, ProcessFailed
+from trnflow.tasks.errors import ErrorDocument, Interrupted, ProcessFailed
 from trnflow.tasks.launch.guard import die_with_parent
 from trnflow.tasks.launch.memory import takes_less
 from trnflow.tasks.system.process import how_ended
@@ -139,10 +139,10 @@ def _order(rank: int, document: Meta | None) -> tuple[int, float, int]:
     return (0, 0.0, rank) if understood else (2, document["time"], rank)
 
 
-def _told(first: int, statuses: list[int], document: Meta | None, left: list[int]) -> Meta:
+def _told(first: int, statuses: list[int], document: Meta | None, left: list[int]) -> ErrorDocument:
     where = f"rank {first} of {len(statuses)}"
     if document is not None and (first == 0 and document["error"]["type"] != ProcessFailed.__name__):
-        error: Meta = document["error"]  # every rank reports this error
+        error: ErrorDocument = document["error"]  # every rank reports this error
         return error
     if document is None:
         fix = f"read the stage's log; if the machine ran out of memory, {takes_less('train')}lower train.devices"
@@ -150,7 +150,8 @@ def _told(first: int, statuses: list[int], document: Meta | None, left: list[int
             f"{where} died without a word ({how_ended(statuses[first])}), and the others were ended", fix
         ).to_json()
     else:
-        error = {**document["error"], "message": f"{where}: {document['error']['message']}"}
+        last: ErrorDocument = document["error"]
+        error = {**last, "message": f"{where}: {last['message']}"}
     if left:
         error["message"] += (
             f"; still at work were ranks {', '.join(map(str, left))}, whose stacks are in the stage's log"

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import TypedDict
 
 from trnflow.tasks.launch import guard
 
@@ -29,6 +29,20 @@ LOOK_SECONDS = 1.0
 RESERVED = 256
 
 LONGEST_REQUEST = 1 << 18
+
+
+class StageRequest(TypedDict):
+    """entry: the worker's function, as "module:function"; grace: seconds between SIGTERM and SIGKILL; memory: the bytes above
+    which the stage is killed; environ: None removes a variable; attempt: the variable with the attempt's id."""
+
+    entry: str
+    arguments: list[str]
+    modules: tuple[str, ...]
+    grace: float
+    memory: int
+    folder: str
+    environ: dict[str, str | None]
+    attempt: str
 
 
 def serve(descriptor: str) -> None:
@@ -77,7 +91,7 @@ def _socket(descriptor: int) -> socket.socket:
     return requests
 
 
-def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+def _fork(requests: socket.socket, request: StageRequest, descriptors: list[int]) -> None:
     """Fork a guard, and send its pid and a pidfd; send "threads" if this process has several."""
     # a library has started a thread: a fork would not be safe
     if len(os.listdir("/proc/self/task")) > 1:
@@ -95,7 +109,7 @@ def _fork(requests: socket.socket, request: dict[str, Any], descriptors: list[in
         os.close(descriptor)
 
 
-def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
+def _guard(request: StageRequest, descriptors: list[int]) -> None:
     """Run the guard of one worker, in the forked process."""
     status = 1
     try:
@@ -109,7 +123,7 @@ def _guard(request: dict[str, Any], descriptors: list[int]) -> None:
         os._exit(status)
 
 
-def _work(request: dict[str, Any]) -> None:
+def _work(request: StageRequest) -> None:
     """Run the worker, in the forked process, set up as a new interpreter would be."""
     for number in (*guard.STOP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

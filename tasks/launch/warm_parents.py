@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trnflow.tasks.launch.python import python
-from trnflow.tasks.launch.warm_parent import RESERVED
+from trnflow.tasks.launch.warm_parent import RESERVED, StageRequest
 from trnflow.tasks.system.home import remove_temporary_folders, temporary_folder
 from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 
@@ -113,12 +113,9 @@ class WarmParent:
         with self._lock, contextlib.suppress(OSError):  # without them a stage starts later
             self._requests.send(json.dumps({"modules": modules}).encode())
 
-    def start(self, request: Mapping[str, Any], descriptors: list[int]) -> ForkedGuard | None:
-        """Let the warm parent fork a guard; return None if it has ended or can't fork.
-
-        request: {"entry", "arguments", "modules", "grace", "folder", "environ": {name: value or None}, "attempt"};
-        descriptors: the guard's stdin, stdout and stderr.
-        """
+    def start(self, request: StageRequest, descriptors: list[int]) -> ForkedGuard | None:
+        """Let the warm parent fork a guard; return None if it has ended or can't fork. descriptors: the guard's stdin, stdout
+        and stderr."""
         with self._lock:
             try:
                 socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
@@ -199,16 +196,11 @@ def start_guard(
     entry: str, arguments: list[str], environ: Mapping[str, str], modules: tuple[str, ...], grace: float,
     memory: int, descriptors: list[int],
 ) -> ForkedGuard | None:  # fmt: skip
-    """Fork a guard and its worker from a warm parent; None if that has ended or can't fork.
+    """Fork a guard and its worker, as a `StageRequest` says, from a warm parent; None if that has ended or can't fork.
 
-    Args:
-        entry: The worker's function, as "module:function".
-        modules: What the warm parent imports first.
-        grace: Seconds between SIGTERM and SIGKILL.
-        memory: The bytes above which the stage is killed.
-        descriptors: The guard's stdin (lifeline), stdout (events) and stderr (log).
+    modules: what the warm parent imports first; descriptors: the guard's stdin (lifeline), stdout (events), stderr (log).
     """
-    request = {
+    request: StageRequest = {
         "entry": entry,
         "arguments": arguments,
         "modules": modules,

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import Interrupted, MachineError, ProcessFailed, TrnflowError, of_machine
+from trnflow.tasks.errors import ErrorDocument, Interrupted, MachineError, ProcessFailed, TrnflowError, of_machine
 from trnflow.tasks.keys.file_audit import watch_process
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.launch.guard import WORKER_EVENTS
@@ -162,7 +162,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted("stopped by a signal before the stage was done", "run the same command again")
 
 
-def _described(error: BaseException, job: Job) -> dict[str, Any]:
+def _described(error: BaseException, job: Job) -> ErrorDocument:
     if isinstance(error, TrnflowError):
         return error.to_json()
     if isinstance(error, KeyboardInterrupt):

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pydantic import field_validator, model_validator
 
@@ -42,10 +42,10 @@ class ModelConfig(StageConfig):
     name: str | None = None
     """The hub name of the model in the folder `source`, such as `org/model`. The model card and the adapter name it as
     the base model, so that peft finds it. A hub name in `source` needs none."""
-    config: dict[str, Any] = {}
+    config: Meta = {}
     """The architecture of a model from scratch, in transformers' names (`model_type: bert`, `hidden_size: 128`).
     Ignored when `source` is set."""
-    overrides: dict[str, Any] = {}
+    overrides: Meta = {}
     """Fields of the model's configuration to replace, such as `{hidden_dropout_prob: 0.0}`."""
     tokenizer: str | None = None
     """A folder or hub name with the tokenizer, where it does not lie beside the model."""
@@ -59,7 +59,7 @@ class ModelConfig(StageConfig):
 
     @field_validator("config", "overrides")
     @classmethod
-    def _has_sizes_that_can_be(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _has_sizes_that_can_be(cls, value: Meta) -> Meta:
         for name, size in value.items():
             most = LAYERS if name.endswith(("layers", "layer")) else SIZE
             if _SIZE_NAME.search(name) and isinstance(size, int | float) and size > most:

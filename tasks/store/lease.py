@@ -279,7 +279,7 @@ def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
         return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it expires like any other
 
 
-def _read(backend: Backend, name: str) -> dict[str, Any] | None:
+def _read(backend: Backend, name: str) -> Meta | None:
     """Return a file's JSON object; {} without one, None without file."""
     try:
         return read_object(backend.read(name))

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, StoreError
 from trnflow.tasks.store.backend import Backend, CountBytes, Entry, count_nothing, storage_errors
 
@@ -75,7 +76,7 @@ class RemoteBackend(Backend):
             return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in listing)
 
     def remove_empty(self, prefix: str, *, unfinished: bool = False) -> None:
-        """Do nothing: object stores have no folders."""
+        pass  # object stores have no folders
 
     def move(self, name: str, to: str) -> None:
         with storage_errors(self.root, name, "moving"):
@@ -87,13 +88,13 @@ class RemoteBackend(Backend):
             self._fs.rm(self._path(prefix), recursive=True)
 
     def sync(self) -> None:
-        """Do nothing: object stores acknowledge durable writes."""
+        pass  # object stores acknowledge durable writes
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
 
 
-def _written(info: dict[str, Any], root: str) -> float:
+def _written(info: Meta, root: str) -> float:
     """Return an object's last write in seconds since 1970."""
     # each filesystem has its own name for it
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):

@@ -6,7 +6,9 @@ import contextlib
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from trnflow.tasks.artifact import Artifact, Json, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
@@ -138,7 +140,7 @@ class Store(BlobStore):
         """Return an attempt's journal; {} without a sound one."""
         return self._document(f"attempts/{key}/{attempt}.json") or {}
 
-    def write_run(self, run: str, document: Meta) -> None:
+    def write_run(self, run: str, document: Mapping[str, Any]) -> None:
         """Write a run record, in place of its earlier one."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again

@@ -1,8 +1,8 @@
 """Show a model on a page in the browser, made by gradio, until the process is interrupted.
 
-The server listens on 127.0.0.1 and answers only requests that name this machine (against DNS rebinding). Neither it nor
-the page asks another host: gradio's telemetry and sharing are off, and the Content-Security-Policy forbids loading from
-elsewhere, whatever a model generates. What is typed is not stored.
+The server listens on 127.0.0.1 and answers requests that name this machine alone (against DNS rebinding). Neither it nor
+the page asks another host, whatever a model generates: telemetry and sharing are off, the Content-Security-Policy
+forbids it. What is typed is not stored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.util
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
@@ -76,7 +76,7 @@ def _prepare_environment(folder: str) -> None:
     os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
 
 
-def _settings(port: int | None) -> dict[str, Any]:
+def _settings(port: int | None) -> Mapping[str, Any]:
     """The arguments of gradio's `launch`."""
     import gradio
     from starlette.middleware import Middleware

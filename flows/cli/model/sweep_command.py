@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit_json, print_error
@@ -15,11 +15,13 @@ from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, make_plan, open_store
 from trnflow.flows.runner.plan import Options
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.system.redaction import scrub
+
+if TYPE_CHECKING:
+    from trnflow.flows.sweeps.files import SweepDocument
 
 OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
 """Options that set the settings of the same name in the section `sweep`."""
@@ -75,7 +77,7 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{scrub(line)}\n")
 
 
-def _text(content: Meta) -> str:
+def _text(content: SweepDocument) -> str:
     from trnflow.flows.sweeps.sweep import shown
 
     rows = [("trial", "state", str(content["metric"]), "settings", "run")]

@@ -93,7 +93,7 @@ def _act(options: Namespace, found: Look) -> str:
     if options.retrain:
         return "retraining it"
     server = running_server(open_home())
-    url = configured_url() or (server and server["url"])
+    url = configured_url() or (server["url"] if server else None)
     if not url:
         return "no event was sent, because no Prefect server runs (`trnflow up` starts one; --retrain needs none)"
     os.environ["PREFECT_API_URL"] = url  # read when Prefect is imported, below

@@ -10,7 +10,6 @@ import threading
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from trnflow.flows.runner.attempts import run_of
@@ -121,8 +120,8 @@ def _fetched_once(store: Store, digest: str, cache: bool) -> Input:
 
 def _check_libraries(stage: Stage, document: Meta, store: Store) -> None:
     """Raise CodeError if a library's version differs from the one in the key. (`stage_job` checks the project's code.)"""
-    here: dict[str, Any] = closure(stage.function.__module__, store.memo)[1]
-    here = installed_versions({*document["env"]} - here.keys(), store.memo) | here
+    known = closure(stage.function.__module__, store.memo)[1]
+    here = installed_versions({*document["env"]} - known.keys(), store.memo) | known
     for name, version in document["env"].items():
         if here.get(name) != version:
             raise CodeError(

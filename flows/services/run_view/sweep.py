@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextvars import copy_context
+from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -36,11 +38,11 @@ class SweepPage:
         """Write a line to the log of the flow run."""
         self._context.copy().run(lambda: get_run_logger().info(scrub(line)))
 
-    def show(self, content: Meta) -> None:
+    def show(self, content: Mapping[str, Any]) -> None:
         """Create the table of the trials, or replace its rows. content: of sweep.json; secrets are hidden."""
         self._context.copy().run(self._show, scrub_all(hide_secrets(content)))
 
-    def _show(self, content: Meta) -> None:
+    def _show(self, content: Mapping[str, Any]) -> None:
         shown = {"table": trial_rows(content), "description": sweep_summary(content)}
         if self._table is None:
             self._table = self.page.show(create_table_artifact, is_vital=False, key="sweep", **shown)
@@ -48,7 +50,7 @@ class SweepPage:
             self.page.show(_replace, is_vital=False, number=self._table, **shown)
 
 
-def trial_rows(content: Meta) -> list[Meta]:
+def trial_rows(content: Mapping[str, Any]) -> list[Meta]:
     """Return a dict for each trial in the content of sweep.json."""
     names = list(dict.fromkeys(name for trial in content["trials"] for name in trial["settings"]))
     return [
@@ -64,7 +66,7 @@ def trial_rows(content: Meta) -> list[Meta]:
     ]
 
 
-def sweep_summary(content: Meta) -> str:
+def sweep_summary(content: Mapping[str, Any]) -> str:
     """Return one line: how many trials have ended, and the best. content: of sweep.json."""
     ended = sum(trial["state"] in COUNTED for trial in content["trials"])
     best = content["best"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, cast
+from typing import Literal, TypedDict, cast
 from urllib.parse import quote
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import StoreError
+from trnflow.tasks.errors import PlacedError, StoreError
 from trnflow.tasks.system.clock import now
 
 LEDGER = "roots/ledger"
@@ -104,7 +104,7 @@ class EntryFields(TypedDict, total=False):
     shaping: Meta | None
     comparison: Meta | None
     checks: list[Meta]
-    error: Meta | None
+    error: PlacedError | None
     created: str
     number: int | None
     imported: bool
@@ -143,7 +143,7 @@ def complete_entry(recipe: str, n: int, before: Stands, entry: NewEntry) -> Entr
 
     n: the entry's number; before: what stood until now.
     """
-    nothing: dict[str, Any] = dict.fromkeys(Entry.__annotations__)
+    nothing: Meta = dict.fromkeys(Entry.__annotations__)
     whole = {
         **nothing, "schema": SCHEMA, "recipe": recipe, "n": n, "records": [], "checks": [], "imported": False,
         "created": entry.get("created") or now(), **entry,
@@ -157,7 +157,7 @@ def complete_entry(recipe: str, n: int, before: Stands, entry: NewEntry) -> Entr
     return cast(Entry, {name: whole[name] for name in Entry.__annotations__})
 
 
-def _stands(before: Stands, n: int, entry: dict[str, Any]) -> Stands:
+def _stands(before: Stands, n: int, entry: Meta) -> Stands:
     """Return what stands after an entry."""
     stands = Stands(**before)
     held, champion = before["champions"], entry["champion"]

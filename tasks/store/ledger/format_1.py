@@ -8,7 +8,7 @@ The files stay, and nothing but their entries counts once a ledger has an entry 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.store.backend import Backend
@@ -92,7 +92,7 @@ def _frozen(document: Meta) -> NewEntry:
 def _champion(document: Meta) -> NewEntry:
     outcome: Outcome = "rolled back" if document.get("action") == "rolled back" else "promoted"
     same = ("replaces", "frozen", "scores", "evaluation", "task", "shaping", "comparison")
-    entry: dict[str, Any] = {name: document.get(name) for name in same}
+    entry: Meta = {name: document.get(name) for name in same}
     return cast(NewEntry, entry) | NewEntry(
         outcome=outcome, by=document.get("by") or ("promote" if outcome == "promoted" else "rollback"),
         why=document.get("why", ""), champion=document["artifact"], challenger=document["artifact"],
