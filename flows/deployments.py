@@ -1,8 +1,7 @@
-"""The Prefect flows: a run of the pipeline is a flow run, and each of its stages a task run.
+"""The Prefect flows: a run is a flow run, each of its stages a task run.
 
-`prefect.yaml` deploys them. The task run of a hit ends as `Cached`; each stage adds a table and a link to the run's page.
-Prefect carries no data and caches nothing: stages exchange digests, and their results lie in the store. Prefect shows
-the docstrings of the flows as their descriptions.
+`prefect.yaml` deploys them. The task run of a hit ends as `Cached`; each stage adds a table and a link to its page.
+Prefect carries no data and caches nothing: results lie in the store. It shows the flows' docstrings.
 """
 
 from __future__ import annotations

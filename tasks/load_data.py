@@ -111,17 +111,8 @@ def load_data(
     *,
     out: Workdir,
 ) -> RowsMeta:
-    """Write `<split>.parquet` for each split, with `label: int64` if there is a label.
-
-    Returns metadata:
-        columns, text: Names of the written and of the text columns.
-        labels: Class names by id, or null.
-        dropped: {reason: rows}; `frozen`: train rows with the text of a frozen row.
-        duplicates: Train rows whose text is in an earlier one.
-        leakage: {"train/test": train rows whose text is in test}.
-        label_counts: {split: {label: rows}}, only with labels.
-        sources, overlap: Of a mixture: {split: {source: rows}}, {"a/b": train rows of a whose text is in b}.
-    """
+    """Write `<split>.parquet` for each split, with `label: int64` if there is a label. Train rows with the text of a frozen
+    row are dropped as `frozen`."""
     from trnflow.tasks.data.load.loading import load_splits
 
     if code:

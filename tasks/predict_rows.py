@@ -72,7 +72,7 @@ def predict_rows(
         exported: Compared with `weights`, unless there is none.
         base, warm_start: The model that training started from.
 
-    Returns metadata: split, rows (chunks), labels or `total` (nats), export (the entry of the report), export_metrics.
+    Returns metadata: split, rows (chunks), labels or `total` (nats), export_metrics, and export as in the report.
 
     Raises:
         DataError: The split is missing or empty.

@@ -3,8 +3,8 @@
     @stage(kind="tokens")
     def tokenize_text(config: TokenizeConfig, texts: Input, model: Source, out: Workdir) -> Meta: ...
 
-A stage takes its config, its inputs (named so in the key), and a `Workdir`. It writes files to `out.path` and returns
-metadata, which become an artifact: the same config and inputs must give the same bytes. Its work may be done in parts.
+It takes its config, its inputs (named so in the key) and a `Workdir`, writes files to `out.path` and returns metadata: the
+artifact. The same config and inputs must give the same bytes.
 """
 
 from __future__ import annotations

@@ -277,8 +277,7 @@ def _with_targets(task: str, columns: dict[str, Column], data: Meta, form: Meta,
 
 
 def _classification(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
-    """Return the draft for texts and their classes, None without texts or without a column to predict. Raises
-    Question."""
+    """Return the draft for texts and their classes, None without either. Raises Question."""
     label = data.get("label")
     rule = parse_rule(label) if label and label not in columns else None
     named = rule.column if rule else label

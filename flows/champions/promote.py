@@ -87,12 +87,9 @@ def promote(
     """Compare a challenger with the champion, promote it if it is surely better or the first, and add the decision.
 
     frozen: the rows to compare on, else the newest, else the present test rows, which are frozen. training: of a retrain,
-    which promotes no model that was rolled back.
-
-    Raises:
-        ConfigError: `promote.metric` is no metric of the challenger's task.
-        DataError: The frozen rows have other labels than a model, or the scores can't be paired.
-        BlobLost: The store has lost a file of a model, or the frozen rows.
+    which promotes no model that was rolled back. Raises ConfigError if `promote.metric` is no metric of the challenger's
+    task, DataError if the frozen rows have other labels than a model or the scores can't be paired, BlobLost if the store
+    has lost a file of a model, or the frozen rows.
     """
     recipe, store = context.recipe, context.store
     clean(store)
@@ -225,11 +222,9 @@ class _Judging:
 
 
 def rollback(context: RunContext, log: EventLog) -> Entry:
-    """Make the model that the champion replaced the champion again; return the ledger's entry. No model is scored.
-
-    Raises ConfigError without an earlier champion, BlobLost if the store has lost its bytes, StoreError if another process
-    changed the champion meanwhile.
-    """
+    """Make the model that the champion replaced the champion again, and score none; return the ledger's entry. Raises
+    ConfigError without an earlier champion, BlobLost if the store has lost its bytes, StoreError if another process changed
+    the champion meanwhile."""
     with begin_log(context.for_run(log, kind="rollback"), Options(offline=context.resolver.offline)):
         entry = _roll_back(context.recipe, context.store)
         log.write("decided", entry=dict(entry))

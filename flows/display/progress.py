@@ -1,7 +1,7 @@
-"""Show the progress of stages while they run: on a terminal in one line that is refreshed, elsewhere as lines of a log.
+"""Show the progress of stages: on a terminal in one line that is refreshed, elsewhere as lines of a log.
 
-Values are the last that the stage reported, so no display waits for a device. A log (nohup, CI, Slurm) gets a line when
-training reports its loss, at most one in ten seconds, and for any stage one after sixty seconds without.
+Values are the last that the stage reported: no display waits for a device. A log (nohup, CI, Slurm) gets a line when
+training reports its loss, once in ten seconds at most, and after sixty seconds without one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ BAR = 20
 
 
 def log_line(at: StageState, now: float) -> str:
-    """Return a stage's progress for a log, such as `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA 0:12:34`.
-
-    now: seconds since 1970. Tokens are counted without padding. Without a count or a metric: `train: running for 0:01:10`.
-    """
+    """Return a stage's progress for a log: `train: 40/500 steps, loss 0.4123, 1234 tokens/s, ETA 0:12:34`, or without count
+    and metric `train: running for 0:01:10`. now: seconds since 1970. Tokens are counted without padding."""
     known = [*_count(at), *_figures(at), *_ends(at, now)] or [f"running for {clock_face(at.elapsed(now))}"]
     return f"{at.stage}: {', '.join(known)}"
 
@@ -213,7 +211,7 @@ class Screen:
             self._stream.flush()
 
     def update(self, event: Event) -> None:
-        """Nothing: the line is refreshed by itself."""
+        pass  # the line is refreshed by itself
 
     def end(self) -> None:
         if self._live is not None:

@@ -1,8 +1,7 @@
 """Data in memory as files in the home, named by their content: equal rows are equal bytes, whatever object held them.
 
-Integers become int64, floats float64; a column of whole numbers is of integers; NaN, NaT, None and an absent key are the
-same; a ClassLabel is its name; columns are sorted by name, an index and columns without values are left out. Costs a
-row group of memory.
+Integers become int64, floats float64, whole numbers integers; NaN, NaT, None and an absent key are the same; a ClassLabel
+is its name; columns are sorted, an index and empty columns left out. Costs a row group of memory.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ class Turn:
         return self.store.waiter(device_key(name), run=run, attempt=self.attempt, ttl=self.ttl, patient=True)
 
     def _await(self, text: str, waiter: Waiter) -> Lease | Stored:
-        """Wait until a lease is free, and take it; another thread's, too. Return what another run publishes meanwhile
-        instead. text: what is waited for, `{}` stands for the holder."""
+        """Take a lease once it is free, or what another run publishes meanwhile. text: with `{}` for the holder."""
         pause = FIRST_WAIT
         known = None
         while True:

@@ -80,10 +80,8 @@ class RunContext:
         part_maker: PartMaker | None = None,
         kind: str = "run",
     ) -> RunContext:
-        """Return the context of one run of this recipe, with the plan that this context has.
-
-        run: its id; None takes that of a log that is open, which this run is a part of, or a new one.
-        """
+        """Return the context of one run of this recipe, with the plan that this context has. run: its id; None takes that of
+        an open log, which this run is a part of, or a new one."""
         log = log or EventLog()
         run = run or (log.state.run if log.is_open else new_run_id())
         return replace(self, run=run, log=log, kind=kind, part_maker=part_maker, notes=[], force=frozenset())
@@ -114,10 +112,8 @@ def open_store(recipe: Recipe) -> Store:
 
 
 def open_context(name: str, overrides: Iterable[str] = (), *, offline: bool = False, create: bool = True) -> RunContext:
-    """Read a recipe (see `load`), and open its store. Raises ConfigError, StoreError.
-
-    offline: make no requests to a hub, use its last answers; create: create the store if it is missing.
-    """
+    """Read a recipe (see `load`), and open its store. offline: make no requests to a hub, use its last answers; create: the
+    store, if it is missing. Raises ConfigError, StoreError."""
     recipe = load(name, overrides)
     return context_of(recipe, open_store(recipe), offline=offline, create=create)
 
@@ -138,11 +134,8 @@ def context_of(
 
 
 def make_plan(graph: Graph, context: RunContext) -> Plan:
-    """Find out what a run would do with each stage, without running one. Sources are resolved here alone.
-
-    Raises:
-        ConfigError: A source or a model can't be found, or settings don't fit the model or its tokenizer.
-    """
+    """Find out what a run would do with each stage, without running one. Sources are resolved here alone. Raises ConfigError
+    if a source or a model can't be found, or settings don't fit the model or its tokenizer."""
     plan = Plan(graph, context.store, context.resolver, context.lost)
     plan.note(context.recipe.machine)
     return plan

@@ -44,14 +44,9 @@ def dollars(seconds: float, price_per_hour: float) -> float:
 
 
 def total(stages: Iterable[Mapping[str, Any]], price_per_hour: float) -> Meta:
-    """Return what the stages of a plan that would run or may run are expected to cost together.
+    """Return what the stages of a plan that would run or may run are expected to cost together. price_per_hour: USD.
 
-    Args:
-        stages: As `Step.to_json` returns them.
-        price_per_hour: USD.
-
-    Returns:
-        {seconds, bytes, dollars, "unknown": the names of the stages whose seconds can't be predicted, which count as 0}.
+    unknown: the names of those whose seconds can't be predicted; they count as 0.
     """
     due = [stage for stage in stages if stage["action"] not in ANYWAY]
     seconds = sum(stage["seconds"] or 0.0 for stage in due)

@@ -1,12 +1,8 @@
 """Check before a run whether training fits in a device's memory.
 
-The memory that training needs is measured by tracing one training pass (recording its operations on shapes, without
-computing them; see `trnflow.tasks.training.memory`). The measurement is cached in the home, the folder of local state. If the
-store has a result of the stage precompile, the measurement in that result is used instead.
-
-While the data stages have not run, the row length that the settings give is assumed: `pack.chunk_length` tokens, or
-with the strategy `bucket` the largest of `pack.lengths`. If `pack.lengths` is not set, because the lengths will be
-chosen from the data, an upper bound of the row length is used; a run is then never refused.
+One training pass is traced (`trnflow.tasks.training.memory`), and the measurement cached in the home; a result of precompile
+in the store has it too. Before the data stages, rows are as long as `pack.chunk_length` or the largest of `pack.lengths`;
+without these there is but an upper bound, by which no run is refused.
 """
 
 from __future__ import annotations
@@ -135,16 +131,11 @@ def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> Mem
 
 
 def refuse_what_cannot_fit(recipe: Recipe, plan: Plan, environ: Mapping[str, str], preload: tuple[str, ...]) -> None:
-    """Raise ModelError if training can't fit in the device's memory, so that a run fails before its data stages and not
-    after them.
+    """Raise ModelError if training can't fit in the device's memory: before the data stages run, not after them.
 
-    Does nothing if the trained model is in the store already, if `train.allow_overcommit` is set, if the device's
-    memory or the length of the rows is unknown, or if the rows are packed already (the stage precompile, which runs
-    next, then makes the same check). Traces one training pass (its operations on shapes, without computing them), which
-    takes seconds, unless the measurement is cached.
-
-    plan: of the recipe's pipeline; environ, preload: the environment variables, and the
-    modules imported in advance, of the process that the trace is forked from.
+    Does nothing if the model is in the store, with `train.allow_overcommit`, if memory or row length is unknown, and for
+    packed rows, which precompile checks. Takes seconds, unless it is cached. environ, preload: variables and imported
+    modules of the process that the trace is forked from.
     """
     if known_memory(recipe.training) is None or recipe.training.allow_overcommit or not _trains(plan):
         return
@@ -228,8 +219,7 @@ def _longest(recipe: Recipe) -> tuple[int, bool]:
 
 
 def _vocabulary(recipe: Recipe, model: Source) -> int | None:
-    """Return the vocabulary size of a model that is trained from scratch; None if it is not known yet; 0 for a
-    pretrained model, whose config has the size."""
+    """Return the vocabulary size of a model from scratch, None if unknown yet; 0 for a pretrained one, whose config has it."""
     trained, known = recipe.tokenize.train, model.identity["config"]
     if known["pretrained"] is not None:
         return 0

@@ -1,11 +1,10 @@
 """The automations that `trnflow deploy` creates in Prefect:
 
 - `trnflow: data changed` runs the deployment `retrain` on the event `trnflow.data.changed`.
-- `trnflow: retrained` notifies when a retrain was promoted, kept, stopped or failed.
-- `trnflow: NAME did not run` notifies when no retrain of a scheduled recipe ended in 1.5 times the schedule's longest
-  pause.
+- `trnflow: retrained` notifies of each that was promoted, kept, stopped or failed.
+- `trnflow: NAME did not run` notifies when none ended in 1.5 times the schedule's longest pause.
 
-The names of a project that is not the server's first begin with `trnflow PROJECT:`.
+Those of a server's later projects begin with `trnflow PROJECT:`.
 """
 
 from __future__ import annotations

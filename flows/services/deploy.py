@@ -167,10 +167,7 @@ def _mark(client: SyncPrefectClient, deployments: list[DeploymentResponse]) -> N
 def _prepare_server(
     home: Path, folder: Path, document: Meta, notify: str | None, *, replace: bool
 ) -> tuple[str, list[str]]:
-    """Check the new deployments and create the project's work pool; return the project, and the folders of other checkouts.
-
-    replace: delete their deployments and automations.
-    """
+    """Prepare project and work pool, and with `replace` delete what others deployed; return project, others' folders."""
     with connected() as client:
         check_block(client, notify)
         project = FIRST if replace else project_of(client, folder) or new_project(client, folder)

@@ -42,11 +42,8 @@ WATCHED = "trnflow.tasks.launch.watched:watched"
 
 
 def call_limited(function: str, arguments: Meta) -> Meta:
-    """Call "module:name"(arguments, limit) in a new process and return its JSON object; `limit(row's name)` gives
-    SECONDS.
-
-    Raises the function's own TrnflowError, ConfigError after the limit, Interrupted, ProcessFailed.
-    """
+    """Return the JSON object of "module:name"(arguments, limit) in a new process; `limit(row's name)` gives SECONDS. Raises
+    the function's own TrnflowError, ConfigError after the limit, Interrupted, ProcessFailed."""
     return _called(function, "", arguments, None, None)
 
 

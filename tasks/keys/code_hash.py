@@ -84,8 +84,7 @@ def code_hash(tree: ast.Module) -> str:
 
 
 def _statements(tree: ast.Module, leave_out: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[ast.AST]:
-    """Yield the module and all statements in it, but those that `leave_out` names and their bodies, not what follows
-    `else`."""
+    """Yield the module and its statements, but those that `leave_out` names, of which what follows `else` stays."""
     # expressions, most of a tree, are not looked at: half the time for the same hashes
     pending: list[ast.AST] = [tree]
     while pending:

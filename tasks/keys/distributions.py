@@ -85,9 +85,8 @@ def installed_versions(names: set[str], memo: Memo) -> dict[str, str | None]:
 
 
 def _version(installed: Distribution) -> str:
-    """Return the version; of what a folder or a repository was installed from, with a digest of its files, since each
-    state of these has the same one."""
-    if installed.read_text("direct_url.json") is None:
+    """Return the version; of what was installed from a folder or a repository, with a digest of its files."""
+    if installed.read_text("direct_url.json") is None:  # there, each state has the same version
         return installed.version
     record = (installed.read_text("RECORD") or "").splitlines()
     # not what differs between machines: scripts, and notes about the installation

@@ -1,8 +1,8 @@
-"""Hooks: settings that name a function of the user's, as text `package.module:name`. Nothing here runs user code.
+"""Hooks: settings that name a function of the user's, as text `package.module:name`. None runs here.
 
 A further hook takes four places: a field of type `Hook` in the config of its section, its signature in `SIGNATURES`, in
 `flows/finetune.py` the input `code=own_code(recipe, "section.setting")` of each stage that calls it, and in the stage
-the call, `function_of(code, "section.setting")`. The rest follows: checks, the key, the permit, refused overrides.
+the call, `function_of(code, "section.setting")`. The rest follows.
 """
 
 from __future__ import annotations

@@ -101,10 +101,10 @@ class ModuleFinder:
         return None
 
     def _consult_all(self, folders: Iterable[str], name: str) -> None:
-        """Stamp what decides where a module is: the folders looked in, and a folder of its name, which becomes a package
-        when it gets an `__init__.py`."""
+        """Stamp what decides where a module is: the folders looked in, and a folder of its name."""
         for folder in folders:
             self._consult(folder)
+            # which an `__init__.py` makes a package
             if os.path.isdir(below := os.path.join(folder, name.rpartition(".")[2])):
                 self._consult(below)
 

@@ -1,9 +1,9 @@
-"""The guard: ends all processes of a stage if the flow or the worker dies, or if they hold too much memory.
+"""The guard: ends all processes of a stage if flow or worker die, or they hold too much memory.
 
     guard.py GRACE MEMORY COMMAND...     stdin: lifeline; stdout: events; stderr: log
 
 The lifeline's first line, JSON [pattern, replacement] pairs, hides secrets in the log. The last event is
-`{"guard": {"exit": status, "memory": most bytes held}}`. Needs no package, starts in 20 ms (`python -I -S`).
+`{"guard": {"exit": status, "memory": most bytes held}}`. Starts in 20 ms (`python -I -S`).
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ def _resident(pid: int) -> int:
 
 
 def _watch(held: Held, memory: int, parent: int, wake: int, grace: float) -> int:
-    """Wait for the worker, and stop it on a signal, a closed lifeline or too much memory; return its exit code, or minus
-    the signal."""
+    """Wait for the worker; end it on a signal, a closed lifeline or too much memory. Return its code, or minus the signal."""
     worker = held.worker
     poll = select.poll()
     poll.register(wake, select.POLLIN)

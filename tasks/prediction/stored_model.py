@@ -39,7 +39,7 @@ class StoredModel(PythonModel):  # type: ignore[misc]
             raise MlflowException(str(error)) from error
 
     def predict(self, context: Any, model_input: DataFrame, params: Meta | None = None) -> list[Meta]:
-        """Return the predictions of rows (a data frame) as `trnflow predict --json` gives them."""
+        """Return the predictions of a data frame's rows as `trnflow predict --json` gives them."""
         rows = ((f"row {number}", row) for number, row in enumerate(_rows_of(model_input), 1))
         try:
             return list(self._predict(rows))

@@ -1,4 +1,4 @@
-"""Compare two models on the same rows: the difference of a metric, and its interval at the level of one judgement.
+"""Compare two models on the same rows: a metric's difference, and its interval at the level of one judgement.
 
 Accuracy: the exact sign test on the rows that the models judge differently. Other metrics: the paired bootstrap, which
 draws frozen rows with replacement, the same for both models, each row with all its examples, until the decision is certain.
@@ -341,8 +341,7 @@ def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:
 
 
 def _resampled(metric: Measure, sources: Sequence[Ints], differs: NDArray[np.bool_]) -> _Pair:
-    """Return the pair of a metric that is called for each resample. sources: the frozen row of each example, of both
-    models."""
+    """Return the pair of a metric that is called for each resample. sources: each example's frozen row, of both models."""
     import numpy as np
 
     (rows, of_first), (_, of_second) = map(_clusters, sources)

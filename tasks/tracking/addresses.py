@@ -24,11 +24,9 @@ VIEW = "trnflow"
 
 
 def tracking_address(home: Path, written: str | None, folder: Path = Path()) -> str:
-    """Return MLflow's address with its secrets: `written`, else MLFLOW_TRACKING_URI, else `mlflow.db` in `home`.
-
-    written: `tracking.uri` of a recipe; folder: what a relative path in it is joined to. Raises ConfigError if a variable
-    in it is not set.
-    """
+    """Return MLflow's address with its secrets: `written`, else MLFLOW_TRACKING_URI, else `mlflow.db` in `home`. written:
+    `tracking.uri` of a recipe; folder: what a relative path in it is joined to. Raises ConfigError if it names a variable
+    that is not set."""
     if written:
         return located_database(fill_address(written, "tracking.uri"), folder.absolute())
     # a later follower may run in another working directory

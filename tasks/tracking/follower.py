@@ -1,13 +1,13 @@
 """The follower: sends event logs to MLflow, in a process of its own.
 
-A run starts one. It sends the run's events until the run has ended or died, then what earlier runs left.
+It sends until its run has ended or died, then what earlier runs left.
 
     <home>/runs/<run>/mlflow/cursor.json   bytes sent, ids of the MLflow runs
     <home>/runs/<run>/mlflow/lock          locked by the process that sends
     <home>/runs/<run>/mlflow/warning       why the last try failed
     <home>/runs/<run>/mlflow/<stage>/      copies of plots
 
-The folder is removed once all is sent.
+It is removed once all is sent.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ def send_logs(home: Path, first: str = "") -> int:
 
 
 def _try_to_send(unsent: Unsent, *, is_over: bool = False) -> bool:
-    """Send the events written until now; on a failure write a warning and return False. is_over: without its end, the run
-    was killed."""
+    """Send the events so far; on a failure write a warning, return False. is_over: without its end, the run was killed."""
     try:
         _send(unsent, is_over)
     except Exception as error:

@@ -180,8 +180,7 @@ def _refuse_rows(fields: Meta, chunks: Meta, *, scratch: bool) -> None:
 
 
 def _layer_kinds(fields: Meta, settings: ClassCode) -> set[str]:
-    """Return the kinds of a model's layers that config.json lists; without a list "chunked_attention", if its class
-    makes one with that."""
+    """Return the kinds of layers that config.json lists, else "chunked_attention" if the class's own list has that."""
     if "layer_types" not in settings.fields:
         return set()
     listed = fields.get("layer_types")

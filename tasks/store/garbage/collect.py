@@ -1,9 +1,8 @@
 """Garbage collection: move the files that no root leads to into the trash, and delete old ones from trash and
 quarantine.
 
-Runs may write meanwhile, without a lock (see `trash`): the store is listed three times, for records and others, for
-blobs, and for what must come back. A killed collection is completed by the next. A dry run reports the same files and
-bytes.
+Runs may write meanwhile, without a lock (see `trash`): the store is listed for records and others, for blobs, and for what
+must come back. The next collection completes a killed one. A dry run reports the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The mark phase of garbage collection: find the files of a store that must stay. Writes nothing.
+"""The mark phase of garbage collection: find the files that must stay.
 
 Roots are the documents below `roots/`, the runs that the policy keeps, attempts that run, leases with a recent heartbeat,
-and files within the grace period. Raises StoreError if a root or a document below it can't be read. Costs one listing of
-the store, and a read of each root, run, attempt, protected record and manifest.
+and files within the grace period. Raises StoreError if a root or a document below it can't be read. Costs a listing,
+and a read of each document.
 """
 
 # A document protects what it names, at any depth: by `artifact`, `evaluation`, `frozen` or `scores` an artifact, by `key` a
