@@ -23,7 +23,7 @@ from trnflow.flows.services import server_process
 from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
 
 IDLE_SECONDS = 6.0
-LONGER = 4 * IDLE_SECONDS
+LONGER = 3 * IDLE_SECONDS
 TRAINING = (
     "run", "demo", "--until", "train", "data.limit=60", "train.engine=native", "train.devices=1", "train.epochs=5000",
     "tracking.enabled=false",
@@ -49,27 +49,17 @@ def pid_after_a_while(home: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_an_active_schedule_keeps_it_and_without_one_it_ends(home: Path) -> None:
-    api = Api(home, ensure_server(home))
+def test_an_active_schedule_keeps_it_and_after_up_it_stays_without_one(home: Path) -> None:
+    api, shell = Api(home, ensure_server(home)), Shell(home.parent)
     server = running_server(home)
+    assert server and not server["stays"]
     flow = api.post("flows/", name="nightly")["id"]
     schedule = {"schedule": {"cron": "0 3 * * *"}, "active": True}
     body = {"name": "nightly", "flow_id": flow, "schedules": [schedule]}
     deployment = api.post("deployments/", **body)["id"]
-    assert server and pid_after_a_while(home) == server["pid"]
-    api.delete(f"deployments/{deployment}")
-    wait_for_the_end(home)
-    ensure_server(home)  # the next one is another process
-    assert (running_server(home) or {})["pid"] != server["pid"]
-
-
-@pytest.mark.slow
-def test_after_up_it_stays(home: Path) -> None:
-    ensure_server(home)
-    server = running_server(home)
-    shell = Shell(home.parent)
-    assert server and not server["stays"]
+    assert pid_after_a_while(home) == server["pid"]
     assert shell.json("up")["url"] == server["url"]
+    api.delete(f"deployments/{deployment}")
     assert pid_after_a_while(home) == server["pid"]
     assert shell.json("down")["stopped"]
 
@@ -91,6 +81,8 @@ def test_a_run_keeps_the_server(home: Path) -> None:
         code = run.wait(120)
     assert code == 130 and "went away" not in said.read_text(), said.read_text()
     wait_for_the_end(home)
+    ensure_server(home)
+    assert (running_server(home) or {})["pid"] != server["pid"]
 
 
 class Folder:
