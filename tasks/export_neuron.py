@@ -1,7 +1,7 @@
-"""Export the consolidated model as graphs of static shapes [batch, length]: StableHLO, or NEFF for AWS Neuron.
+"""Export the consolidated model for inference: as StableHLO or ONNX, or as NEFF for AWS Neuron.
 
-StableHLO is read back and compared with eager PyTorch; a small model takes two seconds a length. Neuron's code **has
-never been run**. Raises ModelError when logits differ or a length is too long, MissingDependency without compiler.
+StableHLO and ONNX are read back and compared with eager PyTorch; a small model takes two seconds a length. Neuron's code
+**has never been run**. Raises ModelError when logits differ or a length is too long, MissingDependency without compiler.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export.readme import write_readme
-from trnflow.tasks.model_folder.published_weights import renamed_parameters
+from trnflow.tasks.export.targets import LOADERS, NEURON, TARGETS, ExportedProgram, open_export
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import Known, Workdir, stage
-from trnflow.tasks.system.model_process import EAGER, model_environ
-from trnflow.tasks.system.optional_packages import require_torch_xla
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from trnflow.tasks.export.agreement import ExampleCall
-    from trnflow.tasks.export.stablehlo import StableHlo
     from trnflow.tasks.metadata import ExportedMeta, ModelMeta
 
 M_MMAP_THRESHOLD = -3
@@ -38,33 +34,20 @@ M_MMAP_THRESHOLD = -3
 
 
 def environ(config: ExportConfig) -> dict[str, str]:
-    """Return the environment of the stage's process; a StableHLO export is traced and run on the CPU."""
-    return model_environ() if config.target == "stablehlo" else EAGER
+    """Return the environment of the stage's process; all but Neuron's compiler trace and run on the CPU."""
+    return TARGETS[config.target].environ()
 
 
 def accelerator(config: ExportConfig) -> Meta:
-    """Return the Neuron compiler's versions and flags; {} for StableHLO."""
-    if config.target == "stablehlo":
-        # the libraries are in another part of the key, and the flags are fixed
-        return {}
-    from trnflow.tasks.export.neuron import compiler
-
-    return compiler(config)
+    """Return the Neuron compiler's versions and flags; {} for other targets, whose libraries are in another part."""
+    return TARGETS[config.target].accelerator(config)
 
 
 def needs(config: ExportConfig, known: Known) -> Iterator[str]:
-    """Yield nothing; raise MissingDependency if `neuron` lacks a compiler, or `stablehlo` torch_xla."""
-    if config.target == "neuron" and known.here is not None:
-        from trnflow.tasks.export.neuron import check_compiler
-
-        check_compiler(config)
-    if config.target == "stablehlo" and known.here is not None:
-        require_torch_xla("export.target is stablehlo", "export.target=none")
+    """Yield nothing; raise MissingDependency if the target's compiler or libraries are not here."""
+    if known.here is not None:
+        TARGETS[config.target].check(config)
     yield from ()
-
-
-LOADERS = ("load_jax.py", "load_iree.py")
-"""Programs for those who use the export; the artifact has copies."""
 
 
 @stage(
@@ -76,7 +59,7 @@ LOADERS = ("load_jax.py", "load_iree.py")
     needs=needs,
 )
 def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir) -> ExportedMeta:
-    """Export the model as graphs from (input_ids, attention_mask) to logits, one for each length.
+    """Export the model as graphs from (input_ids, attention_mask) to logits, of StableHLO one for each length.
 
     Returns metadata:
         batch: Rows of a call.
@@ -95,20 +78,14 @@ def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir)
         "rows_compared": 0,
         "max_difference": None,
     }
-    if config.target == "neuron":
-        from trnflow.tasks.export.neuron import compile_neuron
-
-        out.warn("the Neuron export has never been run by this project: check its logits before use")
-        compile_neuron(config, weights, lengths, out)
+    if config.target == NEURON.name:
+        NEURON.compile(config, weights, lengths, out)
         return meta
     _free_large_tensors()
-    rows, difference = _export_stablehlo(config, weights, lengths, out)
-    meta["rows_compared"], meta["max_difference"] = rows, difference
+    meta["rows_compared"], meta["max_difference"], meta["dtype"] = _export(config, weights, lengths, out)
     _copy_companions(weights.path, out.path)
-    for name in LOADERS:
-        shutil.copyfile(Path(__file__).parent / "export" / "loaders" / name, out.path / name)
     write_readme(out.path, meta)
-    meta["metrics"] = {"max_difference": difference, "rows_compared": rows}
+    meta["metrics"] = {"max_difference": meta["max_difference"], "rows_compared": meta["rows_compared"]}
     return meta
 
 
@@ -122,21 +99,6 @@ def _free_large_tensors() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
-def example(model: PreTrainedModel, batch: int, length: int, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random (input_ids, attention_mask), int64 [batch, length]. number: the seed."""
-    import torch
-
-    generator = torch.Generator().manual_seed(number)
-    input_ids = torch.randint(0, model.config.get_text_config().vocab_size, (batch, length), generator=generator)
-    real = torch.randint(1, length + 1, (batch,), generator=generator)
-    if number == 0:
-        # example 0 has half-padded and whole rows
-        real[::2], real[1::2] = (length + 1) // 2, length
-    attention_mask = (torch.arange(length) < real[:, None]).long()
-    padding = model.config.get_text_config().pad_token_id
-    return input_ids.masked_fill(attention_mask == 0, padding if padding is not None else 0), attention_mask
-
-
 def _lengths(config: ExportConfig, weights: Input[ModelMeta]) -> list[int]:
     if config.length is not None:
         return [config.length]
@@ -146,29 +108,25 @@ def _lengths(config: ExportConfig, weights: Input[ModelMeta]) -> list[int]:
     return sorted(int(length) for length in lengths)
 
 
-def _export_stablehlo(
+def _export(
     config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
-) -> tuple[int, float]:
-    """Write, read back, run; return (rows compared, largest difference from eager)."""
+) -> tuple[int, float, str]:
+    """Write, read back, run; return (rows compared, largest difference from eager, dtype)."""
     import gc
 
     from trnflow.tasks.export.agreement import TOLERANCE
-    from trnflow.tasks.export.lowering import lower
-    from trnflow.tasks.export.stablehlo import load_stablehlo, write_stablehlo
 
     model = load_model(weights.path, weights.meta["task"])
     _check_positions(model, lengths)
-    graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
-    about = {"batch": config.batch, "task": weights.meta["task"], "labels": weights.meta["labels"]}
-    write_stablehlo(out.path, graphs, weights.path, about, renamed_parameters(model))
+    TARGETS[config.target].write(model, config, weights, lengths, out.path)
     dtype = str(model.dtype).removeprefix("torch.")
-    exported = load_stablehlo(out.path)  # it takes no memory before its first call
+    exported = open_export(out.path)  # it takes no memory before its first call
     calls = _eager_calls(model, config.batch, lengths, exported.compiles_once, out)
-    del graphs, model
+    del model
     gc.collect()  # before the export brings the weights again: modules are in cycles
     tolerance = config.tolerance or TOLERANCE[dtype]
     worst = max(_largest_difference(exported, calls[length], length, tolerance, out) for length in lengths)
-    return sum(call.rows for calls_of in calls.values() for call in calls_of), rounded_up(worst)
+    return sum(call.rows for calls_of in calls.values() for call in calls_of), rounded_up(worst), dtype
 
 
 def _eager_calls(
@@ -176,6 +134,7 @@ def _eager_calls(
 ) -> dict[int, list[ExampleCall]]:
     """Return {length: calls of the PyTorch model with examples}."""
     from trnflow.tasks.export.agreement import calls_by_default, eager_call, positions_of_a_row
+    from trnflow.tasks.export.examples import example
 
     parameters, vocabulary = model.num_parameters(), model.config.get_text_config().vocab_size
     count = calls_by_default(parameters, lengths, batch, compiles_once=True) if compiles_once else 1
@@ -189,7 +148,7 @@ def _eager_calls(
 
 
 def _largest_difference(
-    exported: StableHlo, calls: list[ExampleCall], length: int, tolerance: float, out: Workdir
+    exported: ExportedProgram, calls: list[ExampleCall], length: int, tolerance: float, out: Workdir
 ) -> float:
     """Return the largest difference of logits. Raises ModelError when it is above the tolerance."""
     from trnflow.tasks.export.agreement import compared_logits

@@ -24,9 +24,9 @@ from trnflow.tasks.evaluation.config import (
     split_of,
 )
 from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.export.targets import TARGETS
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known, Workdir, stage
-from trnflow.tasks.system.optional_packages import export_runner
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.devices import check_gpu
 
@@ -42,8 +42,8 @@ Result = TypeVar("Result")
 def needs(config: PredictConfig, known: Known) -> Iterator[str]:
     """Yield nothing; raise DataError if the split to evaluate on is missing, ModelError if its GPU is, MissingDependency
     if no program runs the export."""
-    if known.here is not None and known.of("export").get("target") == "stablehlo":
-        export_runner()
+    if known.here is not None and (target := TARGETS.get(known.of("export").get("target"))) is not None:
+        target.check_runner()
     if known.here is not None and config.device == "cuda":
         check_gpu(known.here, "evaluate")
     chunks = known.of("chunks")
@@ -169,7 +169,7 @@ def _calls(
     config: PredictConfig, split: Split, exported: Input | None, model: PreTrainedModel, out: Workdir
 ) -> list[ExampleCall]:
     """Return the calls to compare the exported model on."""
-    if exported is None or exported.meta["target"] != "stablehlo" or config.export_rows == 0:
+    if exported is None or not TARGETS[exported.meta["target"]].runs_here or config.export_rows == 0:
         return []
     from trnflow.tasks.export.agreement import eager_calls
 
@@ -181,8 +181,8 @@ def _exported(exported: Input | None, calls: list[ExampleCall], out: Workdir) ->
     """Return (entry of the report, metrics) of the comparison with PyTorch; report how long the export's calls took."""
     target = exported.meta["target"] if exported else "none"
     if exported is None or not calls:
-        why = {"stablehlo": "evaluate.export_rows is 0", "none": "there is no export (export.target)"}
-        return {"target": target, "note": f"not compared: {why.get(target, 'a Neuron export runs on Neuron only')}"}, {}
+        why = {"neuron": "a Neuron export runs on Neuron only", "none": "there is no export (export.target)"}
+        return {"target": target, "note": f"not compared: {why.get(target, 'evaluate.export_rows is 0')}"}, {}
     from trnflow.tasks.export.agreement import call_seconds, compare
 
     begun = time.perf_counter()

@@ -239,7 +239,7 @@ def _reduced(recipe: Recipe) -> Recipe:
             "train.warm_start_from": None, "train.compiler_flags": [], "train.allow_overcommit": True,
             "train.remat": bool(recipe.train.remat),
             "pack.buckets": 1, "evaluate.export_rows": 1,
-            "export.target": "none" if recipe.export.target == "none" else "stablehlo",
+            "export.target": "stablehlo" if recipe.export.target == "neuron" else recipe.export.target,
             "evaluate.generation.max_new_tokens": TOKENS, "evaluate.generation.prompts": 1,
         }
     )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.row_outputs import plain_inputs
-from trnflow.tasks.export.stablehlo import StableHlo, load_stablehlo
+from trnflow.tasks.export.targets import ExportedProgram, open_export
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import BatchAddress, Split
 
@@ -106,7 +106,7 @@ def eager_calls(
     """
     batch, lengths = exported.meta["batch"], exported.meta["lengths"]
     if rows is None:
-        once = load_stablehlo(exported.path).compiles_once
+        once = open_export(exported.path).compiles_once
         calls = calls_by_default(model.num_parameters(), lengths, batch, compiles_once=once)
     else:
         calls = math.ceil(rows / (batch * len(lengths)))
@@ -127,7 +127,7 @@ def compare(
     Returns ({"calls", "batch", "rows", "compared"}, {"export_max_difference", "export_agreement"}); padding is not
     compared. Raises ModelError when a logit is not finite.
     """
-    program, kind = load_stablehlo(exported.path), kind_of(exported.meta["task"])
+    program, kind = open_export(exported.path), kind_of(exported.meta["task"])
     worst, agreed, compared = 0.0, 0, 0
     for number, call in enumerate(calls, 1):
         apart, logits = compared_logits(program, call)
@@ -141,7 +141,7 @@ def compare(
     return {"calls": len(calls), "batch": exported.meta["batch"], "rows": rows, "compared": compared}, metrics
 
 
-def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, Tensor]:
+def compared_logits(program: ExportedProgram, call: ExampleCall) -> tuple[float, Tensor]:
     """Return (largest absolute difference, NaN if one is; the program's logits, as those of the call)."""
     ran = program(call.input_ids, call.attention_mask)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
@@ -149,9 +149,9 @@ def compared_logits(program: StableHlo, call: ExampleCall) -> tuple[float, Tenso
 
 
 def call_seconds(exported: Input[ExportedMeta], calls: list[ExampleCall]) -> list[float]:
-    """Return the wall-clock seconds of each timed call, the shortest length first; [] without jax."""
+    """Return the wall-clock seconds of each timed call, the shortest length first; [] where each call compiles."""
     # with XLA's optimisation, as on a server, though stages turn it off elsewhere
-    program = load_stablehlo(exported.path, optimised=True)
+    program = open_export(exported.path, optimised=True)
     if not program.compiles_once:
         return []
     seconds = []

@@ -10,16 +10,17 @@ from trnflow.tasks.config import NOT_KEYED, BatchRows, Parallel, Positive, Stage
 class ExportConfig(StageConfig):
     """Settings of `export_neuron`, which compiles or exports the trained model for inference."""
 
-    target: Literal["stablehlo", "neuron", "none"] = "stablehlo"
-    """The result: `stablehlo` (a portable graph), `neuron` (compiled for NeuronCores; needs optimum-neuron), or `none`:
-    the stage is left out, and the evaluation judges the weights alone."""
+    target: Literal["stablehlo", "onnx", "neuron", "none"] = "stablehlo"
+    """The result: `stablehlo` (a portable graph for each length), `onnx` (one graph for any number of rows and tokens;
+    needs the extra `onnx`), `neuron` (compiled for NeuronCores; needs optimum-neuron), or `none`: the stage is left
+    out, and the evaluation judges the weights alone."""
     batch: BatchRows = 1
-    """The rows of each call of the exported model."""
+    """The rows of each call of the exported model (of an ONNX model: of the calls that are compared)."""
     length: Tokens | None = None
     """The only sequence length to export. Default: every length that the data was packed to."""
     tolerance: Positive | None = None
     """The largest accepted difference between the exported model's logits and PyTorch's, relative to the largest
-    logit where that is above 1. Default: 1e-3 for float32 weights, 2e-2 for float16, 1e-1 for bfloat16."""
+    logit where that is above 1. Default: 1e-3 for float32 weights and ONNX, 2e-2 for float16, 1e-1 for bfloat16."""
     cores: Parallel = 2
     """The NeuronCores that share a language model (target `neuron`)."""
     auto_cast: Literal["none", "matmul", "all"] = "matmul"

@@ -1,4 +1,4 @@
-"""Write the README.md of a StableHLO export, for those who use it without trnflow. No date or path: it repeats."""
+"""Write the README.md of an export, for those who use it without trnflow. No date or path: it repeats."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 SCRIPT = """\
 import numpy as np
-from {loader} import load
+{imports}
 
-tokens = [{tokens}]  # of one text, by `tokenizer.json`, at most {length}
+tokens = [{tokens}]  # of one text, by `tokenizer.json`, at most {longest}
 input_ids = np.full(({batch}, {length}), {padding}, dtype=np.int64)  # {padding}: the token that fills up a row
 attention_mask = np.zeros(({batch}, {length}), dtype=np.int64)  # 1: a token of the text, 0: padding
 input_ids[:, : len(tokens)] = tokens
 attention_mask[:, : len(tokens)] = 1
-run = load(".", {length})  # compiles the graph; `run` can be called often
-logits = np.asarray(run(input_ids=input_ids, attention_mask=attention_mask))
+{run}
 print(logits.shape)
 """
 
@@ -32,19 +31,52 @@ def write_readme(folder: Path, meta: ExportedMeta) -> None:
     """Write `README.md` from `export.json`, `config.json` and the artifact's metadata."""
     document, config = read_json(folder / "export.json"), read_json(folder / "config.json")
     architecture = (config.get("architectures") or [config["model_type"]])[0]
-    padding, labels = config.get("pad_token_id"), document.get("labels")
-    parts = [
+    padding, labels = int(config.get("pad_token_id") or 0), document.get("labels")
+    parts = _onnx(document, meta, architecture, padding) if "file" in document else []
+    parts = parts or _stablehlo(document, meta, architecture, padding)
+    if labels:
+        parts.append(f"## Labels\n\n{table(('index', 'label'), enumerate(labels))}")
+    parts.append(
+        f"## Check\n\nOn {meta['rows_compared']} rows of random tokens with padding, the logits differ from those of PyTorch by "
+        f"{meta['max_difference']:g} at most ({'onnxruntime' if 'file' in document else 'torch_xla or jax'}, on a CPU)."
+    )
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _onnx(document: Meta, meta: ExportedMeta, architecture: str, padding: int) -> list[str]:
+    script = _script(
+        document, padding, min(document["lengths"]), max(document["lengths"]), "import onnxruntime",
+        f"session = onnxruntime.InferenceSession(\"{document['file']}\")\n"
+        'logits = session.run(["logits"], {"input_ids": input_ids, "attention_mask": attention_mask})[0]',
+    )  # fmt: skip
+    return [
+        f"# {architecture} as ONNX",
+        f"The graph of this model with its weights, opset {document['opset']}. It runs by onnxruntime and other programs that "
+        "read ONNX, without PyTorch and without trnflow, which made it.",
+        f"`{document['file']}` takes {_names(document)}, int64 of shape [rows, tokens], any number of both up to "
+        f"{max(document['lengths'])} tokens, and gives `logits` of {_what(meta)}, in float32. Of a row with fewer tokens than "
+        "the longest, fill up the end, with 0 in `attention_mask`. `trnflow.json` says how texts were shaped in training.",
+        f"## Run\n\nIn this folder, after `pip install onnxruntime`:\n\n```python\n{script}```",
+    ]
+
+
+def _stablehlo(document: Meta, meta: ExportedMeta, architecture: str, padding: int) -> list[str]:
+    return [
         f"# {architecture} as StableHLO",
         "The graphs of this model for static shapes, in MLIR bytecode, with its weights. They run on the CPU by jax or by IREE, "
         "without PyTorch and without trnflow, which made them.",
         f"## Graphs\n\n{_graphs(document)}",
         _inputs(document, meta),
-        _how_to_run(document, 0 if padding is None else int(padding)),
-        *([f"## Labels\n\n{table(('index', 'label'), enumerate(labels))}"] if labels else []),
-        f"## Check\n\nOn {meta['rows_compared']} rows of random tokens with padding, the logits differ from those of PyTorch by "
-        f"{meta['max_difference']:g} at most (torch_xla or jax, on a CPU).",
+        _how_to_run(document, padding),
     ]
-    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _names(document: Meta) -> str:
+    return " and ".join(f"`{name}`" for name in document["inputs"])
+
+
+def _what(meta: ExportedMeta) -> str:
+    return "each row" if kind_of(meta["task"]).per_row else "each position"
 
 
 def _graphs(document: Meta) -> str:
@@ -61,10 +93,9 @@ def _graphs(document: Meta) -> str:
 
 
 def _inputs(document: Meta, meta: ExportedMeta) -> str:
-    inputs = " and ".join(f"`{name}`" for name in document["inputs"])
     return (
-        f"Each graph takes {inputs}, int64 of shape [{document['batch']}, length], and gives `logits` of "
-        f"{'each row' if kind_of(meta['task']).per_row else 'each position'}, in {meta['dtype']}. A call has exactly "
+        f"Each graph takes {_names(document)}, int64 of shape [{document['batch']}, length], and gives `logits` of "
+        f"{_what(meta)}, in {meta['dtype']}. A call has exactly "
         f"{document['batch']} rows: fill up a smaller batch, and ignore the logits of those rows. Of a row with fewer tokens "
         "than `length`, fill up the end, with 0 in `attention_mask`. `trnflow.json` says how texts were shaped in training, and "
         "`export.json` lists the arguments of each graph in order."
@@ -73,12 +104,27 @@ def _inputs(document: Meta, meta: ExportedMeta) -> str:
 
 def _how_to_run(document: Meta, padding: int) -> str:
     length = min(map(int, document["functions"]))
-    values: Meta = {"batch": document["batch"], "length": length, "padding": padding}
-    values["tokens"] = ", ".join([str(token) for token in range(1, 5) if token != padding][:length])
-    script = SCRIPT.format(loader="load_jax", **values)
+    script = _script(
+        document, padding, length, length, "from load_jax import load",
+        f'run = load(".", {length})  # compiles the graph; `run` can be called often\n'
+        "logits = np.asarray(run(input_ids=input_ids, attention_mask=attention_mask))",
+    )  # fmt: skip
     return (
         "## Run\n\nIn this folder, after `pip install jax safetensors`:\n\n"
         f"```python\n{script}```\n\n"
         "By IREE the same with `from load_iree import load`, after `pip install iree-base-compiler iree-base-runtime safetensors "
         "ml-dtypes`."
+    )
+
+
+def _script(document: Meta, padding: int, length: int, longest: int, imports: str, run: str) -> str:
+    tokens = ", ".join([str(token) for token in range(1, 5) if token != padding][:length])
+    return SCRIPT.format(
+        imports=imports,
+        tokens=tokens,
+        longest=longest,
+        batch=document["batch"],
+        length=length,
+        padding=padding,
+        run=run,
     )

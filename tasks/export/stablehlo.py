@@ -76,6 +76,8 @@ class StableHlo:
         runner: `jax` where installed, else `torch_xla`.
     """
 
+    fixed = True
+
     def __init__(self, folder: Path, document: Meta, *, optimised: bool = False) -> None:
         self.folder = folder
         self.document = document

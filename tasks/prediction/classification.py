@@ -1,6 +1,6 @@
-"""Predict rows with a consolidated text classifier, or with its StableHLO export.
+"""Predict rows with a consolidated text classifier, or with its export.
 
-An export is for checking what it predicts, not for speed: a graph is compiled at each call, about a second.
+A StableHLO export is for checking what it predicts, not for speed: a graph is compiled at each call, about a second.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from trnflow.tasks.data.tokenization.encoders import ClassEncoder
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import read_json
 
@@ -110,11 +111,9 @@ def _eager(folder: Path, task: str) -> Program:
 
 
 def _exported(folder: Path) -> Program:
-    from trnflow.tasks.export.stablehlo import load_stablehlo
-
-    program = load_stablehlo(folder)
+    program = open_export(folder)
 
     def length(tokens: int) -> int:
-        return next(length for length in program.lengths if length >= tokens)
+        return next(length for length in program.lengths if length >= tokens) if program.fixed else tokens
 
-    return Program(program, program.lengths[-1], length, program.batch, fixed=True)
+    return Program(program, program.lengths[-1], length, program.batch if program.fixed else BATCH, program.fixed)

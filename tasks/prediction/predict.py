@@ -11,6 +11,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.export.targets import TARGETS
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.prompts import Shape, shape_of
 
@@ -41,8 +42,10 @@ def open_model(folder: Path, kind: str, meta: Meta, code: Source | None = None) 
     Raises ConfigError for an export that can't predict here, ModelError without `trnflow.json`.
     """
     exported = kind == "exported"
-    if exported and meta["target"] != "stablehlo":
-        raise ConfigError("a Neuron export runs on Neuron only", "leave --export out, or set export.target=stablehlo")
+    if exported and not TARGETS[meta["target"]].runs_here:
+        raise ConfigError(
+            "a Neuron export runs on Neuron only", "leave --export out, or set export.target to stablehlo or onnx"
+        )
     if exported and not kind_of(meta["task"]).per_row:
         raise ConfigError(
             "the export of a language model computes logits of fixed shapes and can't generate",

@@ -48,7 +48,7 @@ print(json.dumps(sum(1 for line in open(loader.__file__) if line.strip())))
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `<family>` (weights) and `out/<family>` (its export) of each family."""
     root = tmp_path_factory.mktemp("exports")
-    weights = {name: _model(root / name, name, *FAMILIES[name]) for name in FAMILIES}
+    weights = {name: family_model(root / name, name, *FAMILIES[name]) for name in FAMILIES}
     stage = "trnflow.tasks.export_neuron:export_neuron"
     calls = [
         small_models.call(stage, {"batch": 2}, root / "out" / name, weights=item) for name, item in weights.items()
@@ -58,13 +58,13 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _model(folder: Path, family: str, task: str, sizes: dict[str, Any]) -> Input:
+def family_model(folder: Path, family: str, task: str, sizes: dict[str, Any]) -> Input:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     torch.manual_seed(0)
     auto = AutoModelForSequenceClassification if task == "classification" else AutoModelForCausalLM
-    config = AutoConfig.for_model(family, **sizes)
+    config = AutoConfig.forfamily_model(family, **sizes)
     auto.from_config(config).save_pretrained(folder)
     return small_models.model_input(folder, task, [16], small_models.LABELS if task == "classification" else None)
 
@@ -78,7 +78,7 @@ def test_logits_are_eager_pytorchs(
     import torch
 
     from trnflow.tasks.evaluation.models import load_model
-    from trnflow.tasks.export_neuron import example
+    from trnflow.tasks.export.examples import example
 
     model = load_model(exports / family, FAMILIES[family][0])
     input_ids, attention_mask = example(model, 2, 16)

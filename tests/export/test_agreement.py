@@ -17,7 +17,7 @@ from trnflow.tasks.export.agreement import (
     eager_calls,
     positions_of_a_row,
 )
-from trnflow.tasks.export_neuron import example
+from trnflow.tasks.export.examples import example
 
 MINILM, BERT, LLAMA = 22_700_000, 109_000_000, 7_000_000_000
 
@@ -93,7 +93,7 @@ def test_the_difference_of_an_export_is_that_of_its_worst_call(monkeypatch: pyte
 
     ids, compared = torch.ones(2, 16, dtype=torch.long), torch.tensor([True, True])
     logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    monkeypatch.setattr(agreement, "load_stablehlo", lambda path: lambda input_ids, attention_mask: logits)
+    monkeypatch.setattr(agreement, "open_export", lambda path: lambda input_ids, attention_mask: logits)
     calls = [ExampleCall(ids, ids, compared, logits + shift) for shift in (0.25, 1.0, 0.5)]
     exported = Input(Path(), "exported", {"task": "classification", "batch": 2, "lengths": [16]}, "sha256:0")
     counts, metrics = agreement.compare(exported, calls, lambda done, calls: None)

@@ -25,7 +25,9 @@ data: {{source: builtin:reviews, name: null, text: text, label: null, split: {{v
 format: {{task: {task}, target: {target}}}
 pack: {{strategy: bucket, chunk_length: 32, buckets: 2}}
 train: {{max_steps: 30, global_batch: 32, checkpoint_every: 50}}
+export: {{target: {export}}}
 """
+EXPORTS = {"multi_label": "stablehlo", "regression": "onnx"}
 TASKS = {"multi_label": "topics", "regression": "score"}
 TEXTS = ["The bed creaked all night.", "Breakfast was rich, with warm bread. The bill was fair."]
 
@@ -33,7 +35,7 @@ TEXTS = ["The bed creaked all night.", "Breakfast was rich, with warm bread. The
 @pytest.fixture(scope="module", params=TASKS)
 def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[InProcessShell, str]:
     task, shell = request.param, InProcessShell(tmp_path_factory.mktemp(request.param))
-    text = RECIPE.format(task=task, target=TASKS[task])
+    text = RECIPE.format(task=task, target=TASKS[task], export=EXPORTS[task])
     (shell.folder / "mine.yaml").write_text(text)
     shell.json("run", "mine.yaml", "--direct", *SMALL)
     for stage in ("consolidate", "evaluate_model"):

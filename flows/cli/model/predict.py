@@ -41,7 +41,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to classify, a question, or a user's turn")
     parser.add_argument("--file", type=Path, help="rows: json lines, csv or parquet, with the columns of training")
     parser.add_argument("--out", type=Path, help="write the predictions here, as json lines in the order of the rows")
-    parser.add_argument("--export", action="store_true", help="predict with the StableHLO export (classifiers only)")
+    parser.add_argument("--export", action="store_true", help="predict with the exported model (classifiers only)")
     parser.add_argument(
         "--max-new-tokens",
         type=number(int, 1, 1 << 24),

@@ -19,7 +19,7 @@ from tests.training.toys import (
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import longest_sequence
-from trnflow.tasks.export_neuron import example
+from trnflow.tasks.export.examples import example
 from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.model.build import build, checkpointed_layers, logits_of, model_config
 

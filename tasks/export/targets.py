@@ -1,0 +1,186 @@
+"""What a trained model can be exported as: a class here and a module for each value of `export.target`.
+
+Nothing heavy is imported before it is needed, because `plan` asks targets, too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.errors import MissingDependency, ModelError
+from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.stage import Workdir, read_json
+from trnflow.tasks.system.model_process import EAGER, model_environ
+from trnflow.tasks.system.optional_packages import export_runner, require_torch_xla
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trnflow.tasks.metadata import ModelMeta
+
+LOADERS = ("load_jax.py", "load_iree.py")
+"""Programs for those who use a StableHLO export; the artifact has copies."""
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+class ExportedProgram(Protocol):
+    """An exported model: (input_ids, attention_mask), int64 [rows, length], -> logits, on the CPU.
+
+    Attributes:
+        batch, lengths: Rows and tokens of a call, the lengths ascending.
+        fixed: Whether calls have exactly these; else fewer or more rows and tokens, up to the longest, will do.
+        compiles_once: Whether a graph is compiled at its first call alone.
+    """
+
+    batch: int
+    lengths: list[int]
+    fixed: bool
+
+    @property
+    def compiles_once(self) -> bool: ...
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor: ...
+
+
+class Target:
+    """A form of export. `write` and `open` are for those that run here."""
+
+    name: str
+    runs_here = True
+    """Whether its logits are compared with PyTorch's, and `predict --export` takes it."""
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment of the process that exports."""
+        return model_environ()
+
+    def accelerator(self, config: ExportConfig) -> Meta:
+        """Return what shapes the result and is no code, library or setting: versions and flags of a compiler."""
+        return {}
+
+    def check(self, config: ExportConfig) -> None:
+        """Raise MissingDependency if this environment can't make it."""
+
+    def check_runner(self) -> None:
+        """Raise MissingDependency if this environment can't run it."""
+
+    def write(
+        self, model: Any, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], folder: Path
+    ) -> None:
+        """Write the model into `folder`, export.json included. Raises ModelError."""
+        raise NotImplementedError
+
+    def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
+        """Open an export; its weights are read at the first call. document: of export.json."""
+        raise NotImplementedError
+
+
+class StableHloTarget(Target):
+    name = "stablehlo"
+
+    def check(self, config: ExportConfig) -> None:
+        require_torch_xla("export.target is stablehlo", "export.target=onnx or export.target=none")
+
+    def check_runner(self) -> None:
+        export_runner()
+
+    def write(
+        self, model: Any, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], folder: Path
+    ) -> None:
+        from trnflow.tasks.export.examples import example
+        from trnflow.tasks.export.lowering import lower
+        from trnflow.tasks.export.stablehlo import write_stablehlo
+        from trnflow.tasks.model_folder.published_weights import renamed_parameters
+
+        graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
+        about = {"batch": config.batch, "task": weights.meta["task"], "labels": weights.meta["labels"]}
+        write_stablehlo(folder, graphs, weights.path, about, renamed_parameters(model))
+        for name in LOADERS:
+            shutil.copyfile(Path(__file__).parent / "loaders" / name, folder / name)
+
+    def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
+        from trnflow.tasks.export.stablehlo import load_stablehlo
+
+        return load_stablehlo(folder, optimised=optimised)
+
+
+class OnnxTarget(Target):
+    name = "onnx"
+
+    def check(self, config: ExportConfig) -> None:
+        missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+        if missing:
+            raise MissingDependency(
+                f"export.target is onnx, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+                "pip install 'trnflow[onnx]', or set export.target=none",
+            )
+
+    def check_runner(self) -> None:
+        if find_spec("onnxruntime") is None:
+            raise MissingDependency(
+                "an ONNX export is run by onnxruntime, which is not installed",
+                "pip install 'trnflow[onnx]', or set evaluate.export_rows=0",
+            )
+
+    def write(
+        self, model: Any, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], folder: Path
+    ) -> None:
+        from trnflow.tasks.export.onnx import write_onnx
+
+        about = {
+            "batch": config.batch,
+            "lengths": lengths,
+            "task": weights.meta["task"],
+            "labels": weights.meta["labels"],
+        }
+        write_onnx(folder, model, about)
+
+    def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
+        from trnflow.tasks.export.onnx import OnnxProgram
+
+        return OnnxProgram(folder, document)
+
+
+class NeuronTarget(Target):
+    name = "neuron"
+    runs_here = False
+
+    def environ(self) -> dict[str, str]:
+        return EAGER
+
+    def accelerator(self, config: ExportConfig) -> Meta:
+        from trnflow.tasks.export.neuron import compiler
+
+        return compiler(config)
+
+    def check(self, config: ExportConfig) -> None:
+        from trnflow.tasks.export.neuron import check_compiler
+
+        check_compiler(config)
+
+    def compile(self, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir) -> None:
+        """Compile the model for each length. Raises CompileError."""
+        from trnflow.tasks.export.neuron import compile_neuron
+
+        out.warn("the Neuron export has never been run by this project: check its logits before use")
+        compile_neuron(config, weights, lengths, out)
+
+
+NEURON = NeuronTarget()
+TARGETS: dict[str, Target] = {target.name: target for target in (StableHloTarget(), OnnxTarget(), NEURON)}
+
+
+def open_export(folder: Path, *, optimised: bool = False) -> ExportedProgram:
+    """Open an export that runs here. Raises ModelError for a folder that holds none.
+
+    optimised: let jax compile with XLA's optimisation whatever XLA_FLAGS says.
+    """
+    file = folder / "export.json"
+    document = read_json(file) if file.is_file() else {}
+    target = TARGETS.get(str(document.get("format", "")).removeprefix("trnflow-"))
+    if target is None:
+        raise ModelError(f"{folder} holds no export that this version reads", "export again")
+    return target.open(folder, document, optimised=optimised)
