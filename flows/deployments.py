@@ -36,7 +36,7 @@ from trnflow.flows.retraining.firings import note_firing
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.graph import Graph
-from trnflow.flows.runner.mlflow_log import mlflow_delivery
+from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
@@ -229,7 +229,7 @@ def _raisable(function: Callable[..., State[Any] | None], *arguments: Any) -> St
 
 def _run(name: str, overrides: Iterable[str], options: Options) -> State[Any] | None:
     session, context = _opened(name, overrides, offline=options.offline)
-    log = EventLog(*session.readers, PrefectLog(), *mlflow_delivery(context.recipe, context.store))
+    log = EventLog(*session.readers, PrefectLog(), *trackers(context.recipe, context.store))
     session.result = _execute(finetune_graph(context.recipe), context, options, log, Page())
     return _ended(session.result.error)
 
@@ -239,7 +239,7 @@ def _retrain(name: str, overrides: Iterable[str], offline: bool, wait: bool) -> 
         end_unbegun_runs()
     try:
         session, context = _opened(name, overrides, offline=offline)
-        delivery = mlflow_delivery(context.recipe, context.store)
+        delivery = trackers(context.recipe, context.store)
     except TrnflowError as error:  # the recipe can't be read, so its name is that of the file
         _emit_failure(Path(name).stem, error)
         note_firing(home_folder(), Path(name).stem, "failed", error.message)

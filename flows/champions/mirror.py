@@ -8,7 +8,7 @@ from __future__ import annotations
 from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of
-from trnflow.flows.runner.mlflow_log import mlflow_delivery, write_champion
+from trnflow.flows.runner.mlflow_log import trackers, write_champion
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.tasks.artifact import Meta
@@ -26,7 +26,7 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
     decision: of the promotion that was tried; None after a rollback.
     """
     try:
-        readers = mlflow_delivery(recipe, store, wait_seconds=0.0)
+        readers = trackers(recipe, store, wait_seconds=0.0)
         if not readers:
             return None
         ledger = read_ledger(store, recipe.name)

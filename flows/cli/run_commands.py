@@ -14,7 +14,7 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
-from trnflow.flows.runner.mlflow_log import mlflow_delivery
+from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
@@ -55,7 +55,7 @@ def run(options: Namespace) -> int:
             print_error(fault, options)
             return 2
     if idle:
-        log = EventLog(*mlflow_delivery(recipe, context.store))  # a lost blob is found, and made, only now
+        log = EventLog(*trackers(recipe, context.store))  # a lost blob is found, and made, only now
         result = run_graph(graph, context.for_run(log), what)
     else:
         result = _run_stages(options, context, what)
@@ -105,7 +105,7 @@ def _run_without_prefect(context: RunContext, what: Options, progress: Progress,
 
 def _run_directly(context: RunContext, what: Options, progress: Progress, warning: str = "") -> Result:
     """Run without Prefect. warning: a note of the run."""
-    direct = context.for_run(EventLog(progress, *mlflow_delivery(context.recipe, context.store)))
+    direct = context.for_run(EventLog(progress, *trackers(context.recipe, context.store)))
     direct.notes += [warning] * bool(warning)
     return run_graph(finetune(context.recipe), direct, what)
 

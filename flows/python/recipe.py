@@ -19,7 +19,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import ON, RecipeTree, read_tree, tree_of
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.runner.context import RunContext, context_of, make_plan, open_store
-from trnflow.flows.runner.mlflow_log import mlflow_delivery
+from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.plan import Plan as RunPlan
 from trnflow.flows.runner.run import run as run_graph
@@ -126,7 +126,7 @@ class Recipe:
             rehearsal = rehearse_first(context, what, (reader,)) if rehearse and until is None else None
             if rehearsal is not None and rehearsal.fault is not None:
                 raise rehearsal.fault
-            log = EventLog(reader, *mlflow_delivery(context.recipe, context.store))
+            log = EventLog(reader, *trackers(context.recipe, context.store))
             result = run_graph(graph, context.for_run(log), what)
         if isinstance(result.error, Interrupted):
             raise KeyboardInterrupt(str(result.error)) from result.error

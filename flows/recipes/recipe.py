@@ -136,6 +136,8 @@ class TrackingConfig(StageConfig):
     `sqlite:///<home>/mlflow.db`."""
     experiment: str = "trnflow"
     """The name of the MLflow experiment."""
+    also: tuple[Literal["tensorboard"], ...] = ()
+    """Other trackers: `tensorboard` writes its files to `<home>/tensorboard` (needs the extra `tensorboard`)."""
 
 
 class Recipe(StageConfig):

@@ -1,4 +1,4 @@
-"""What a run's event log has for MLflow alone, and the reader that has it sent."""
+"""What a run's event log has for MLflow alone, and the readers that trackers get it by."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.tracking import MlflowDelivery, destination, tracking_address
 from trnflow.tasks.tracking.delivery import WAIT_SECONDS
+from trnflow.tasks.tracking.tensorboard import TensorBoardFiles
 
 ON_RECORD = ("run", "retrain", "trial")
 """Kinds of runs that get a run record when they end."""
@@ -62,13 +63,17 @@ def for_mlflow(context: RunContext, step: Step) -> Meta:
     return fields
 
 
-def mlflow_delivery(recipe: Recipe, store: Store, *, wait_seconds: float = WAIT_SECONDS) -> tuple[Reader, ...]:
-    """Return the reader that has a run's events sent to MLflow; none where `tracking.enabled` is false. wait_seconds: the
-    longest wait when the run ends. Raises ConfigError if a variable in `tracking.uri` is not set."""
+def trackers(recipe: Recipe, store: Store, *, wait_seconds: float = WAIT_SECONDS) -> tuple[Reader, ...]:
+    """Return the readers of a run's events for MLflow, unless `tracking.enabled` is false, and for `tracking.also`.
+
+    wait_seconds: the longest wait for MLflow when the run ends. Raises ConfigError if a variable in `tracking.uri` is not
+    set, MissingDependency without a tracker's package.
+    """
+    also = tuple(TensorBoardFiles(store.home) for _ in set(recipe.tracking.also))
     if not recipe.tracking.enabled:
-        return ()
+        return also
     address = tracking_address(store.home, recipe.tracking.uri, recipe.folder("tracking.uri"))
-    return (MlflowDelivery(store.home, address, wait_seconds=wait_seconds),)
+    return (MlflowDelivery(store.home, address, wait_seconds=wait_seconds), *also)
 
 
 def end_log(context: RunContext, error: TrnflowError | None, notes: list[str]) -> list[str]:

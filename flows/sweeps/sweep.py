@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, new_run_id, open_store
-from trnflow.flows.runner.mlflow_log import mlflow_delivery
+from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run_log import begin_log
@@ -253,7 +253,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
         yield
         return
     recipe = plan.recipe.model_copy(update={"name": plan.trial_name})
-    log = EventLog(*mlflow_delivery(recipe, store))
+    log = EventLog(*trackers(recipe, store))
     context = context_of(recipe, store).for_run(log, run=study.identity, kind="sweep")
     with begin_log(context, Options(), tags={"trnflow.study": plan.name}):
         yield

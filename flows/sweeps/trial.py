@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, open_store
-from trnflow.flows.runner.mlflow_log import mlflow_delivery
+from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
@@ -134,7 +134,7 @@ def direct_runs(answers: Answers) -> Run:
     def run_directly(recipe: Recipe, what: Options, run: str, readers: tuple[Reader, ...], sweep: str) -> Result:
         store = open_store(recipe)
         context = context_of(recipe, store, offline=what.offline, answers=answers)
-        log = EventLog(*readers, *mlflow_delivery(recipe, store))
+        log = EventLog(*readers, *trackers(recipe, store))
         context = context.for_run(log, run=run, kind="trial" if what.until else "run")
         context.parent = sweep
         return run_graph(finetune(recipe), context, what)

@@ -10,7 +10,7 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.runner.context import RunContext, open_context
-from trnflow.flows.runner.mlflow_log import mlflow_delivery
+from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import ConfigError, TrnflowError
@@ -98,7 +98,7 @@ def _directly(options: Namespace, context: RunContext, change: RetrainReason, pr
     def train(training: RunContext, graph: Graph) -> Result:
         return run(graph, training.for_run(log), Options(offline=options.offline))
 
-    log = EventLog(progress, *mlflow_delivery(context.recipe, context.store))
+    log = EventLog(progress, *trackers(context.recipe, context.store))
     return retrain_recipe(context, log, train, wait=options.wait, change=change)
 
 
