@@ -137,7 +137,7 @@ def test_a_model_of_another_vocabulary_is_no_start(done: tuple[Checkout, dict[st
     attempts = checkout.folder / ".trnflow/store/attempts"
     before = sorted(attempts.rglob("*.json"))
     more = [*SMALL, "tokenize.train.lowercase=false", "train.warm_start_from=demo"]
-    for command in (("run", "demo", "--direct"), ("run", "demo", "--direct", "--force", "load_data"), ("plan", "demo")):
+    for command in (("run", "demo", "--direct", "--force", "load_data"), ("plan", "demo")):
         refused = checkout.run(*command, *more, check=False)
         assert refused.returncode == 2, refused.stderr
         assert "tokenize.train has yet to train this run's tokenizer" in refused.stderr
@@ -145,10 +145,9 @@ def test_a_model_of_another_vocabulary_is_no_start(done: tuple[Checkout, dict[st
     assert sorted(attempts.rglob("*.json")) == before
     checkout.run("prepare", "demo", *SMALL, "tokenize.train.lowercase=false")
     prepared = sorted(attempts.rglob("*.json"))
-    for command in (("run", "demo", "--direct"), ("plan", "demo")):
-        refused = checkout.run(*command, *more, check=False)
-        assert refused.returncode == 2, refused.stderr
-        assert "has another vocabulary than this run's rows" in refused.stderr
+    refused = checkout.run("run", "demo", "--direct", *more, check=False)
+    assert refused.returncode == 2, refused.stderr
+    assert "has another vocabulary than this run's rows" in refused.stderr
     assert sorted(attempts.rglob("*.json")) == prepared
     fixed = ["model.tokenizer=tokens/tokenizer", "tokenize.train=null", "train.warm_start_from=demo"]
     checkout.run("get", "demo", "tokenize_text", "tokens", *SMALL)

@@ -26,7 +26,7 @@ def trained(tmp_path, name: str, config: TrainConfig, lengths: tuple[int, ...] =
     return stage.result()
 
 
-@pytest.mark.parametrize("engine", ["native", pytest.param("xla", marks=pytest.mark.xla)])
+@pytest.mark.parametrize("engine", ["native", pytest.param("xla", marks=[pytest.mark.nightly, pytest.mark.xla])])
 def test_evaluating_changes_no_step(engine: str, tmp_path) -> None:
     """With dropout: not even the random numbers. Nor is another graph compiled."""
     config = TrainConfig(**{**NATIVE, "engine": engine, "max_steps": 5})

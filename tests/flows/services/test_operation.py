@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_the_documented_commands_are_found() -> None:
 def test_a_schedule_fires_and_its_run_completes(operated: Api) -> None:
     deployment = operated.get("deployments/name/finetune/finetune")["id"]
     schedule = {
-        "schedule": {"interval": 20, "anchor_date": datetime.now(UTC).isoformat()},
+        "schedule": {"interval": 3600, "anchor_date": (datetime.now(UTC) + timedelta(seconds=8)).isoformat()},
         "active": True,
         "parameters": {"recipe": "demo", "overrides": QUICK, "until": "format_prompts"},
     }

@@ -18,6 +18,7 @@ import pytest
 from tests.flows.prefect_api import PROJECT, Api
 from tests.flows.runner.shelf import Shelf, sentences
 from tests.helpers.command_line import Shell
+from tests.helpers.products import few
 from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.waiting import wait_for
 from trnflow.flows.recipes.recipe import TaskRunnerConfig
@@ -55,7 +56,7 @@ def alone(api: Api, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Meta]
     )
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes", "ray", pytest.param("dask", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", few(["threads", "ray", "processes", "dask"], 2))
 def test_any_worker_takes_any_part_and_the_bytes_are_the_same(
     kind: str,
     api: Api,
