@@ -38,8 +38,6 @@ from trnflow.tasks.system.process import processes_of
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 STEPS = 2
-KILLS = 3
-"""Trainings that are begun until one is killed in time: on a busy machine a small one may end first."""
 BATCH = 4
 """Rows of a batch: enough for a mean over rows to differ from one."""
 TOKENS = 8
@@ -182,17 +180,13 @@ class _Small:
         """Train, publish, export, evaluate and ask the small model."""
         with _folder(self.context.store, model) as folder:
             recipe = _with_model(_reduced(self.context.recipe), self.plan, model, folder)
-            for seed in range(KILLS):  # with another seed, another key: it trains anew
-                recipe = recipe.changed({"train.seed": seed})
-                graph, killer = finetune(recipe, rows=sampled), Killer(self.context.store)
-                first = run(graph, self.begin(recipe, killer), Options(until=ROLES["training"], record=False))
-                self.rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
-                if self.rehearsal.killed:
-                    break
-                if first.error is not None:
-                    raise first.error
-            else:
-                self.rehearsal.remark("training ended each time before it could be killed, so no resumption was tried")
+            graph, killer = finetune(recipe, rows=sampled), Killer(self.context.store)
+            first = run(graph, self.begin(recipe, killer), Options(until=ROLES["training"], record=False))
+            self.rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
+            if first.error is not None and not self.rehearsal.killed:
+                raise first.error
+            if not self.rehearsal.killed:
+                self.rehearsal.remark("training saved no state before it ended, so no resumption was tried")
             weights = _artifact(settle(graph, self.begin(recipe)).steps[ROLES["model"]].artifact)
             asked = Node(
                 answer, AnswerConfig(), {"weights": weights, "rows": sampled, "code": own_code(recipe, "format.make")}
@@ -201,7 +195,7 @@ class _Small:
 
 
 class Killer(Reader):
-    """Reader that kills training, as soon as it has saved its first state."""
+    """Reader that kills training, which waits for it as soon as it has saved its first state."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -211,19 +205,21 @@ class Killer(Reader):
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] == "stage_begun" and event["stage"] == ROLES["training"]:
             self._ended.clear()
+            self._store.partial(event["key"]).hold()
             threading.Thread(target=self._watch, args=(event["key"], event["attempt"]), daemon=True).start()
         elif event["event"] in ("stage_ended", "stage_failed", "run_ended"):
             self._ended.set()
 
     def _watch(self, key: str, attempt: str) -> None:
-        partial_states = Path(self._store.root, "partial", key)
-        while not self._ended.wait(0.005):
-            if any(partial_states.glob("step-*/COMMIT")):
+        partial = self._store.partial(key)
+        while not self._ended.wait(0.02):
+            if partial.steps():
                 for pid in processes_of(attempt):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
                         self.killed = True
-                return
+                break
+        partial.release()
 
 
 def _reduced(recipe: Recipe) -> Recipe:

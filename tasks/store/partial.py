@@ -21,6 +21,8 @@ from trnflow.tasks.store.folders import files_below
 from trnflow.tasks.store.layout import read_object
 from trnflow.tasks.store.location import open_backend
 
+HELD_SECONDS = 0.02
+
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
     """Return access to the partial state of `key` in the store at `root`. Makes no request."""
@@ -34,6 +36,7 @@ class PartialState:
         self._backend = backend
         self._cache = cache
         self._prefix = f"partial/{key}"
+        self._hold = backend.local / self._prefix / "HOLD" if backend.local is not None else None
 
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
         """Return (step, folder) of the newest complete, undamaged state, or None; a remote one is downloaded.
@@ -89,6 +92,18 @@ class PartialState:
             if not self._committed(step):
                 self._backend.remove(target)
             raise
+        while self._hold is not None and self._hold.exists():
+            time.sleep(HELD_SECONDS)
+
+    def hold(self) -> None:
+        """Let every commit wait after its COMMIT, until `release`; of a store on this machine."""
+        assert self._hold is not None
+        self._hold.parent.mkdir(parents=True, exist_ok=True)
+        self._hold.touch()
+
+    def release(self) -> None:
+        assert self._hold is not None
+        self._hold.unlink(missing_ok=True)
 
     def _committed(self, step: int) -> bool:
         return self._backend.size(f"{self._folder(step)}/COMMIT") is not None

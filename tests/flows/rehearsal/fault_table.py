@@ -20,7 +20,7 @@ from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
 from trnflow.flows.runner.context import open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import run
-from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.errors import TrnflowError, unexpected
 from trnflow.tasks.events import EventLog
 
 
@@ -60,8 +60,8 @@ def ran(folder: Path, name: str) -> Ran:
         try:
             opened = open_context("mine.yaml", (*fault.overrides, "tracking.enabled=false")).for_run(EventLog())
             result = run(finetune(opened.recipe), opened, Options())
-        except TrnflowError as refused:
-            return Ran(refused, 0.0)
+        except (TrnflowError, OSError) as refused:
+            return Ran(unexpected(refused), 0.0)
         harmed = result.error is None and name in HARMS and HARMS[name](ended(result, opened.store, folder / "made"))
     train = opened.log.state.stages.get(ROLES["training"])
     return Ran(result.error, train.seconds or 0.0 if train is not None else 0.0, harmed)
