@@ -46,6 +46,9 @@ BATCH = 4096
 PART = 8 * BATCH
 """Rows of a part."""
 
+SHOWN = 100
+"""Characters of a row that can't be formatted, in its error."""
+
 LABELS = "labels.json"
 """The file that parts share: names of the model's outputs, or null."""
 
@@ -303,7 +306,9 @@ def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: i
         examples = make(row, where)
     except DataError as error:
         if config.bad_rows == "error":
-            raise DataError(error.message, f"{error.fix}; format.bad_rows=drop leaves such rows out") from error
+            # the number is of the rows that load_data kept: the text finds the row in the user's file
+            message = f"{error.message} (the row begins with {_beginning(row)})"
+            raise DataError(message, f"{error.fix}; format.bad_rows=drop leaves such rows out") from error
         tally.note(BAD, str(number))
         return []
     for note in examples.notes:
@@ -312,6 +317,11 @@ def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: i
     tally.empty += not examples.examples
     tally.apart += len(examples.examples) if REWRITTEN in examples.notes else 0
     return examples.examples
+
+
+def _beginning(row: Row) -> str:
+    text = next((value for value in row.values() if isinstance(value, str) and value.strip()), "no text")
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _tell_unread(config: FormatConfig, meta: RowsMeta, chat: Meta | None, out: Workdir) -> None:

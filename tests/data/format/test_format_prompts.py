@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.helpers.command_line import Shell
 from tests.helpers.data_stages import files, loaded_rows, table
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.config import FormatConfig
@@ -91,6 +94,17 @@ def test_chat_with_an_unknown_role_names_the_row(bench, tmp_path):
     messages = [[{"role": "user", "content": "x"}, {"role": "robot", "content": "y"}]]
     with pytest.raises(DataError, match="split train row 1: message 2 has the role 'robot'"):
         bench.texts(loaded_rows(tmp_path, {"messages": messages}), task="chat", chat_template="sections")
+
+
+def test_a_row_is_found_by_its_text_where_rows_before_it_were_left_out(trnflow: Shell) -> None:
+    rows = [{"q": f"What is {n}?", "a": "" if n == 3 else str(n)} for n in (1, 2, 2, 3, 4, 5)]
+    (trnflow.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = trnflow.error(
+        "run", "demo-llm", "data.source=rows.jsonl", "data.name=null", "data.split=null", "data.dedupe=true",
+        "format.prompt_template='{{ q }} {{ 1 // (a | int - 5) }}'", "format.response=a", "--until", "format_prompts",
+        "--direct", "tracking.enabled=false", code=1,
+    )  # fmt: skip
+    assert "(the row begins with 'What is 5?')" in said
 
 
 def test_alpaca_s_words(bench, tmp_path):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,11 +18,14 @@ from tests.flows.rehearsal.faults import FAULTS, RECIPES, Fault, write_sound
 from tests.flows.rehearsal.harms import HARMS, ended
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
-from trnflow.flows.runner.context import open_context
+from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.plan import Options
-from trnflow.flows.runner.run import run
-from trnflow.tasks.errors import TrnflowError, unexpected
-from trnflow.tasks.events import EventLog
+from trnflow.flows.runner.run import Result, run
+from trnflow.tasks.errors import Interrupted, TrnflowError, unexpected
+from trnflow.tasks.events import Event, EventLog, Reader, RunState
+
+CHECKPOINTS = 23
+"""The kind of a checkpoint that can't be written or resumed."""
 
 
 def rehearsed(folder: Path, fault: Fault) -> Rehearsal:
@@ -51,6 +55,26 @@ class Ran(NamedTuple):
     harmed: bool = False
 
 
+class Interrupter(Reader):
+    """Reader that interrupts training (Ctrl-C) after its first step."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "progress" and event["stage"] == ROLES["training"] and not self.done:
+            self.done = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def _run(fault: Fault) -> tuple[Result, RunContext]:
+    """Run a recipe; the training of a fault of checkpoints is interrupted, so that it has one to go on from."""
+    long = ("train.epochs=300", "train.checkpoint_every=20") if fault.number == CHECKPOINTS else ()
+    context = open_context("mine.yaml", (*fault.overrides, *long, "tracking.enabled=false"))
+    opened = context.for_run(EventLog(*([Interrupter()] if long else [])))
+    return run(finetune(opened.recipe), opened, Options()), opened
+
+
 def ran(folder: Path, name: str) -> Ran:
     """Run a sound recipe with a fault planted."""
     fault = FAULTS[name]
@@ -58,8 +82,9 @@ def ran(folder: Path, name: str) -> Ran:
     fault.plant(folder)
     with fault.around(folder):
         try:
-            opened = open_context("mine.yaml", (*fault.overrides, "tracking.enabled=false")).for_run(EventLog())
-            result = run(finetune(opened.recipe), opened, Options())
+            result, opened = _run(fault)
+            if fault.number == CHECKPOINTS and isinstance(result.error, Interrupted):
+                result, opened = _run(fault)
         except (TrnflowError, OSError) as refused:
             return Ran(unexpected(refused), 0.0)
         harmed = result.error is None and name in HARMS and HARMS[name](ended(result, opened.store, folder / "made"))

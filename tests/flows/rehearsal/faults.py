@@ -214,10 +214,12 @@ def denied(*troubles: dict[str, object]) -> Callable[[Path], AbstractContextMana
 
     @contextmanager
     def refusing(folder: Path) -> Iterator[None]:
+        import boto3
         import fsspec.config
 
         endpoint = start_server()
         new_bucket(endpoint, "rehearsed")
+        boto3.resource("s3", endpoint_url=endpoint).Bucket("rehearsed").objects.delete()
         (folder / "troubles.json").write_text(json.dumps(troubles))
         before = dict(fsspec.config.conf)
         with proxy_of(endpoint, folder / "troubles.json") as url:

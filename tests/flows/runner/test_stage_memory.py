@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from tests.conftest import PROJECT
 from tests.helpers.command_line import Shell
 from trnflow.flows.finetune import FUNCTIONS
 from trnflow.flows.recipes.recipe import Recipe
@@ -23,3 +26,9 @@ def test_each_stage_has_settings_with_which_it_takes_less() -> None:
         section, _, setting = words.partition(".")
         if setting:
             assert setting in Recipe.model_fields[section].annotation.model_fields
+
+
+def test_the_page_has_the_same_settings() -> None:
+    page = (PROJECT / "docs/machines.md").read_text().replace("`", "")
+    for stage, words in TAKES_LESS.items():
+        assert re.search(rf"^\| (?:{stage}|.*\({stage}\)) \| {re.escape(words)} \|$", page, re.MULTILINE), stage
