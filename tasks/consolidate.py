@@ -26,6 +26,7 @@ from trnflow.tasks.model_folder.settings_files import generation_settings, posit
 from trnflow.tasks.sources.model_source import generation_config
 from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.model_process import model_environ
+from trnflow.tasks.system.optional_packages import bitsandbytes_version
 from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weights, base_weights, write_adapter
 from trnflow.tasks.training.checkpoint.starting_weights import starting_from
 from trnflow.tasks.training.model.lora import CONFIG
@@ -73,6 +74,8 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     packed = inputs.get("packed")
     if isinstance(packed, Artifact) and kind_of(packed.meta["task"]).decides:
         keyed["packed"] = packed.digest
+    if ((shards.meta.get("settings") or {}).get("lora") or {}).get("base_dtype") == "nf4":
+        keyed["bitsandbytes"] = bitsandbytes_version()
     keyed["weights"] = start.digest if isinstance(start, Artifact) else model.identity.get("weights")
     return {**keyed, "dtype": _dtype(config, model, start)} if config.dtype == "base" else keyed
 

@@ -33,6 +33,17 @@ def require_torch_xla(asked: str, otherwise: str) -> None:
         raise MissingDependency(f"{asked}, and {lacks}", f"{INSTALL_TORCH_XLA}, or set {otherwise}")
 
 
+def require_bitsandbytes(asked: str) -> None:
+    """Raise MissingDependency without bitsandbytes. asked: the setting that needs it."""
+    if find_spec("bitsandbytes") is None:
+        raise MissingDependency(f"{asked}, and bitsandbytes is not installed", "pip install 'trnflow[quantised]'")
+
+
+def bitsandbytes_version() -> str | None:
+    """Return the version of bitsandbytes, for a key."""
+    return version("bitsandbytes") if find_spec("bitsandbytes") else None
+
+
 def export_runner() -> str:
     """Return the package that runs a StableHLO export: "jax" where installed, else "torch_xla". Raises MissingDependency."""
     for name in ("jax", "torch_xla"):

@@ -111,6 +111,7 @@ class TrainConfig(
         if self.attention == "flex" and self.device != "cuda":
             raise ValueError("attention=flex is for device cuda: set attention=sdpa")
         check_processes(self)
+        _check_quantised(self)
         return self
 
 
@@ -154,6 +155,21 @@ def check_positions(longest: int, positions: int, model: str) -> None:
             f"rows of {longest} tokens, but {model} has {positions} positions",
             "lower tokenize.max_length and pack.chunk_length (or raise model.config.max_position_embeddings from scratch)",
         )
+
+
+def _check_quantised(config: TrainConfig) -> None:
+    """Raise ValueError when `lora.base_dtype` comes with a layout that splits the layers it quantises, or another engine."""
+    kind = config.lora and config.lora.base_dtype
+    if kind and config.engine != "native":
+        raise ValueError(
+            f"lora.base_dtype={kind} is for engine native: set engine=native, or leave lora.base_dtype out"
+        )
+    for name, harmful in (("fsdp", config.fsdp), ("tensor_parallel_size", config.tensor_parallel_size > 1)):
+        if kind and harmful:
+            raise ValueError(
+                f"{name} splits the layers that lora.base_dtype={kind} quantises, which is not supported: leave {name} out "
+                "(zero1 splits the optimizer's state), or lora.base_dtype"
+            )
 
 
 def check_processes(config: TrainConfig) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from trnflow.tasks.errors import MissingDependency, ModelError
 from trnflow.tasks.system.gpus import usable_gpus
 from trnflow.tasks.system.memory import machine_memory
-from trnflow.tasks.system.optional_packages import require_torch_xla
+from trnflow.tasks.system.optional_packages import require_bitsandbytes, require_torch_xla
 from trnflow.tasks.training.config import TrainConfig
 
 NEURON_PACKAGES = ("libneuronxla", "neuronx-cc", "torch-neuronx")
@@ -42,6 +42,7 @@ def check_device(config: TrainConfig) -> None:
             "pip install setuptools, or set train.compile=false",
         )
     check_torch_xla(config)
+    check_bitsandbytes(config)
     if config.device == "neuron":
         check_neuron(config)
 
@@ -50,6 +51,12 @@ def check_torch_xla(config: TrainConfig) -> None:
     """Raise MissingDependency when engine xla lacks torch_xla."""
     if config.engine == "xla":
         require_torch_xla("train.engine is xla", "train.engine=native (--on cpu, --on gpu)")
+
+
+def check_bitsandbytes(config: TrainConfig) -> None:
+    """Raise MissingDependency when a setting lacks bitsandbytes."""
+    if config.lora is not None and config.lora.base_dtype == "nf4":
+        require_bitsandbytes("train.lora.base_dtype is nf4")
 
 
 def cautions(config: TrainConfig) -> list[str]:

@@ -18,6 +18,8 @@ def compiler(config: TrainConfig) -> Meta:
     """Return what a compiled graph depends on besides settings and shapes: {"device", "versions": [packages], "flags":
     {variable: flags}, empty for engine native}."""
     packages = ["torch", "transformers"]
+    if config.lora is not None:
+        packages += ["peft"] + (["bitsandbytes"] if config.lora.base_dtype == "nf4" else [])
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
     return {

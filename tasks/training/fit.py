@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.config import keyed_params
@@ -108,7 +108,8 @@ def _prepare(
     if stored:
         out.info(f"resumes at step {progress.step}")
     if built.frozen:
-        out.info(f"trains {_count(built.trained()):,} of {_count(built.parameters()):,} parameters")
+        trained = sum(parameter.numel() for parameter in built.trained().values())
+        out.info(f"trains {trained:,} of {built.numbers:,} parameters")
     kept, timeout = newest[0] if newest else None, config.collective_timeout_seconds
     saver = Saver(out, world, keep=config.keep_checkpoints, timeout_seconds=timeout, kept=kept)
     return Run(config, built, engine, registry, schedule, train, validation, progress, out, world, saver)
@@ -156,7 +157,3 @@ def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:
     for name in stored.names:
         value = stored.tensor(name)
         yield TensorSlice(PARAMETER + name, 0, (0,) * value.dim(), tuple(value.shape), value)
-
-
-def _count(parameters: dict[str, Any]) -> int:
-    return sum(parameter.numel() for parameter in parameters.values())

@@ -9,7 +9,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Schedule
 from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
-from trnflow.tasks.training.devices import check_gpu, check_neuron, check_torch_xla
+from trnflow.tasks.training.devices import check_bitsandbytes, check_gpu, check_neuron, check_torch_xla
 from trnflow.tasks.training.objective import class_weights
 from trnflow.tasks.training.selection import check_selection
 
@@ -24,6 +24,7 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     check_model(config, model)
     if known.here is not None:
         check_torch_xla(config)
+        check_bitsandbytes(config)
     if known.here is not None and config.device == "neuron":
         check_neuron(config)
     if known.here is not None and config.device == "cuda":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ MASKED_KINDS = ("full_attention", "attention", "sliding_attention", CHUNKED)
 """Kinds of layers for which there is a mask, by transformers' names."""
 LORA_TARGETS = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 """peft's table."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""transformers' names for the number of experts, whose weights are not those of linear layers."""
 PACKING = ("bfd", "concat")
 """Values of pack.strategy with which a row may have several documents."""
 
@@ -111,12 +114,26 @@ def _refuse_settings(config: TrainConfig, model_type: str, fields: Meta, table: 
         return  # the text model has a class and settings of its own
     if config.remat and "GradientCheckpointingLayer" not in _text(code_file(model_type, "modeling")):
         raise ModelError(f"{name} marks no layers to recompute", "set train.remat=false")
+    if config.lora is not None and config.lora.base_dtype is not None:
+        _refuse_quantised(config.lora.base_dtype, model_type, fields, name)
     if config.lora is not None and config.lora.targets is None and model_type not in _lora_targets():
         raise ModelError(
             f"peft knows no targets for a model of type {model_type}", f"set train.lora.targets to {ALL_LINEAR}"
         )
     if config.tensor_parallel_size > 1:
         _refuse_split(config, model_type, fields, model, settings)
+
+
+def _refuse_quantised(kind: str, model_type: str, fields: Meta, name: str) -> None:
+    """Raise ModelError for `lora.base_dtype` with a family whose weights are not those of linear layers."""
+    settings, code = config_code(model_type), _text(code_file(model_type, "modeling"))
+    experts = any(settings.of(fields, count) for count in EXPERTS) and re.search(r"class \w+Experts\(", code)
+    if experts or re.search(r"\bConv1D\(", code):
+        raise ModelError(
+            f"train.lora.base_dtype={kind} quantises linear layers, and {name} keeps its weights in "
+            f"{'experts' if experts else 'Conv1D'}",
+            "leave train.lora.base_dtype out, or choose a model of linear layers, such as Llama, Mistral or Qwen",
+        )
 
 
 def _refuse_split(config: TrainConfig, model_type: str, fields: Meta, model: ClassCode, settings: ClassCode) -> None:

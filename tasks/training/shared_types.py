@@ -75,6 +75,12 @@ class Built:
         """All parameters by name; a tied one once."""
         return dict(self.model.named_parameters())
 
+    @property
+    def numbers(self) -> int:
+        """How many weights the model has, those of quantised layers too."""
+        packed = sum(getattr(module, "packed_numbers", 0) for module in self.model.modules())
+        return packed + sum(parameter.numel() for parameter in self.parameters().values())
+
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by name, in the model's order."""
         return {name: parameter for name, parameter in self.parameters().items() if name not in self.frozen}

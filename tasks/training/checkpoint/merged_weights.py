@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -28,7 +30,8 @@ class Weights(Protocol):
 
 
 class MergedWeights:
-    """The base model's weights with trained parameters replaced and LoRA's updates added in fp32.
+    """The base model's weights, rounded as training did, with trained parameters replaced and LoRA's updates added in
+    fp32.
 
     stored: The trained parameters. model: On "meta": names and shapes. Raises ModelError when a trained parameter is not
     the model's, or one is in neither.
@@ -39,6 +42,7 @@ class MergedWeights:
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._trained = set(stored.names)
         self._lora: Meta = read_json(shards.path / CONFIG) if (shards.path / CONFIG).exists() else {}
+        self._quantised = _quantisation(shards, model)
         self.names = sorted(self._shapes)
         known = self._shapes.keys() | {
             f"{name.removesuffix('.weight')}{part}.weight" for name in self._shapes for part in (A, B)
@@ -69,6 +73,8 @@ class MergedWeights:
                 "run train again: its checkpoint is of another architecture",
             )
         layer = name.removesuffix(".weight")
+        if layer in self._quantised:
+            value = self._quantised[layer](value)
         if f"{layer}{A}.weight" not in self._trained:
             return value
         return self._update(layer).add_(value)
@@ -79,6 +85,19 @@ class MergedWeights:
         # the product is written in the order of the weight, so that none of it is copied
         product = first.T @ second.T if self._lora["fan_in_fan_out"] else second @ first
         return product.mul_(self._lora["lora_alpha"] / self._lora["r"])
+
+
+def _quantisation(shards: Input, model: Any) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return {layer that was quantised in training: what rounds its weight as it was there}."""
+    import torch
+
+    from trnflow.tasks.training.model.quantised import quantised_layers, rounded
+
+    settings: Meta = shards.meta.get("settings") or {}
+    kind = (settings.get("lora") or {}).get("base_dtype")
+    if kind is None:
+        return {}
+    return dict.fromkeys(quantised_layers(model), partial(rounded, kind=kind, dtype=getattr(torch, settings["dtype"])))
 
 
 def base_weights(model: Source, empty: Any) -> Reader | PretrainedWeights:

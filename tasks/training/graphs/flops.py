@@ -43,7 +43,7 @@ def costs(built: Built) -> Costs:
     width = config.num_attention_heads * (getattr(config, "head_dim", None) or 0) or config.hidden_size
     embeddings = {id(module.weight) for module in built.model.modules() if type(module).__name__ == "Embedding"}
     head = built.model.get_output_embeddings()
-    weights = sum(p.numel() for p in built.parameters().values() if id(p) not in embeddings)
+    weights = built.numbers - sum(p.numel() for p in built.parameters().values() if id(p) in embeddings)
     if head is not None and id(head.weight) in embeddings:  # a tied head also has a product
         weights += head.weight.numel()
     return Costs(2 * weights, 4 * config.num_hidden_layers * width)

@@ -28,6 +28,7 @@ class ShardLayout:
         states: Of the optimizer's state; with ZeRO-1 or FSDP also over "data".
         plan: {module pattern: style}, of `tp_rules`.
         styles: {module: its style in the plan}.
+        packed: Bytes of quantised layers, which every rank holds.
     """
 
     model: str
@@ -38,6 +39,7 @@ class ShardLayout:
     states: dict[str, Spec]
     plan: dict[str, str]
     styles: dict[str, str]
+    packed: int = 0
 
 
 def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
@@ -50,7 +52,8 @@ def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
     modules = {name.rpartition(".")[0] for name in shapes}
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
     kept = {name: states[name] for name in built.trained()}
-    return ShardLayout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, plan, styles)
+    packed = sum(getattr(module, "packed_bytes", 0) for module in built.model.modules())
+    return ShardLayout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, plan, styles, packed)
 
 
 def fp32_shards(config: TrainConfig, layout: ShardLayout) -> frozenset[str]:

@@ -81,7 +81,7 @@ def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Me
     """Return the estimated peak."""
     copy = 2 if config.dtype == "bfloat16" else FP32
     trained = [*layout.states]
-    weights = copy * _numbers(layout, layout.specs, layout.shapes) + _gathered(config, layout, copy)
+    weights = copy * _numbers(layout, layout.specs, layout.shapes) + layout.packed + _gathered(config, layout, copy)
     # frozen parameters have neither gradients nor optimizer state
     masters = FP32 * _numbers(layout, layout.states, trained)
     split = any(layout.states[name] != layout.specs[name] for name in trained)

@@ -19,6 +19,7 @@ from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules
 from trnflow.tasks.training.model.pretrained import HEADS, in_head
+from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
 from trnflow.tasks.training.objective import class_weights
 from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
 from trnflow.tasks.training.shared_types import Built
@@ -37,7 +38,10 @@ def adapt(config: TrainConfig, built: Built) -> Built:
     if config.lora is not None:
         # LoRA's matrices follow from the seed alone
         torch.manual_seed(config.seed)
+        frozen = quantised_layers(built.model)
         _inject(config.lora, built)
+        if config.lora.base_dtype is not None:
+            quantise(built.model, frozen, config.lora.base_dtype, getattr(torch, config.dtype))
     # by names, never by weights, so that precompile and train choose the same
     wanted = _trained_names(config, built)
     for name, parameter in built.parameters().items():
@@ -61,9 +65,8 @@ def adapter_document(built: Built) -> Meta:
 
 def forward_passes(built: Built) -> float:
     """Return a training step's cost in forward passes: 3 when all parameters are trained."""
-    whole = sum(parameter.numel() for parameter in built.parameters().values())
     trained = built.trained()
-    share = sum(parameter.numel() for parameter in trained.values()) / whole
+    share = sum(parameter.numel() for parameter in trained.values()) / built.numbers
     # the backward pass of the method head skips the layers below it
     back = 1.0 if not built.frozen or any(A in name for name in trained) else share
     return 1.0 + back + share
@@ -100,7 +103,7 @@ def _inject(lora: LoraConfig, built: Built) -> None:
     from transformers.pytorch_utils import Conv1D
 
     model, name = built.model, type(built.model).__name__
-    layers = _layers(built)
+    layers = body_layers(model)
     wanted = matching_layers(_targets(lora, model, layers), list(layers), name)
     check_rank(lora.rank, {layer: _size(layers[layer]) for layer in wanted})
     settings = peft.LoraConfig(
@@ -111,18 +114,6 @@ def _inject(lora: LoraConfig, built: Built) -> None:
         fan_in_fan_out=any(isinstance(layers[layer], Conv1D) for layer in wanted),
     )
     peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
-
-
-def _layers(built: Built) -> dict[str, Module]:
-    """Return the linear layers outside the head that do not share the input embedding's weights."""
-    from transformers.pytorch_utils import Conv1D
-
-    shared = {id(built.model.get_input_embeddings().weight)}
-    return {
-        name: module
-        for name, module in built.model.named_modules()
-        if isinstance(module, torch.nn.Linear | Conv1D) and id(module.weight) not in shared and not in_head(name)
-    }
 
 
 def _targets(lora: LoraConfig, model: Any, layers: dict[str, Module]) -> list[str]:

@@ -31,6 +31,10 @@ class LoraConfig(Group):
     layers.*.mlp.up_proj; or "all-linear", every linear layer but the head. Default: the layers that peft chooses for the model's
     type."""
 
+    base_dtype: Literal["int8", "nf4"] | None = None
+    """Keep the weights of the frozen linear layers, but the head, in 8 bits (int8) or in 4 (nf4: QLoRA, by bitsandbytes), and
+    compute with them in `train.dtype`. Default: in train.dtype. Engine native, data parallel without fsdp."""
+
     @field_validator("targets", mode="before")
     @classmethod
     def _is_a_list(cls, value: Any) -> Any:

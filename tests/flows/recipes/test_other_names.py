@@ -73,7 +73,7 @@ def test_the_best_known_words(word: str, says: str) -> None:
         ("--gpu", "--on NAME runs on a GPU"),
         ("--learning_rate", "settings are given without dashes: train.learning_rate=VALUE"),
         ("--num-train-epochs", "train.epochs=VALUE"),
-        ("--load_in_4bit", "trnflow has no load_in_4bit: no quantised weights"),
+        ("--load_in_4bit", "trnflow has no load_in_4bit: train.lora.base_dtype=nf4"),
         ("--dpo", "trnflow has no dpo: no training on preferences"),
     ],
 )
