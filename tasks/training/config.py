@@ -112,6 +112,7 @@ class TrainConfig(
             raise ValueError("attention=flex is for device cuda: set attention=sdpa")
         check_processes(self)
         _check_quantised(self)
+        _check_8bit(self)
         return self
 
 
@@ -170,6 +171,22 @@ def _check_quantised(config: TrainConfig) -> None:
                 f"{name} splits the layers that lora.base_dtype={kind} quantises, which is not supported: leave {name} out "
                 "(zero1 splits the optimizer's state), or lora.base_dtype"
             )
+
+
+def _check_8bit(config: TrainConfig) -> None:
+    """Raise ValueError when `optimizer: adamw_8bit` comes with what splits parameters, or another engine."""
+    if config.optimizer != "adamw_8bit":
+        return
+    if config.engine != "native":
+        raise ValueError("optimizer=adamw_8bit is for engine native: set engine=native, or optimizer=adafactor")
+    splits = {"zero1": config.zero1, "fsdp": config.fsdp, "tensor_parallel_size": config.tensor_parallel_size > 1}
+    for name in [
+        name for name, is_set in (splits | {"stochastic_rounding": config.stochastic_rounding}).items() if is_set
+    ]:
+        raise ValueError(
+            f"optimizer=adamw_8bit keeps moments of whole fp32 parameters, and {name} is set: leave {name} out, or set "
+            "optimizer=adamw"
+        )
 
 
 def check_processes(config: TrainConfig) -> None:

@@ -57,6 +57,8 @@ def check_bitsandbytes(config: TrainConfig) -> None:
     """Raise MissingDependency when a setting lacks bitsandbytes."""
     if config.lora is not None and config.lora.base_dtype == "nf4":
         require_bitsandbytes("train.lora.base_dtype is nf4")
+    if config.optimizer == "adamw_8bit":
+        require_bitsandbytes("train.optimizer is adamw_8bit")
 
 
 def cautions(config: TrainConfig) -> list[str]:

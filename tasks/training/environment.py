@@ -19,7 +19,9 @@ def compiler(config: TrainConfig) -> Meta:
     {variable: flags}, empty for engine native}."""
     packages = ["torch", "transformers"]
     if config.lora is not None:
-        packages += ["peft"] + (["bitsandbytes"] if config.lora.base_dtype == "nf4" else [])
+        packages.append("peft")
+    if config.optimizer == "adamw_8bit" or (config.lora is not None and config.lora.base_dtype == "nf4"):
+        packages.append("bitsandbytes")
     if config.engine == "xla":
         packages += ["torch-xla"] + (["neuronx-cc"] if config.device == "neuron" else [])
     return {

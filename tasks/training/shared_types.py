@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "first/", "second/"
 """Prefixes of tensor names in a checkpoint: parameters and their moments."""
 
+SCALES = "scales/"
+"""Prefix, before that of a moment, of the scales of its blocks in 8 bits."""
+
 ROW, COLUMN = "row/", "column/"
 """Prefixes of Adafactor's second moments: averages over the last dimension, over the one before it."""
 

@@ -14,7 +14,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout, fp32_shards, piece_shape
-from trnflow.tasks.training.optim.optimizer import state_shapes
+from trnflow.tasks.training.optim.optimizer import bytes_8bit, state_shapes
 from trnflow.tasks.training.partition_specs import Spec
 
 GIB = 1 << 30
@@ -153,9 +153,12 @@ def _gradients_during_pass(config: TrainConfig, layout: ShardLayout, traced: Pas
 
 
 def _optimizer_state(config: TrainConfig, layout: ShardLayout, masters: int) -> int:
-    """Return the bytes of AdamW's moments, laid out as the masters, or of Adafactor's, whole on every device."""
+    """Return the bytes of AdamW's moments, laid out as the masters; whole on every device those in 8 bits, or Adafactor's."""
     if config.optimizer == "adamw":
         return 2 * masters
+    if config.optimizer == "adamw_8bit":
+        wide = 2 * FP32 * max(math.prod(layout.shapes[name]) for name in layout.states)  # of the one being updated
+        return wide + sum(bytes_8bit(layout.shapes[name]) for name in layout.states)
     shapes = (state_shapes(config.optimizer, layout.shapes[name]).values() for name in layout.states)
     return FP32 * sum(math.prod(shape) for some in shapes for shape in some)
 

@@ -41,7 +41,8 @@ from trnflow.tasks.training.model.dropout import use_fast_dropout
 from trnflow.tasks.training.native.accumulation import GradientSums
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
-from trnflow.tasks.training.native.updates import UPDATES, StateTensor
+from trnflow.tasks.training.native.optimizers import UPDATES
+from trnflow.tasks.training.native.updates import StateTensor
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
@@ -122,7 +123,9 @@ class NativeEngine:
         kept = (StateTensor(PARAMETER + n, self._layout.shapes[n], spec, value) for (n, spec), value in masters)
         for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
             if writes_piece(spec, self._world):
-                copy = value.detach().to("cpu", torch.float32, copy=True)
+                # the codes of 8-bit moments stay as they are
+                dtype = torch.float32 if value.is_floating_point() else value.dtype
+                copy = value.detach().to("cpu", dtype, copy=True)
                 yield TensorSlice(name, self._world.rank, piece_start(whole, spec, self._world), whole, copy)
 
     def peak_memory(self) -> int | None:

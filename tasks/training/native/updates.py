@@ -229,10 +229,6 @@ class Adafactor:
         return [[next(totals) for _ in values] for values in groups]
 
 
-UPDATES: dict[str, type[FusedAdamW | Adafactor]] = {"adamw": FusedAdamW, "adafactor": Adafactor}
-"""{`train.optimizer`: the class that holds its state and updates weights}."""
-
-
 def _chunks(some: Iterable[WeightPart], size: int) -> Iterator[list[WeightPart]]:
     """Yield groups of about `size` numbers with one kind of spec: small weights, or a part of a large one."""
     pending: dict[frozenset[str | None], list[WeightPart]] = {}

@@ -17,6 +17,9 @@ from trnflow.tasks.training.shared_types import COLUMN, FIRST_MOMENT, ROW, SECON
 if TYPE_CHECKING:
     from torch import Tensor
 
+BLOCK_8BIT, LEAST_8BIT = 256, 4096
+"""Optimizer adamw_8bit: numbers that share a scale; moments of parameters with fewer numbers are fp32, as in bitsandbytes."""
+
 INFINITE_NORM = 3e38  # stands for "no clipping": the norm is divided by it, so it must be finite
 
 
@@ -48,7 +51,7 @@ class Scalars(NamedTuple):
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
     """Return the numbers of update `step` (from 0) of `total`. targets: of the batch, or their weights' sum."""
     # Adafactor's grows with the steps: 1 - t^-0.8
-    beta2 = config.beta2 if config.optimizer == "adamw" else 1 - (step + 1) ** -0.8
+    beta2 = config.beta2 if config.optimizer != "adafactor" else 1 - (step + 1) ** -0.8
     return Scalars(
         lr=learning_rate(config, step, total),
         t=step + 1,
@@ -101,6 +104,12 @@ def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
     if optimizer == "adamw":
         return {FIRST_MOMENT: shape, SECOND_MOMENT: shape}
     return {ROW: shape[:-1], COLUMN: (*shape[:-2], shape[-1])} if len(shape) > 1 else {SECOND_MOMENT: shape}
+
+
+def bytes_8bit(shape: Shape) -> int:
+    """Return the bytes of both moments that adamw_8bit keeps of a parameter."""
+    numbers = math.prod(shape)
+    return 8 * numbers if numbers < LEAST_8BIT else 2 * (numbers + 4 * -(-numbers // BLOCK_8BIT))
 
 
 def is_decayed(shape: tuple[int, ...]) -> bool:

@@ -13,8 +13,9 @@ from trnflow.tasks.training.settings.group import Fraction, Group
 class OptimizerSettings(Group):
     """The optimizer. One of the groups of settings below `train:`."""
 
-    optimizer: Annotated[Literal["adamw", "adafactor"], GRAPH] = "adamw"
-    """adamw: AdamW, two moments a parameter. adafactor: Adafactor, one row and one column of second moments a matrix."""
+    optimizer: Annotated[Literal["adamw", "adamw_8bit", "adafactor"], GRAPH] = "adamw"
+    """adamw: AdamW, two moments a parameter, 8 bytes. adamw_8bit: the same in 2 bytes, by bitsandbytes (engine native, data
+    parallel without zero1 or fsdp). adafactor: Adafactor, one row and one column of second moments a matrix."""
 
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay of parameters with at least two dimensions (not biases and norms)."""

@@ -9,7 +9,8 @@ import torch
 
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
-from trnflow.tasks.training.native.updates import UPDATES, Adafactor, FusedAdamW
+from trnflow.tasks.training.native.optimizers import UPDATES
+from trnflow.tasks.training.native.updates import Adafactor, FusedAdamW
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits
 from trnflow.tasks.training.partition_specs import Mesh, Shape
