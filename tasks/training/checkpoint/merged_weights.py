@@ -13,7 +13,7 @@ from trnflow.tasks.sources.model_source import model_folder
 from trnflow.tasks.stage import read_json, write_json
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from trnflow.tasks.training.checkpoint.shards import Reader
-from trnflow.tasks.training.model.lora import CONFIG, A, B, adapter_name
+from trnflow.tasks.training.model.lora import CONFIG, A, B, adapter_name, scaling
 from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ class MergedWeights:
         return self._update(layer).add_(value)
 
     def _update(self, layer: str) -> Tensor:
-        """Return LoRA's update of a layer, in fp32: alpha / rank * B A, as peft's `merge`."""
+        """Return LoRA's update of a layer, in fp32: scaling * B A, as peft's `merge`."""
         first, second = (self._stored.tensor(f"{layer}{part}.weight").float() for part in (A, B))
         # the product is written in the order of the weight, so that none of it is copied
         product = first.T @ second.T if self._lora["fan_in_fan_out"] else second @ first
-        return product.mul_(self._lora["lora_alpha"] / self._lora["r"])
+        return product.mul_(scaling(self._lora, layer, len(first)))
 
 
 def _quantisation(shards: Input, model: Any) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -17,7 +17,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules
+from trnflow.tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules, values_by_layer
 from trnflow.tasks.training.model.pretrained import HEADS, in_head
 from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
 from trnflow.tasks.training.objective import class_weights
@@ -105,10 +105,15 @@ def _inject(lora: LoraConfig, built: Built) -> None:
     model, name = built.model, type(built.model).__name__
     layers = body_layers(model)
     wanted = matching_layers(_targets(lora, model, layers), list(layers), name)
-    check_rank(lora.rank, {layer: _size(layers[layer]) for layer in wanted})
+    ranks = values_by_layer(lora.rank_pattern, wanted, name, "train.lora.rank_pattern")
+    alphas = values_by_layer(lora.alpha_pattern, wanted, name, "train.lora.alpha_pattern")
+    check_rank(dict.fromkeys(wanted, lora.rank) | ranks, {layer: _size(layers[layer]) for layer in wanted})
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
+        use_rslora=lora.use_rslora,
+        rank_pattern={re.escape(layer): rank for layer, rank in ranks.items()},
+        alpha_pattern={re.escape(layer): alpha for layer, alpha in alphas.items()},
         lora_dropout=lora.dropout,
         target_modules=target_modules(wanted, [module for module, _ in model.named_modules()]),
         fan_in_fan_out=any(isinstance(layers[layer], Conv1D) for layer in wanted),

@@ -1,13 +1,16 @@
 """Which layers LoRA adapts, how they are named and how they are split. Uses names alone, without torch.
 
-W x + alpha / rank * B A dropout(x): W [out, in] is frozen, A [rank, in] starts at random, B [out, rank] at zero.
+W x + scaling * B A dropout(x): W [out, in] is frozen, A [rank, in] starts at random, B [out, rank] at zero.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.partition_specs import STYLES, covers
 from trnflow.tasks.training.settings.lora import ALL_LINEAR
@@ -43,14 +46,16 @@ def adapted_rules(rules: Mapping[str, str]) -> dict[str, str]:
     return adapted
 
 
-def matching_layers(targets: Iterable[str], layers: Sequence[str], model: str) -> list[str]:
+def matching_layers(
+    targets: Iterable[str], layers: Sequence[str], model: str, setting: str = "train.lora.targets"
+) -> list[str]:
     """Return the layers that a target matches: last parts of names, "*" for any part. Raises ModelError."""
     matches = {target: [layer for layer in layers if _matches(target, layer)] for target in targets}
     for target, named in matches.items():
         if not named:
             raise ModelError(
-                f"train.lora.targets: {target} names no linear layer of {model} that LoRA can adapt",
-                _suggestion(target, layers),
+                f"{setting}: {target} names no linear layer of {model} that LoRA can adapt",
+                _suggestion(target, layers, setting),
             )
     wanted = {layer for named in matches.values() for layer in named}
     return [layer for layer in layers if layer in wanted]
@@ -63,12 +68,29 @@ def target_modules(wanted: Collection[str], modules: Iterable[str]) -> list[str]
     return sorted(leaves if named == set(wanted) else wanted)
 
 
-def check_rank(rank: int, sizes: Mapping[str, tuple[int, ...]]) -> None:
+def values_by_layer(patterns: Mapping[str, int], layers: Sequence[str], model: str, setting: str) -> dict[str, int]:
+    """Return {layer: value of the first pattern that fits it}. Raises ModelError for a pattern that fits none."""
+    matching_layers(patterns, layers, model, setting)
+    return {
+        layer: next(value for pattern, value in patterns.items() if _matches(pattern, layer))
+        for layer in layers
+        if any(_matches(pattern, layer) for pattern in patterns)
+    }
+
+
+def scaling(adapter: Meta, layer: str, rank: int) -> float:
+    """Return how many times a layer's update counts, as peft does. adapter: peft's adapter_config.json."""
+    patterns = adapter["alpha_pattern"].items()
+    alpha: float = next((a for key, a in patterns if re.match(rf"(.*\.)?({key})$", layer)), adapter["lora_alpha"])
+    return alpha / (math.sqrt(rank) if adapter["use_rslora"] else rank)
+
+
+def check_rank(ranks: Mapping[str, int], sizes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ModelError for a rank above a weight's smaller side: it saves nothing. sizes: (outputs, inputs)."""
     for layer, size in sizes.items():
-        if rank > min(size):
+        if ranks[layer] > min(size):
             raise ModelError(
-                f"train.lora.rank is {rank}, and {layer} has {size[1]} inputs and {size[0]} outputs",
+                f"train.lora.rank is {ranks[layer]}, and {layer} has {size[1]} inputs and {size[0]} outputs",
                 f"choose a rank of at most {min(size)}, or other train.lora.targets",
             )
 
@@ -84,7 +106,9 @@ def _matches(target: str, layer: str) -> bool:
     return covers(target, ".".join(parts))
 
 
-def _suggestion(target: str, layers: Sequence[str]) -> str:
+def _suggestion(target: str, layers: Sequence[str], setting: str) -> str:
     leaves = sorted({layer.rpartition(".")[2] for layer in layers})
     near = difflib.get_close_matches(target.rpartition(".")[2], leaves, n=3)
-    return f"use {' or '.join(near)}" if near else f"name some of {', '.join(leaves)}, or set it to {ALL_LINEAR}"
+    if near:
+        return f"use {' or '.join(near)}"
+    return f"name some of {', '.join(leaves)}{f', or set it to {ALL_LINEAR}' if setting.endswith('targets') else ''}"

@@ -23,6 +23,15 @@ class LoraConfig(Group):
     alpha: PositiveCount = 8
     """The update of a layer counts alpha / rank times."""
 
+    use_rslora: bool = False
+    """Let it count alpha / sqrt(rank) times instead (rank-stabilized LoRA): high ranks learn no slower than low ones."""
+
+    rank_pattern: dict[str, Annotated[int, Field(gt=0, le=1 << 16)]] = {}
+    """Other ranks of some layers: {last parts of their names, as in `targets`: rank}; the first that fits counts."""
+
+    alpha_pattern: dict[str, PositiveCount] = {}
+    """Other values of alpha of some layers, as `rank_pattern`."""
+
     dropout: Fraction = 0.0
     """The probability with which an input of A is set to zero during training."""
 

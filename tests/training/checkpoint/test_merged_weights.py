@@ -14,7 +14,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.model_folder.published_weights import model_without_values
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.train import TrainConfig
-from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, base_weights
+from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, base_weights, write_adapter
 from trnflow.tasks.training.checkpoint.shards import Reader, write
 from trnflow.tasks.training.model.adapters import adapt, adapter_document
 from trnflow.tasks.training.model.build import build
@@ -24,6 +24,13 @@ from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 QWEN2 = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
 ALL = {"method": "lora", "lora": {"rank": 4, "alpha": 12, "targets": "all-linear"}}
+PATTERNS = {
+    "method": "lora",
+    "lora": {
+        "rank": 4, "alpha": 12, "targets": "all-linear", "use_rslora": True,
+        "rank_pattern": {"0.*.*": 2, "q_proj": 8}, "alpha_pattern": {"layers.1.mlp.*": 3},
+    },
+}  # fmt: skip
 IDS = torch.arange(3, 19)[None]
 
 
@@ -54,7 +61,8 @@ def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
     ("model", "task", "fields"),
     [
         (LLAMA, "causal_lm", ALL),
-        (QWEN2, "causal_lm", {"method": "lora"}),
+        (LLAMA, "causal_lm", PATTERNS),
+        (QWEN2, "causal_lm", {"method": "lora", "lora": {"use_rslora": True}}),
         (GPT2, "causal_lm", ALL),  # its layers are Conv1D, whose weights lie the other way round
         (BERT, "classification", ALL),
         (DISTILBERT, "classification", {"method": "lora", "lora": {"targets": ["q_lin", "ffn.*"]}}),
@@ -80,6 +88,35 @@ def test_merged_weights_are_the_trained_model(
             parameter.copy_(merged.tensor(name))
         torch.testing.assert_close(plain.model(IDS).logits, trained.model.eval()(IDS).logits, rtol=0, atol=1e-5)
         assert (plain.model(IDS).logits - before).abs().max() > 1e-3
+
+
+def test_ranks_and_scalings_by_pattern_are_what_peft_opens(tmp_path) -> None:
+    """From what is published, without our code."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    packed, config = packed_lm(tmp_path / "packed"), TrainConfig(**PATTERNS)
+    base = saved(tmp_path / "base", **LLAMA)
+    trained = adapt(config, build(base, packed, seed=0, weights=True))
+    shards = checkpoint(tmp_path / "checkpoint", config, trained)
+    write_adapter(tmp_path / "adapter", shards, base, Reader(shards.path, PARAMETER), "float32")
+    opened = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
+    )
+    ranks = {name: len(p) for name, p in trained.trained().items() if "lora_A" in name}
+    assert {rank for name, rank in ranks.items() if ".layers.0." in name} == {2}
+    assert {rank for name, rank in ranks.items() if ".layers.1." in name} == {4, 8}
+    with torch.no_grad():
+        ours, theirs = trained.model.eval()(IDS).logits, opened.eval()(IDS).logits
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+def test_a_pattern_that_fits_no_layer_is_refused(tmp_path) -> None:
+    packed, base = packed_lm(tmp_path / "packed"), saved(tmp_path / "base", **LLAMA)
+    config = TrainConfig(method="lora", lora={"rank_pattern": {"qproj": 4}})
+    with pytest.raises(ModelError, match=r"train.lora.rank_pattern: qproj names no linear layer") as caught:
+        adapt(config, build(base, packed, seed=0, weights=True))
+    assert "q_proj" in caught.value.fix
 
 
 def test_a_base_of_another_architecture_is_refused(tmp_path) -> None:

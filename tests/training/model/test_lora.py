@@ -57,9 +57,9 @@ def test_a_target_that_names_nothing_is_refused_with_the_nearest(target: str, fi
 
 
 def test_an_update_is_smaller_than_its_layer() -> None:
-    check_rank(8, {"a": (8, 32)})
+    check_rank({"a": 8}, {"a": (8, 32)})
     with pytest.raises(ModelError, match="train.lora.rank is 9, and a has 32 inputs and 8 outputs"):
-        check_rank(9, {"a": (8, 32)})
+        check_rank({"a": 9}, {"a": (8, 32)})
 
 
 @given(st.sets(st.sampled_from([*LAYERS, "pooler.q_proj", "q_proj"]), min_size=1))
