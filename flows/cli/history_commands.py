@@ -6,9 +6,10 @@ from __future__ import annotations
 import sys
 import webbrowser
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run, store_of
 from trnflow.flows.cli.output import emit
@@ -25,9 +26,6 @@ from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.model_names import find_artifact, find_run
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
-
-ACTED = ("hit", "ran", "skip")
-"""What a run did with a stage: took it from the store, ran it, or left it out."""
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
@@ -56,13 +54,29 @@ def run_ids(store: Store) -> list[str]:
     return newest_runs(store.backend.entries("runs"))
 
 
-def run_summary(run: str, document: Meta) -> Meta:
-    """Return a past run's main facts, the numbers of its stages by action, and all its metrics."""
+class RunSummary(TypedDict):
+    """A run's main facts; hit, ran and skip count stages, and None is what is not known yet."""
+
+    run: str
+    recipe: str | None
+    outcome: str | None
+    ended: str | None
+    seconds: float | None
+    hit: int | None
+    ran: int | None
+    skip: int | None
+    metrics: Meta
+
+
+def run_summary(run: str, document: Mapping[str, Any]) -> RunSummary:
+    """Return a past run's facts. document: its record."""
     stages = document.get("stages", [])
-    counts = {action: sum(stage["action"] == action for stage in stages) for action in ACTED}
-    metrics = {name: value for stage in stages for name, value in stage.get("metrics", {}).items()}
-    copied = {name: document.get(name) for name in ("recipe", "outcome", "ended", "seconds")}
-    return {"run": run, **copied, **counts, "metrics": metrics}
+    acted = Counter(stage["action"] for stage in stages)
+    return RunSummary(
+        run=run, recipe=document.get("recipe"), outcome=document.get("outcome"), ended=document.get("ended"),
+        seconds=document.get("seconds"), hit=acted["hit"], ran=acted["ran"], skip=acted["skip"],
+        metrics={name: value for stage in stages for name, value in stage.get("metrics", {}).items()},
+    )  # fmt: skip
 
 
 def lineage(options: Namespace) -> int:

@@ -23,6 +23,15 @@ RECORDED = ("stage", "action", "key", "artifact", "seconds", "metrics", "figures
 Clock = Callable[[], float]
 
 
+class Counted(TypedDict):
+    """Progress. eta: seconds."""
+
+    step: int | None
+    of: int | None
+    unit: str | None
+    eta: float | None
+
+
 @dataclass
 class StageState:
     """The state of one stage.
@@ -77,14 +86,14 @@ class StageState:
             return None
         return max((self.total - done) * (last - begun) / (done - first) - (now - last), 0.0)
 
-    def counted(self, now: float) -> Meta:
-        """Return {step, of, unit, eta}: the progress as heartbeats, `status` and logs have it. now: seconds since 1970."""
+    def counted(self, now: float) -> Counted:
+        """Return the progress as heartbeats, `status` and logs have it. now: seconds since 1970."""
         eta = self.eta(now)
         return {"step": self.done, "of": self.total, "unit": self.unit, "eta": None if eta is None else round(eta, 1)}
 
     def shown(self, now: float) -> Meta:
         """Return the values that a line of a log has. Before the first progress, `eta` (None) is all that is counted."""
-        counted = self.counted(now) if self.total else {"eta": None}
+        counted: Meta = {**self.counted(now)} if self.total else {"eta": None}
         return {**self.values, **counted, "elapsed": round(self.elapsed(now), 1)}
 
     @property

@@ -9,21 +9,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command, store_of
-from trnflow.flows.cli.history_commands import ACTED, run_ids, run_summary
-from trnflow.flows.cli.live.status_command import counted, running
+from trnflow.flows.cli.history_commands import RunSummary, run_ids, run_summary
+from trnflow.flows.cli.live.status_command import RunningStage, counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.runner.mlflow_log import ON_RECORD
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.events.retention import PREVIEW
+from trnflow.tasks.events.state import Counted
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub
 
-LIVE = ("stage", "step", "of", "unit", "eta")
-"""Fields that only runs in progress have, and killed ones but for `eta`."""
 HEAD = ("run", "recipe", "outcome", "ended", "seconds", "hit", "ran", "key figures")
 
 
@@ -39,24 +37,28 @@ def runs(options: Namespace) -> int:
     return 0
 
 
-def list_runs(store: Store) -> list[Meta]:
-    """Return a dict for each run, in the order of `runs`: run, recipe, outcome, seconds (of a run in progress since the
-    time in its id).
+class ListedRun(RunSummary, Counted):
+    """seconds: of a run in progress since the time in its id. stage and its progress: where a run is, or was killed."""
 
-    Past and killed runs have ended, hit, ran, skip (numbers of stages) and metrics; runs in progress and killed ones
-    stage, step, of and unit, those in progress eta (seconds). The others' fields are None, metrics {}.
-    """
+    stage: str | None
+
+
+NOWHERE = Counted(step=None, of=None, unit=None, eta=None)
+
+
+def list_runs(store: Store) -> list[ListedRun]:
+    """Return all runs, in the order of `runs`."""
     now = running(store)  # first: a run that ends meanwhile is then on record
     past = run_ids(store)
     newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
     live = [_live(one) for run, one in newest.items() if run not in past]
-    ended = [run_summary(run, store.run(run) or {}) | dict.fromkeys(LIVE) for run in past]
+    ended: list[ListedRun] = [{**run_summary(run, store.run(run) or {}), "stage": None, **NOWHERE} for run in past]
     ended += [killed_summary(state) for state in killed_runs(store, {*past, *newest})]
     return _newest_first(live) + _newest_first(ended)
 
 
-def _newest_first(runs: list[Meta]) -> list[Meta]:
-    return sorted(runs, key=lambda one: (not is_ahead(str(one["run"])), str(one["run"])), reverse=True)
+def _newest_first(runs: list[ListedRun]) -> list[ListedRun]:
+    return sorted(runs, key=lambda listed: (not is_ahead(listed["run"]), listed["run"]), reverse=True)
 
 
 def killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
@@ -76,31 +78,29 @@ def killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
             yield state
 
 
-def killed_summary(state: RunState) -> Meta:
-    """Return a killed run's facts, as `list_runs` has them. `ended` is the time of its last event."""
+def killed_summary(state: RunState) -> ListedRun:
+    """Return a killed run's facts. `ended` is the time of its last event."""
     at = next((stage for stage in state.stages.values() if stage.action == "running"), None)
-    counted = at.counted(state.last) if at and at.total else {}
-    place = {"stage": at and at.stage, **{name: counted.get(name) for name in ("step", "of", "unit")}}
-    counts = {action: sum(stage.action == action for stage in state.stages.values()) for action in ACTED}
-    metrics = {name: value for stage in state.stages.values() for name, value in stage.metrics.items()}
-    ended = datetime.fromtimestamp(state.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    seconds = None if state.begun is None else round(state.last - state.begun, 3)
-    known = {"run": state.run, "recipe": state.recipe, "outcome": state.outcome, "ended": ended, "seconds": seconds}
-    return known | counts | {"metrics": metrics} | dict.fromkeys(LIVE) | place
-
-
-def place_of(one: Meta) -> str:
-    """Return where a run in progress is, or a killed one ended: `train 40/500 steps`."""
-    return f"{one['stage']} {counted(one)}".strip()
-
-
-def _live(one: Meta) -> Meta:
-    now = {name: one[name] for name in LIVE}
-    unknown = dict.fromkeys(("ended", *ACTED))
-    seconds = _seconds_since(one["run"])
-    return {"run": one["run"], "recipe": one["recipe"], "outcome": "running", "seconds": seconds, **unknown} | {
-        "metrics": {}, **now,
+    document = {
+        "recipe": state.recipe, "outcome": state.outcome, "stages": [vars(stage) for stage in state.stages.values()],
+        "ended": datetime.fromtimestamp(state.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "seconds": None if state.begun is None else round(state.last - state.begun, 3),
     }  # fmt: skip
+    place = at.counted(state.last) if at and at.total else NOWHERE
+    return {**run_summary(state.run, document), "stage": at.stage if at else None, **place, "eta": None}
+
+
+def place_of(listed: ListedRun) -> str:
+    """Return where a run in progress is, or a killed one ended: `train 40/500 steps`."""
+    return f"{listed['stage']} {counted(listed)}".strip()
+
+
+def _live(at: RunningStage) -> ListedRun:
+    return ListedRun(
+        run=at["run"], recipe=at["recipe"], outcome="running", ended=None, seconds=_seconds_since(at["run"]),
+        hit=None, ran=None, skip=None, metrics={}, stage=at["stage"],
+        step=at["step"], of=at["of"], unit=at["unit"], eta=at["eta"],
+    )  # fmt: skip
 
 
 def _seconds_since(run: str) -> float | None:
@@ -112,12 +112,14 @@ def _seconds_since(run: str) -> float | None:
     return round((datetime.now(UTC) - begun).total_seconds(), 3)
 
 
-def _row(one: Meta) -> tuple[str, ...]:
-    is_live = one["outcome"] == "running"
-    figures = report.figures(one["metrics"]) if one["stage"] is None else place_of(one)
-    figures = f"dated in the future; {figures}" if is_ahead(str(one["run"])) else figures
-    shown = (one["recipe"], one["outcome"], one["ended"], _seconds(one["seconds"]), one["hit"], one["ran"])
-    return (one["run"], *("" if is_live and value is None else str(value) for value in shown), figures)
+def _row(listed: ListedRun) -> tuple[str, ...]:
+    is_live = listed["outcome"] == "running"
+    figures = report.figures(listed["metrics"]) if listed["stage"] is None else place_of(listed)
+    figures = f"dated in the future; {figures}" if is_ahead(listed["run"]) else figures
+    shown = (
+        listed["recipe"], listed["outcome"], listed["ended"], _seconds(listed["seconds"]), listed["hit"], listed["ran"],
+    )  # fmt: skip
+    return (listed["run"], *("" if is_live and value is None else str(value) for value in shown), figures)
 
 
 def _seconds(value: float | None) -> str | None:

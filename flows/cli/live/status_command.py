@@ -15,7 +15,7 @@ from trnflow.flows.display.progress import clock_face
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import log_file, read_tail
-from trnflow.tasks.events.state import present
+from trnflow.tasks.events.state import Counted, present
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, live_leases
 
@@ -32,24 +32,34 @@ def status(options: Namespace) -> int:
     return 0
 
 
-def running(store: Store) -> list[Meta]:
-    """Return the stages that run now, the oldest first: run, recipe, stage, step, of, unit, eta (seconds), host, pid,
-    since.
+class RunningStage(Counted):
+    """A stage that runs now."""
+
+    run: str
+    recipe: str | None
+    stage: str
+    host: str
+    pid: int
+    since: str
+
+
+def running(store: Store) -> list[RunningStage]:
+    """Return the stages that run now, the oldest first.
 
     Progress is that of the run's event log if the run is of this machine, else as old as the last heartbeat, at most a
     third of `store.lease_ttl_seconds`. It is None before the first report.
     """
-    found = []
+    stages = []
     for holder, attempt, progress in leases_of_stages(store):
-        counted = _logged_progress(store, holder.run, attempt["stage"]) or progress
-        told = {name: counted.get(name) for name in ("step", "of", "unit", "eta")}
-        found.append(
-            {
-                "run": holder.run, "recipe": attempt.get("recipe") or None, "stage": attempt["stage"], **told,
-                "host": holder.process.host, "pid": holder.process.pid, "since": holder.since,
-            }
+        reported = _logged_progress(store, holder.run, attempt["stage"]) or progress
+        stages.append(
+            RunningStage(
+                run=holder.run, recipe=attempt.get("recipe") or None, stage=attempt["stage"],
+                step=reported.get("step"), of=reported.get("of"), unit=reported.get("unit"), eta=reported.get("eta"),
+                host=holder.process.host, pid=holder.process.pid, since=holder.since,
+            )
         )  # fmt: skip
-    return sorted(found, key=lambda one: str(one["since"]))
+    return sorted(stages, key=lambda stage: stage["since"])
 
 
 def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Holder, Meta, Meta]]:
@@ -62,7 +72,7 @@ def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Ho
             yield holder, attempt, progress
 
 
-def _logged_progress(store: Store, run: str, stage: str) -> Meta | None:
+def _logged_progress(store: Store, run: str, stage: str) -> Counted | None:
     """Return the progress of a stage by the event log of its run, or None."""
     file = log_file(store.home, run)
     if not file.exists():
@@ -73,13 +83,13 @@ def _logged_progress(store: Store, run: str, stage: str) -> Meta | None:
     return None
 
 
-def counted(one: Meta) -> str:
+def counted(stage: Counted) -> str:
     """Return a stage's progress as text, such as `40/500 steps`, or ""."""
-    return "" if one["step"] is None else f"{one['step']}/{one['of']} {one['unit']}"
+    return "" if stage["step"] is None else f"{stage['step']}/{stage['of']} {stage['unit']}"
 
 
-def _row(one: Meta) -> tuple[str, ...]:
-    left = "" if one["eta"] is None else clock_face(one["eta"])
+def _row(at: RunningStage) -> tuple[str, ...]:
+    left = "" if at["eta"] is None else clock_face(at["eta"])
     return (
-        one["run"], one["recipe"] or "?", one["stage"], counted(one), left, one["host"], str(one["pid"]), one["since"],
+        at["run"], at["recipe"] or "?", at["stage"], counted(at), left, at["host"], str(at["pid"]), at["since"],
     )  # fmt: skip
