@@ -1,10 +1,11 @@
-"""The deployment `sweep`, on a real server with a real worker: refused, cancelled, killed, and run to its end."""
+"""The deployment `sweep`, on a real server with a real worker: refused, cancelled, and run to its end."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ import pytest
 
 from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import Api
-from tests.flows.services.test_recovery import kill_and_resume, start, state, states, wait_for, worker
+from tests.flows.services.test_recovery import start, state, wait_for, worker
 
 pytestmark = pytest.mark.slow
 
 RATE = "train.learning_rate=1e-4..1e-1:log"
-STEPS = ["train.max_steps=200", "train.checkpoint_every=20", "train.log_every=2"]
-LONG = ["train.max_steps=1500", *STEPS[1:]]
+LONG = ["train.max_steps=1500", "train.checkpoint_every=20", "train.log_every=2"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def deployed(own_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Api:
 
 
 def begin(api: Api, name: str, **parameters: Any) -> str:
-    given = {"vary": [RATE], "overrides": STEPS, "trials": 3, "name": name, "sampler": "random", **parameters}
+    given = {"vary": [RATE], "trials": 3, "name": name, "sampler": "random", **parameters}
     return start(api, "sweep", **given)
 
 
@@ -97,38 +97,34 @@ def test_wrong_parameters_fail_the_run_with_one_line_before_a_trial(deployed: Ap
 
 
 def test_a_cancelled_sweep_ends_its_trial_and_the_next_run_goes_on(deployed: Api) -> None:
-    run = begin(deployed, "cancelled", overrides=LONG)
+    """As after a kill, which a worker resumes (test_recovery.py) as a sweep's next command does (sweeps/test_sweep.py)."""
+    begin_long = partial(begin, deployed, "cancelled", overrides=LONG, trials=2)
+    run = begin_long()
     with worker(deployed):
         wait_for(trial_trains(deployed, "cancelled", after=1))
         deployed.prefect("flow-run", "cancel", run)
         wait_for(lambda: state(deployed, run) == "Cancelled")
         wait_for(lambda: not stage_processes(deployed))
         first = result(deployed, "cancelled")["trials"][0]
-        again = begin(deployed, "cancelled", overrides=LONG)
+        again = begin_long()
         wait_for(lambda: state(deployed, again) == "Completed")
-    trials = result(deployed, "cancelled")["trials"]
+    found = result(deployed, "cancelled")
+    trials = found["trials"]
     assert trials[0] == first
-    assert [trial["state"] for trial in trials] == ["completed", "killed", "completed", "completed"]
+    assert [trial["state"] for trial in trials] == ["completed", "killed", "completed"]
     assert trials[2]["settings"] == trials[1]["settings"]
-
-
-def test_a_sweep_whose_worker_and_process_are_killed_is_resumed(deployed: Api) -> None:
-    run = begin(deployed, "killed", overrides=[*STEPS, "train.seed=2"])  # no trial is in the store
-    kill_and_resume(deployed, run, trial_trains(deployed, "killed", after=1))
-    assert [name for name in states(deployed, run) if name in ("Running", "Crashed", "Completed")] == [
-        "Running", "Crashed", "Running", "Completed",
-    ]  # fmt: skip
-    found = result(deployed, "killed")
-    assert [trial["state"] for trial in found["trials"]] == ["completed", "killed", "completed", "completed"]
     records = [json.loads(file.read_text())["run"] for file in (deployed.home / "store/runs").glob("*.json")]
-    assert {trial["run"] for trial in found["trials"] if trial["state"] == "completed"} <= {*records}
-    assert found["winner"]["run"] in records
+    assert {found["winner"]["run"], *(trial["run"] for trial in trials if trial["state"] == "completed")} <= {*records}
+    check_page(deployed, again, found)
 
-    shown = deployed.get(f"flow_runs/{run}")
-    assert shown["name"] == "tiny: sweep killed"
+
+def check_page(api: Api, run: str, found: Any) -> None:
+    """Name, message and table of a sweep's run, as Prefect's page shows them."""
+    shown = api.get(f"flow_runs/{run}")
+    assert shown["name"] == "tiny: sweep cancelled"
     best = f"the best is trial {found['best']['number']}"
     assert best in shown["state"]["message"]
-    newest = newest_table(deployed, run)
+    newest = newest_table(api, run)
     assert (newest["key"], best in newest["description"]) == ("sweep", True)
     rows = json.loads(newest["data"])
     assert [row["state"] for row in rows] == [trial["state"] for trial in found["trials"]]
