@@ -11,13 +11,13 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import PROJECT
+from tests.helpers.serving import address_of, serving
 
 COMMIT = "a" * 40
 
@@ -113,11 +113,5 @@ def run_program(program: str, endpoint: str, home: Path, *arguments: str) -> Any
 def serve(files: dict[str, bytes], kind: str = "datasets") -> Iterator[str]:
     hub = Hub(("127.0.0.1", 0), Handler)
     hub.files, hub.kind = files, kind
-    thread = threading.Thread(target=hub.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{hub.server_port}"
-    finally:
-        hub.shutdown()
-        thread.join()
-        hub.server_close()
+    with serving(hub):
+        yield address_of(hub)

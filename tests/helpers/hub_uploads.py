@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ import yaml
 
 from tests.helpers.http_body import read_body
 from tests.helpers.hub_server import Handler, Hub
+from tests.helpers.serving import serving
 
 TOKEN = "hf_a-token-of-the-test"
 LARGE = (".safetensors", ".npz", ".bin")
@@ -179,11 +179,5 @@ def serve_uploads(repo: str) -> Iterator[UploadHub]:
     hub.repo, hub.kind, hub.files, hub.large = repo, "models", {}, {}
     hub.commits, hub.asked, hub.refuse = [], [], lambda method, path: None
     hub.daemon_threads = True
-    thread = threading.Thread(target=hub.serve_forever)
-    thread.start()
-    try:
+    with serving(hub):
         yield hub
-    finally:
-        hub.shutdown()
-        thread.join()
-        hub.server_close()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.data_stages import table
+from tests.helpers.serving import serving
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
 from trnflow.tasks.load_data import DataConfig
 
@@ -60,13 +60,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    running = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=running.serve_forever)
-    thread.start()
-    yield running
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with serving(Server(("127.0.0.1", 0), Handler)) as running:
+        yield running
 
 
 def test_http_url_is_downloaded_again_only_when_its_etag_changes(bench, server):

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.helpers.serving import answers
 from tests.helpers.waiting import wait_for
 from trnflow.tasks.artifact import Json
 from trnflow.tasks.events import Emit, EventLog, log_file
@@ -155,11 +155,3 @@ def mlflow_server(folder: Path, port: int):
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            return answer.status == 200
-    except OSError:
-        return False

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from tests.helpers.command_line import InProcessShell, Shell, opened
+from tests.helpers.serving import address_of, serving
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
 from trnflow.flows.retraining.firings import note_firing
@@ -146,11 +146,9 @@ class Runs(BaseHTTPRequestHandler):
 def test_the_queue_and_the_next_firing_are_told(tmp_path: Path) -> None:
     shell, store = opened(tmp_path)
     add(store, outcome="kept", by="retrain")
-    with HTTPServer(("127.0.0.1", 0), Runs) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/api"
+    with serving(HTTPServer(("127.0.0.1", 0), Runs)) as server:
+        url = f"{address_of(server)}/api"
         found = health(shell, "tiny", code=1, PREFECT_API_URL=url)
-        server.shutdown()
     assert found["prefect"] == {"url": url, "next": "2099-01-01T03:00:00Z", "running": 1, "waiting": 1, "late": 1}
     assert found["problems"] == [
         "prefect: 1 runs should have begun, the first at 2026-01-01T00:00:00Z: does a worker run?"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +17,7 @@ from tests.helpers import hub_server
 from tests.helpers.command_line import RECIPE, InProcessShell, Shell
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.s3_server import requests, s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.serving import serving
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Plan
 
@@ -53,13 +53,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Counted]:
-    server = Counted()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Counted()) as server:
+        yield server
 
 
 @pytest.fixture

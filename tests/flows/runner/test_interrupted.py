@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from tests.flows.prefect_api import Api
 from tests.helpers.command_line import Shell
 from tests.helpers.event_logs import process_logs, runs_with_metrics
 from tests.helpers.products import sampled
+from tests.helpers.serving import address_of, serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services.prefect_address import recorded_server
 
@@ -152,7 +152,5 @@ def refusing_server(status: int = 403, *, is_alive: bool = False) -> Iterator[st
 
         def log_message(self, format: str, *arguments: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Refusing)) as server:
+        yield address_of(server)

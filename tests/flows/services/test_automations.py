@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import urllib.error
 import uuid
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pytest
 from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import Api, own_server
 from tests.helpers.http_body import read_body
+from tests.helpers.serving import serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services.recovery import recovery_automations
 
@@ -116,17 +116,9 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("project")
     write_tiny(folder)
-    receiver = Receiver()
-    thread = threading.Thread(target=receiver.serve_forever)
-    thread.start()
     home = folder / ".trnflow"
-    try:
-        with own_server(home) as url:
-            yield Project(folder, Api(home, url), receiver)
-    finally:
-        receiver.shutdown()
-        thread.join()
-        receiver.server_close()
+    with serving(Receiver()) as receiver, own_server(home) as url:
+        yield Project(folder, Api(home, url), receiver)
 
 
 def test_deploy_makes_automations_and_says_when_a_scheduled_retrain_did_not_run(project: Project) -> None:

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import PROJECT, Api
+from tests.helpers import waiting
 from tests.helpers.ledgers import entries
 from trnflow.flows.services.recovery import _is_unfinished, recovery_automations
 
@@ -48,15 +49,7 @@ def worker(api: Api) -> Iterator[subprocess.Popen[bytes]]:
                 process.wait(30)
 
 
-def wait_for(found: Callable[[], Any], seconds: float = 400) -> None:
-    """Wait until `found` returns something true. A request that times out, as on a crowded machine, is made again."""
-    deadline = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(TimeoutError):
-            if found():
-                return
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
+wait_for = partial(waiting.wait_for, seconds=400.0)
 
 
 def children(parent: int) -> list[int]:
@@ -120,7 +113,7 @@ def test_which_runs_the_automations_are_about() -> None:
 
     made = [Automation.model_validate(one.model_dump(mode="json")) for one in recovery_automations()]
     silent, pending, cancelling, again, unbegun = (one.trigger for one in made)
-    for flow in ("finetune", "retrain", "watch"):
+    for flow in ("finetune", "retrain", "watch", "sweep"):
         assert silent.covers(event("prefect.flow-run.heartbeat", flow, deployed=False))
     assert silent.starts_after("trnflow.run.is-running") and not silent.starts_after("prefect.flow-run.Running")
     assert silent.expects("prefect.flow-run.Promoted") and pending.expects("prefect.flow-run.Running")
@@ -217,7 +210,7 @@ def test_a_retrain_that_crashed_more_than_three_times_is_reported_once(deployed:
         return list(deployed.post("events/filter", filter=wanted)["events"])
 
     assert [reported(3), reported(1)] == ["0", "1"]
-    wait_for(told, 60)  # the server writes events in batches
+    wait_for(told, seconds=60)  # the server writes events in batches
     assert reported(0) == "0"
     (event,) = told()
     assert "the retrain crashed 4 times" in event["payload"]["why"]
@@ -313,5 +306,5 @@ def test_a_run_whose_worker_and_process_are_killed_is_resumed(deployed: Api) -> 
 def test_of_late_runs_one_trains(deployed: Api) -> None:
     runs = [start(deployed, "retrain") for _ in range(3)]
     with worker(deployed):
-        wait_for(lambda: all(state(deployed, run) in ("Promoted", "Unchanged") for run in runs), 900)
+        wait_for(lambda: all(state(deployed, run) in ("Promoted", "Unchanged") for run in runs), seconds=900)
     assert sorted(state(deployed, run) for run in runs) == ["Promoted", "Unchanged", "Unchanged"]

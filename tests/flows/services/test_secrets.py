@@ -6,12 +6,10 @@ import base64
 import json
 import os
 import re
-import socket
 import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +20,7 @@ from urllib.parse import parse_qs, quote, quote_plus, urlsplit
 import pytest
 
 from tests.helpers.event_logs import process_logs
+from tests.helpers.serving import free_port, serving
 from tests.tracking.runs import mlflow_server
 from trnflow.flows.services.prefect_server import stop_server
 
@@ -107,13 +106,8 @@ class House:
 
 @pytest.fixture(scope="module")
 def source() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield server.server_port
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +122,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, source: int) -> Iterator[Hou
         "tokenize: {train: {vocab_size: 200}}\ntrain: {engine: native, devices: 1}\nlaunch: {environment: null}\n"
     )
     (folder / "mlflow").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     house = House(folder, source, f"127.0.0.1:{port}")
     try:
         with mlflow_server(folder / "mlflow", port):

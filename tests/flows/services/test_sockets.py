@@ -12,8 +12,8 @@ import time
 import uuid
 from pathlib import Path
 
-from tests.flows.services.test_task_runners import marked
 from tests.flows.test_deployments import PROJECT
+from tests.launch.processes import marked
 
 LISTENING = "0A"
 RUN = [
@@ -27,7 +27,7 @@ RUN = [
 RUN += ["task_runner.workers=1", "tracking.enabled=false"]
 
 
-def listeners(pid: str) -> set[tuple[str, str]]:
+def listeners(pid: int) -> set[tuple[str, str]]:
     """(program, address) of each TCP socket on which a process listens."""
     found = set()
     with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def test_everything_listens_on_this_machine_alone(tmp_path: Path) -> None:
     try:
         with subprocess.Popen([*trnflow, "run", "demo", "--until", "train", *RUN], **quiet) as run:
             while run.poll() is None:
-                found |= {one for pid in marked(mark) for one in listeners(pid)}
+                found |= {one for pid in marked(f"TEST_MARK={mark}") for one in listeners(pid)}
                 time.sleep(0.2)
         assert run.returncode == 0
     finally:

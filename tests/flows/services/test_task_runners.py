@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from tests.helpers.command_line import Shell
 from tests.helpers.products import few
 from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.waiting import wait_for
+from tests.launch.processes import marked
 from trnflow.flows.recipes.recipe import TaskRunnerConfig
 from trnflow.flows.runner.parts.part_makers import refuse_task_runners
 from trnflow.flows.runner.parts.worker_process import make_part_apart
@@ -121,21 +121,10 @@ def test_a_flow_that_is_killed_leaves_no_worker(api: Api, tmp_path: Path) -> Non
     flow = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     records = tmp_path / "home/store/records/tokenize_text.shard"
     wait_for(lambda: records.is_dir() and len(list(records.iterdir())) > 1, 120)
-    assert len(marked(mark)) >= 3
+    assert len(marked(f"TEST_MARK={mark}")) >= 3
     flow.send_signal(signal.SIGKILL)
     flow.wait()
-    wait_for(lambda: not marked(mark), 30)
-
-
-def marked(mark: str) -> list[str]:
-    """The living processes that have `mark` in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and f"TEST_MARK={mark}".encode() in (folder / "environ").read_bytes():
-                found.append(folder.name)
-    return found
+    wait_for(lambda: not marked(f"TEST_MARK={mark}"), 30)
 
 
 # --- who may use a local cluster
