@@ -6,7 +6,8 @@ Takes about a second for a small model.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch
     Raises ModelError when an operator has no StableHLO form, or only a custom call.
     """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _experts_of_one_shape(model):
             program = torch.export.export(logits_of(model), (input_ids, attention_mask), strict=False)
             program = program.run_decompositions(_decompositions())
             if missing := _not_lowered(program):
@@ -82,6 +83,21 @@ def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch
     if custom := custom_calls(graph.bytecode):
         raise _cannot(model, f"its graph has custom calls, which only XLA could run: {', '.join(custom)}")
     return graph
+
+
+@contextmanager
+def _experts_of_one_shape(model: Any) -> Iterator[None]:
+    """Let a mixture of experts compute by its own weights for each token: the default groups tokens by expert, in shapes
+    that depend on them (`aten::histc`, of which XLA has no form)."""
+    can = getattr(model, "_can_set_experts_implementation", lambda: False)()
+    before = model.get_experts_implementation() if can else None
+    if can:
+        model.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        if can:
+            model.set_experts_implementation(before)
 
 
 def custom_calls(bytecode: bytes) -> list[str]:

@@ -112,6 +112,12 @@ def _refuse_settings(config: TrainConfig, model_type: str, fields: Meta, table: 
         )
     if "text_config" in settings.fields:
         return  # the text model has a class and settings of its own
+    tied = settings.of(fields, "tie_word_embeddings") is True and model.value("_tied_weights_keys")
+    if config.method == "head" and table == LANGUAGE and tied:
+        raise ModelError(
+            f"{name} has no head of its own to train: its output layer shares the weights of the input embedding",
+            "set train.method=lora or full, or model.overrides.tie_word_embeddings=false",
+        )
     if config.remat and "GradientCheckpointingLayer" not in _text(code_file(model_type, "modeling")):
         raise ModelError(f"{name} marks no layers to recompute", "set train.remat=false")
     if config.lora is not None and config.lora.base_dtype is not None:

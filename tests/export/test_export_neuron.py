@@ -42,6 +42,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Meta]:
         "bert": (bert, {"batch": 3}),
         "llama": (llama, {}),
         "half": (half, {"length": 16}),
+        "experts": (small_models.mixtral(root / "experts"), {}),
         "strict": (bert, {"length": 16, "tolerance": 1e-12}),
         "long": (bert, {"length": 65}),
     }
@@ -66,6 +67,7 @@ def test_every_length_agrees_with_eager(exports: dict[str, Meta]) -> None:
         "metrics": {"max_difference": meta["max_difference"], "rows_compared": 6},
     }  # fmt: skip
     assert exports["llama"]["meta"]["max_difference"] < 1e-4
+    assert exports["experts"]["meta"]["max_difference"] < 1e-4
 
 
 @pytest.mark.xla

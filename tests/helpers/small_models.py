@@ -54,6 +54,21 @@ def llama(folder: Path, *, dtype: str = "float32", tied: bool = True) -> Input:
     return model_input(folder, "causal_lm", [16, 32], None)
 
 
+def mixtral(folder: Path) -> Input:
+    """A mixture of four experts, of which two compute each token."""
+    import torch
+    from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(2)
+    config = MixtralConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, max_position_embeddings=64, num_local_experts=4, initializer_range=0.2, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(folder)
+    return model_input(folder, "causal_lm", [16], None)
+
+
 def roberta_decoder(folder: Path) -> Input:
     """A language model whose positions begin at 2, after the pad id."""
     import torch

@@ -15,6 +15,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import Known
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.model.transformers_classes import UNKNOWN
 from trnflow.tasks.training.model.transformers_tables import (
     CLASSIFIER,
     CONFIG,
@@ -26,7 +27,7 @@ from trnflow.tasks.training.model.transformers_tables import (
 )
 from trnflow.tasks.training.refusals import refuse_long_export, refuse_unfit_model
 
-LORA = {"method": "lora"}
+LORA, HEAD = {"method": "lora"}, {"method": "head"}
 CHUNKS = {"model_type": "llama4", "text_config": {"model_type": "llama4_text", "attention_chunk_size": 64}}
 CONV = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
 
@@ -65,6 +66,8 @@ def test_what_config_json_shows_is_refused(task: str | None, config: Meta, messa
     ("given", "train", "message"),
     [
         (known(model_type="bert", overrides={"hidden_sise": 8}), {}, "bert has no such field. Fix: use hidden_size"),
+        (known("causal_lm", model_type="gpt2"), HEAD, "no head of its own to train"),
+        (known("causal_lm", model_type="llama", tie_word_embeddings=True), HEAD, "no head of its own to train"),
         (known("causal_lm", model_type="olmo2"), LORA, "peft knows no targets for a model of type olmo2"),
         (known("classification", model_type="bert"), {"attention": "documents"}, "attends in both directions"),
         (
@@ -104,6 +107,9 @@ def test_an_export_of_more_tokens_than_positions_is_refused() -> None:
     [
         (known("causal_lm", model_type="llama", auto_map={"AutoConfig": "mod.Config"}), LORA),
         (known("causal_lm", model_type="bert", is_decoder=True), {}),
+        (known("causal_lm", model_type="llama"), HEAD),
+        (known("causal_lm", model_type="gpt2", overrides={"tie_word_embeddings": False}), HEAD),
+        (known("classification", model_type="bert"), HEAD),
         (known("classification", model_type="bert"), {"remat": True}),
         (known("classification", model_type="bert"), {"devices": 2, "tensor_parallel_size": 2}),
         (known(model_type="gpt2", overrides={"n_embd": 8, "hidden_size": 8, "id2label": {}}), {}),
@@ -161,5 +167,11 @@ def test_the_code_says_what_transformers_says() -> None:
             if code.derives_from("PreTrainedConfig") and model.derives_from("PreTrainedModel"):
                 asked += 1
                 assert not {name for name in vars(config) if name[0] != "_"} - code.words - every, model_type
+                assert code.of({}, "tie_word_embeddings") in (
+                    None,
+                    UNKNOWN,
+                    getattr(config, "tie_word_embeddings", None),
+                )
+                assert model.value("_tied_weights_keys") in (None, UNKNOWN, real._tied_weights_keys), model_type
                 assert bool(model.value("_supports_sdpa")) == bool(real._supports_sdpa), model_type
     assert asked > 250
