@@ -69,7 +69,7 @@ class Interrupter(Reader):
 
 def _run(fault: Fault) -> tuple[Result, RunContext]:
     """Run a recipe; the training of a fault of checkpoints is interrupted, so that it has one to go on from."""
-    long = ("train.epochs=300", "train.checkpoint_every=20") if fault.number == CHECKPOINTS else ()
+    long = ("train.epochs=60", "train.checkpoint_every=20") if fault.number == CHECKPOINTS else ()
     context = open_context("mine.yaml", (*fault.overrides, *long, "tracking.enabled=false"))
     opened = context.for_run(EventLog(*([Interrupter()] if long else [])))
     return run(finetune(opened.recipe), opened, Options()), opened

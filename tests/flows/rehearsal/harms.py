@@ -23,11 +23,13 @@ class Ended(NamedTuple):
         metas: {stage: metadata of its artifact}.
         report: report.json.
         texts: Those that were evaluated, as the model reads them.
+        saved: Checkpoints that training saved.
     """
 
     metas: dict[str, Meta]
     report: Meta
     texts: list[str]
+    saved: float
 
     def labels(self, **wanted: float) -> set[str]:
         """Return the classes of the report with these values."""
@@ -41,7 +43,8 @@ def ended(result: Result, store: Store, folder: Path) -> Ended:
     evaluation = store.link_files(made["evaluate_model"], folder / "evaluation")
     texts = pq.read_table(evaluation / "predictions.parquet")["text"].to_pylist()
     metas = {name: artifact.meta for name, artifact in made.items()}
-    return Ended(metas, read_json(evaluation / "report.json"), texts)
+    saved = next(step.figures.get("checkpoints", 0) for step in result.steps if step.name == "train")
+    return Ended(metas, read_json(evaluation / "report.json"), texts, saved)
 
 
 def _guesses(run: Ended) -> bool:
@@ -104,5 +107,6 @@ HARMS: dict[str, Callable[[Ended], bool]] = {
     "a tokenizer without eos": lambda run: run.metas["tokenize_text"]["eos_id"] is None,
     "rows that are too long": _cut_rows,
     "a text cut to its first words": _cut_rows,
+    "S3 that denies writing checkpoints": lambda run: not run.saved,  # stopped, it would begin anew
 }
 """{name of a fault: whether a run that ended well shows its harm}"""
