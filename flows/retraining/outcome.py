@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NotRequired, TypedDict
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.errors import PlacedError, TrnflowError
 from trnflow.tasks.promotion.bootstrap import Comparison
+
+
+class ComparedMetric(TypedDict):
+    """interval: of the difference."""
+
+    name: str
+    champion: float
+    challenger: float
+    difference: float
+    interval: list[float]
+    margin: float
+
+
+class RetrainDocument(TypedDict):
+    """What `trnflow retrain --json` prints, and Prefect's events carry. report: the command that writes the run's page."""
+
+    schema: int
+    recipe: str
+    run: str | None
+    changed: bool
+    promoted: bool
+    stopped: bool
+    champion: str | None
+    challenger: str | None
+    frozen: str | None
+    why: str
+    metrics: ComparedMetric | None
+    checks: list[Meta]
+    report: str | None
+    error: NotRequired[PlacedError]
 
 
 @dataclass(frozen=True)
@@ -58,19 +88,17 @@ class Retrained:
         """The error's, 1 if a check stopped it, else 0."""
         return self.error.exit_code if self.error else int(self.stopped)
 
-    def to_json(self) -> Meta:
-        """Return what `trnflow retrain --json` prints. report: the command that shows the run's report, or null."""
-        names = (
-            "recipe", "run", "changed", "promoted", "stopped", "champion", "challenger", "frozen", "why",
+    def to_json(self) -> RetrainDocument:
+        document = RetrainDocument(
+            schema=1, recipe=self.recipe, run=self.run, changed=self.changed, promoted=self.promoted, stopped=self.stopped,
+            champion=self.champion, challenger=self.challenger, frozen=self.frozen, why=self.why, metrics=self._metrics(),
+            checks=list(self.checks), report=f"trnflow report {self.run}" if self.run else None,
         )  # fmt: skip
-        document = {"schema": 1, **{name: getattr(self, name) for name in names}, "metrics": self._metrics()}
-        document["checks"] = list(self.checks)
-        document["report"] = f"trnflow report {self.run}" if self.run else None
         if self.error is not None:
             document["error"] = self.error.placed()
         return document
 
-    def _metrics(self) -> Meta | None:
+    def _metrics(self) -> ComparedMetric | None:
         compared = self.comparison
         if compared is None:
             return None
