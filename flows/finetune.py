@@ -13,22 +13,29 @@ from trnflow.flows.runner.plan import Plan
 from trnflow.flows.runner.vocabulary import check_vocabulary, refuse_unknown_vocabulary
 from trnflow.flows.runner.warm_parents import Parent
 from trnflow.flows.runner.warm_start import earlier_model, starting_model
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.consolidate import consolidate
 from trnflow.tasks.data.format.config import is_framed
 from trnflow.tasks.data.format.row_makers import unread_columns
+from trnflow.tasks.data.load.own_identity import TELLS_STATE, with_state
 from trnflow.tasks.evaluate_model import evaluate_model
+from trnflow.tasks.evaluation.chosen_metric import chosen_source
 from trnflow.tasks.evaluation.generation import refuse_messages
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.keys.hooks import code_source
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
+from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import by_role, stage_of
+from trnflow.tasks.store import Store
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
+from trnflow.tasks.training.config import OWN_LOSS
+from trnflow.tasks.training.losses import reads_rows
 from trnflow.tasks.training.refusals import refuse_long_export, refuse_unfit_model
 
 if TYPE_CHECKING:
@@ -62,11 +69,22 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     refuse = partial(refuse_unfit_model, training)
-    graphs = Node(precompile, training, {"model": model, "packed": packed}, check=knows, needs=refuse)
+    loss = own_code(recipe, "train.loss", also=(OWN_LOSS,))
+    graphs = Node(precompile, training, {"model": model, "packed": packed, "code": loss}, check=knows, needs=refuse)
+    is_own = training.keeps_best and ":" in training.best_metric
     shards = Node(
         train,
         training,
-        {"model": model, "packed": packed, "warm_start": start, **({"graphs": graphs} if measures else {})},
+        {
+            "model": model,
+            "packed": packed,
+            "warm_start": start,
+            "metric": best_metric(recipe),
+            "code": loss,
+            "rows": (rows or loaded) if is_own else None,
+            "texts": texts if is_own else None,
+            **({"graphs": graphs} if measures else {}),
+        },
         after={} if measures else {"graphs": graphs},
         check=knows,
         needs=refuse,
@@ -101,18 +119,50 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
 
 def loading(recipe: Recipe, frozen: Artifact | None = None) -> Node:
     """Return the node that loads a recipe's rows. frozen: see `finetune`."""
-    source, makes = source_of(data_source, recipe.data), own_code(recipe, "data.make")
-    return Node(load_data, recipe.loading, {"source": source, "frozen": frozen, "code": makes})
+    inputs = {"source": rows_source(recipe), "frozen": frozen, "code": own_code(recipe, "data.make")}
+    return Node(load_data, recipe.loading, inputs)
 
 
-def own_code(recipe: Recipe, *settings: str) -> Lookup | None:
-    """Return the lookup of the user's functions that these settings, or settings below them, name; None if none does."""
+def rows_source(recipe: Recipe) -> Lookup:
+    """Return the lookup of the rows' source, of `data.make` with the state that `own.identity` tells."""
+    code = own_code(recipe, "own.identity", also=(TELLS_STATE,))
+    if code is None:
+        return source_of(data_source, recipe.data)
+
+    def find(store: Store, resolver: Resolver) -> Source:
+        source = resolver.ask_once(data_source, recipe.data)
+        return with_state(source, code.find(store, resolver), recipe.data, stage_of(load_data), resolver)
+
+    return Lookup(find)
+
+
+def own_code(recipe: Recipe, *settings: str, also: tuple[str, ...] = ()) -> Lookup | None:
+    """Return the lookup of the user's functions that these settings, or settings below them, name; None if none does.
+
+    also: see `code_source`."""
     hooks = {
         setting: (named, folder)
         for setting, (named, folder) in recipe.hooks.items()
         if folder and any(f"{setting}.".startswith(f"{name}.") for name in settings)
     }
-    return Lookup(lambda store, resolver: code_source(hooks, resolver.home, resolver.memo)) if hooks else None
+    files = recipe.own_files
+    return Lookup(lambda store, known: code_source(hooks, known.home, known.memo, also, files)) if hooks else None
+
+
+def best_metric(recipe: Recipe) -> Lookup | None:
+    """Return the lookup of the code that measures `train.best_metric`; None for what every evaluation has."""
+    training, kind = recipe.train, FORMATS[recipe.format.task]
+    of_sums = not kind.per_row and training.keeps_best and training.best_metric != "eval_loss"
+    if not of_sums and not reads_rows(training, kind):
+        return None
+    own = next((metric for metric in recipe.evaluate.metrics if metric.function == training.best_metric), None)
+    at = recipe.evaluate.metrics.index(own) if own else 0
+    folder = recipe.hooks[f"evaluate.metrics.{at}.function"][1] if own else None
+    return Lookup(
+        lambda store, resolver: chosen_source(
+            training, kind, own, folder, resolver.home, resolver.memo, recipe.own_files
+        )
+    )
 
 
 def _starting_weights(text: str | None) -> Lookup | None:

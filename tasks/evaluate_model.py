@@ -17,11 +17,11 @@ from trnflow.tasks.evaluation.config import (
     predict_inputs,
 )
 from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
-from trnflow.tasks.evaluation.own_metrics import OwnMetric, own_values, write_seen
+from trnflow.tasks.evaluation.metrics.row_sums import RowSums
+from trnflow.tasks.evaluation.own_metrics import OwnMetric, own_values, sorted_seen
 from trnflow.tasks.evaluation.report_page import TEMPLATE, write_page
 from trnflow.tasks.evaluation.scores import (
     SCORES,
-    RowSums,
     accuracy,
     f1_weighted,
     intervals_of,
@@ -124,9 +124,6 @@ def evaluate_model(
 
 def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Path) -> Meta:
     """Write the predictions as the user's metrics read them, in the order of the rows."""
-    import numpy as np
-
-    from trnflow.tasks.data.format.source_rows import read_source_rows
     from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses, load_columns
     from trnflow.tasks.evaluation.row_losses import source_rows
     from trnflow.tasks.kinds.targets import Outputs
@@ -149,11 +146,8 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
         arrays, generations = load_columns(RowLosses, predicted.path)._asdict(), predicted.path / GENERATIONS
         order = arrays.pop("row")
         del arrays["cut"]
-    first = np.argsort(order, kind="stable")
-    numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]].astype(np.int64)
-    sorted_arrays = {name: array[first] for name, array in arrays.items()}
-    file, labels = rows.path / f"{split}.parquet", predicted.meta.get("labels", ())
-    return write_seen(folder, task, split, labels, file, numbers, sorted_arrays, generations)
+    labels = predicted.meta.get("labels", ())
+    return sorted_seen(folder, packed, texts, rows, split, order, arrays, labels, generations)
 
 
 def _generations(folder: Path) -> list[Meta]:

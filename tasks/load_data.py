@@ -32,7 +32,7 @@ def data_source(config: DataConfig, resolver: Resolver) -> Source:
     `data.make` gives is known by its version."""
     if config.make:
         names = {str(ours): theirs for ours, theirs in config.splits.items()} or {split: split for split in SPLITS}
-        made = {"version": config.version, "arguments": config.arguments}
+        made = {**({"version": config.version} if config.version else {}), "arguments": config.arguments}
         return Source("data", {"make": made}, {"splits": names})
     resolved = {}
     for name, part_of in config.sources().items():

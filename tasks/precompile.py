@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import graph_params
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Keyed, Known, Workdir, stage, write_json
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import cautions, check_torch_xla, known_memory
 from trnflow.tasks.training.environment import compiler, environ
 from trnflow.tasks.training.graphs.compile_cache import keep_cache
+from trnflow.tasks.training.losses import reads_rows
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import GraphsMeta, PackedMeta
@@ -31,7 +33,8 @@ def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     model, packed = inputs["model"], inputs["packed"]
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     shapes = {name: packed.meta.get(name) for name in SHAPES}
-    return {"architecture": model.identity["config"], "labels": len(packed.meta.get("labels") or ()), **shapes}
+    rows = {"row_outputs": True} if reads_rows(config, kind_of(packed.meta["task"])) else {}
+    return {"architecture": model.identity["config"], "labels": len(packed.meta.get("labels") or ()), **shapes, **rows}
 
 
 def graph_settings(config: TrainConfig) -> Meta:
@@ -62,8 +65,12 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     environ=environ,
     needs=needs,
 )
-def precompile(config: TrainConfig, model: Source, packed: Input[PackedMeta], out: Workdir) -> GraphsMeta:
+def precompile(
+    config: TrainConfig, model: Source, packed: Input[PackedMeta], code: Source | None = None, *, out: Workdir
+) -> GraphsMeta:
     """Trace the graphs and write `graphs.json`; its content is the metadata, with less of each graph.
+
+    code: of `train.loss`.
 
     Keys of graphs.json:
         graphs: {name, length, hash, inputs, flops}, sorted by name and length.
@@ -73,6 +80,7 @@ def precompile(config: TrainConfig, model: Source, packed: Input[PackedMeta], ou
     from trnflow.tasks.training.devices import check_device
     from trnflow.tasks.training.memory.device_fit import fit_to_device
 
+    config = config.with_own_loss(code, packed=packed.meta, out=out)
     if config.device == "neuron":
         from trnflow.tasks.training.graphs.neuron_precompile import compile_graphs as listed
     else:

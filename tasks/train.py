@@ -6,6 +6,7 @@ same bytes. Raises CompileError, NonFiniteLoss (the weights are unchanged), Mode
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     if isinstance(start, Artifact):
         keyed["warm_start"] = start.digest
     graphs = inputs.get("graphs")  # an input only for micro_batch: auto
+    if isinstance(rows := inputs.get("rows"), Artifact) and isinstance(texts := inputs["texts"], Artifact):
+        keyed |= {"rows": rows.digest, "texts": texts.digest}  # inputs only for an own metric, which reads columns
     return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
@@ -54,18 +57,28 @@ def train(
     model: Source,
     packed: Input[PackedMeta],
     warm_start: Input | None = None,
+    metric: Source | None = None,
+    code: Source | None = None,
+    rows: Input | None = None,
+    texts: Input | None = None,
     *,
     out: Workdir,
     graphs: Input[GraphsMeta],
 ) -> CheckpointMeta:
     """Train the model and write the trained parameters in fp32.
 
-    graphs: those that may be compiled. Returns metadata: task, labels, lengths, method, steps, metrics, data (digest of
-    `packed`), settings, best_step if its weights were kept.
+    graphs: those that may be compiled; metric, code: of `best_metric` and `loss`; rows, texts: of load_data and
+    format_prompts, for an own metric.
+
+    Returns metadata: task, labels, lengths, method, steps, metrics, data (digest of `packed`), settings, best_step if its
+    weights were kept.
     """
     from trnflow.tasks.training.checkpoint.starting_weights import starting_from
     from trnflow.tasks.training.fit import fit
+    from trnflow.tasks.training.selection import chosen_metric
 
     if config.micro_batch == "auto":
         config = config.with_micro_batch(graphs.meta["micro_batch"])
-    return fit(config, starting_from(model, warm_start), packed, graphs, out)
+    config = config.with_own_loss(code, packed=packed.meta, out=out, rank=int(os.environ.get("RANK", "0")))
+    chosen = chosen_metric(config, metric, packed=packed, rows=rows, texts=texts, out=out)
+    return fit(config, starting_from(model, warm_start), packed, graphs, out, chosen)

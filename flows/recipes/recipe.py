@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
 from trnflow.flows.recipes.files import RecipeTree, nearest, origin_of, read_tree
+from trnflow.flows.recipes.own_settings import OwnConfig
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.recipes.sweep_settings import SweepConfig
 from trnflow.flows.recipes.validation_errors import Recipes, refused
@@ -19,9 +20,11 @@ from trnflow.tasks.consolidate import ConsolidateConfig
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluate_model import EvaluateConfig
+from trnflow.tasks.evaluation.chosen_metric import check_metric
 from trnflow.tasks.evaluation.scores import PROMOTING
 from trnflow.tasks.export.config import ExportConfig
-from trnflow.tasks.keys.hooks import check_hook
+from trnflow.tasks.keys.hooks import check_file, check_hook
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.pack_chunks import PackConfig
@@ -183,6 +186,8 @@ class Recipe(StageConfig):
     """The workers of the data stages."""
     tracking: TrackingConfig = TrackingConfig()
     """What MLflow records."""
+    own: OwnConfig = OwnConfig()
+    """What functions of your own read."""
     sweep: SweepConfig = SweepConfig()
     """What `trnflow sweep` varies."""
 
@@ -205,6 +210,22 @@ class Recipe(StageConfig):
                 f"promote.metric is {metric}, which is none of {', '.join((*PROMOTING, *own))}: "
                 f"{f'did you mean {close}?' if close else 'name one of them, or add it to evaluate.metrics'}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _made_rows_have_a_state(self) -> Recipe:
+        if self.data.make and not (self.data.version or self.own.identity):
+            raise ValueError(
+                "`data.make` needs a version, or its rows would be those of the first day for ever: set `data.version`, "
+                "or `own.identity` to a function that tells it"
+            )
+        if self.own.identity and not self.data.make:
+            raise ValueError("`own.identity` is of the rows that `data.make` gives: set that, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _best_metric_is_known(self) -> Recipe:
+        check_metric(self.train, FORMATS[self.format.task], self.evaluate.metrics)
         return self
 
     _folders: Folders = PrivateAttr(default_factory=dict)
@@ -239,6 +260,12 @@ class Recipe(StageConfig):
             above = (".".join(path[:length]) for length in range(len(path), 0, -1))
             hooks[".".join(path)] = named, next((self._folders[name] for name in above if name in self._folders), None)
         return hooks
+
+    @property
+    def own_files(self) -> dict[str, Path]:
+        """{name in `own.files`: path}."""
+        folder = self._folders.get("own.files") or self._folders.get("own.files.0")
+        return {name: (folder or Path.cwd()).resolve() / name for name in self.own.files}
 
     @property
     def price_per_hour(self) -> float:
@@ -328,4 +355,6 @@ def validated(read: RecipeTree, name: str) -> Recipe:
         except ConfigError as error:
             where = origin_of(tuple(setting.split(".")), read.origins)
             raise ConfigError(f"{where}: {error.message}", error.fix) from None
+    for name, file in recipe.own_files.items():
+        check_file(name, Path(str(file).removesuffix(name)))
     return recipe

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from trnflow.flows.finetune import rows_source
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import context_of
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import Interrupted
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.load_data import data_source
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import append_ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
@@ -40,7 +40,7 @@ def data_digest(data: Source) -> str:
 
 def present_data(recipe: Recipe, store: Store, *, offline: bool = False) -> str:
     """Return the digest of a recipe's present data; changed files are hashed. Raises ConfigError, DataError."""
-    source = data_source(recipe.data, context_of(recipe, store, offline=offline).resolver)
+    source = rows_source(recipe).find(store, context_of(recipe, store, offline=offline).resolver)
     store.memo.save()
     return data_digest(source)
 

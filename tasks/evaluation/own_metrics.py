@@ -11,8 +11,9 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, Hook, StageConfig
+from trnflow.tasks.data.format.source_rows import read_source_rows
 from trnflow.tasks.data.limited_process import call_own
 from trnflow.tasks.data.proof import OTHER, go_elsewhere
 from trnflow.tasks.errors import CodeError, DataError
@@ -138,6 +139,30 @@ def write_seen(
     }  # fmt: skip
 
 
+def sorted_seen(
+    folder: Path,
+    packed: Input,
+    texts: Input,
+    rows: Input,
+    split: str,
+    order: Ints,
+    arrays: Mapping[str, Any],
+    labels: Sequence[str] = (),
+    generations: Path | None = None,
+) -> Meta:
+    """Write the predictions of a split in the order of its rows, as `write_seen`.
+
+    order: of each prediction the row in format_prompts' file; packed, texts, rows: of the data stages.
+    """
+    import numpy as np
+
+    first = np.argsort(order, kind="stable")
+    numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]].astype(np.int64)
+    file = rows.path / f"{split}.parquet"
+    sorted_arrays = {name: array[first] for name, array in arrays.items()}
+    return write_seen(folder, packed.meta["task"], split, labels, file, numbers, sorted_arrays, generations)
+
+
 def read_seen(seen: Meta) -> Predictions:
     import numpy as np
 
@@ -222,13 +247,15 @@ def _called(
     return {name: float(value) for name, value in values.items()}
 
 
-def own_number(function: Callable[[Predictions], Any], name: str, code: Source, predictions: Predictions) -> float:
+def own_number(
+    function: Callable[[Predictions], Any], name: str, code: Source, predictions: Predictions, setting: str
+) -> float:
     """Return the metric that one of the user's functions returns alone. Raises DataError as `own_values`."""
     values = _called(function, name, code, predictions)
     if [*values] != [name]:
         raise DataError(
-            f"{described(function, code)}: it returned a dict, and promote.metric compares by one number",
-            "let another function return that number alone, and name it in promote.metric",
+            f"{described(function, code)}: it returned a dict, and {setting} compares by one number",
+            f"let another function return that number alone, and name it in {setting}",
         )
     return values[name]
 

@@ -40,7 +40,7 @@ def row_losses(losses: TokenLosses, packed: Input, split: str, tokenizer: FastTo
 
     whole = np.zeros(len(rows), dtype=np.int64)
     whole[at] = segments[:, 1]
-    spelled = np.fromiter(_spelled_bytes(packed, split, tokenizer), dtype=np.int64, count=len(segments))
+    spelled = np.fromiter(spelled_bytes(packed, split, tokenizer), dtype=np.int64, count=len(segments))
     kept, tokens, spelled = (total(values).astype(np.int64) for values in (losses.sizes, losses.tokens, spelled))
     return RowLosses(rows, total(losses.nll), tokens, spelled, (pieces > 1) | (kept < whole))
 
@@ -52,7 +52,7 @@ def _segments(packed: Input, split: str) -> Ints:
     return np.concatenate([open_segments(packed, split, length) for length in lengths])
 
 
-def _spelled_bytes(packed: Input, split: str, tokenizer: FastTokenizer) -> Iterator[int]:
+def spelled_bytes(packed: Input, split: str, tokenizer: FastTokenizer) -> Iterator[int]:
     """Yield the UTF-8 bytes of each segment's supervised tokens, in the order of `source_rows`."""
     for length in sorted(int(length) for length, count in packed.meta["rows"][split].items() if count):
         columns = open_chunks(packed, split, length)

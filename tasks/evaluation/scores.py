@@ -1,7 +1,7 @@
 """The registry of metrics: each is one entry here, a function with its name, task and flags.
 
-The order of entries is their order everywhere. A function of task `classification` reads `ClassPredictions`, one of
-`causal_lm` `RowSums`, one with `of_texts` a generated text and its answer.
+The order of entries is their order everywhere. Functions stand in `metrics`, a file each; one of task `classification` reads
+`ClassPredictions`, one of `causal_lm` `RowSums`, one with `of_texts` a generated text and its answer.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
-from trnflow.tasks.evaluation.classification import calibration, calibration_error, class_areas, scaled
 from trnflow.tasks.evaluation.generated_text import is_exact_match, rouge
 from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, ratio_interval
+from trnflow.tasks.evaluation.metrics.accuracy import accuracy as accuracy_of_rows
+from trnflow.tasks.evaluation.metrics.auc import area_under_curve
+from trnflow.tasks.evaluation.metrics.bits_per_byte import bits_per_byte
+from trnflow.tasks.evaluation.metrics.ece import expected_calibration_error
+from trnflow.tasks.evaluation.metrics.f1_macro import f1_macro
+from trnflow.tasks.evaluation.metrics.f1_weighted import f1_weighted as f1_weighted_of_rows
+from trnflow.tasks.evaluation.metrics.log_loss import log_loss_of_probabilities
+from trnflow.tasks.evaluation.metrics.mcc import matthews_correlation
+from trnflow.tasks.evaluation.metrics.perplexity import perplexity
+from trnflow.tasks.evaluation.metrics.row_sums import RowSums
 from trnflow.tasks.kinds.kind import Kind, Metric
 from trnflow.tasks.kinds.registry import KINDS
 
@@ -35,16 +44,6 @@ BLOCK = 1 << 22
 
 TRAINING = ("train_loss", "eval_loss", "eval_accuracy")
 """The metrics that stage train reports, which tables and MLflow show after those of an evaluation."""
-
-
-class RowSums(NamedTuple):
-    """The losses of a language model for rows. nll: float64 [rows], in nats; tokens, bytes: int64 [rows], supervised
-    ones; total: the sum of nll."""
-
-    nll: Floats
-    tokens: Ints
-    bytes: Ints
-    total: float
 
 
 class Matrices:
@@ -168,26 +167,13 @@ def _bits_by_bytes(rows: RowSums) -> tuple[Any, Any]:
     return rows.nll / math.log(2), rows.bytes
 
 
-@score("accuracy", "classification", hub="accuracy", may_promote=True, of_matrices=_share_of_hits)
-def accuracy(found: ClassPredictions) -> float:
-    from sklearn.metrics import accuracy_score
-
-    return float(accuracy_score(found.expected, found.predicted))
-
-
-@score("f1_weighted", "classification", hub="f1", may_promote=True, is_default=True, of_matrices=_weighted_f1)
-def f1_weighted(found: ClassPredictions) -> float:
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(found.expected, found.predicted, average="weighted", zero_division=0))
-
-
-@score("f1_macro", "classification", hub="f1", may_promote=True, of_matrices=_mean_f1)
-def f1_macro(found: ClassPredictions) -> float:
-    """Return the mean over the classes that are true or predicted in some row."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(found.expected, found.predicted, average="macro", zero_division=0))
+accuracy = score("accuracy", "classification", hub="accuracy", may_promote=True, of_matrices=_share_of_hits)(
+    accuracy_of_rows
+)
+f1_weighted = score(
+    "f1_weighted", "classification", hub="f1", may_promote=True, is_default=True, of_matrices=_weighted_f1
+)(f1_weighted_of_rows)
+score("f1_macro", "classification", hub="f1", may_promote=True, of_matrices=_mean_f1)(f1_macro)
 
 
 @score("loss", "classification", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_rows)
@@ -196,48 +182,15 @@ def class_loss(found: ClassPredictions) -> float:
     return float(found.loss.mean())
 
 
-@score("mcc", "classification", report_only=True)
-def matthews_correlation(found: ClassPredictions) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(found.expected, found.predicted))
-
-
-@score("log_loss", "classification", less_is_better=True, report_only=True)
-def log_loss_of_probabilities(found: ClassPredictions) -> float:
-    """Return the mean cross entropy in nats from the stored probabilities."""
-    from sklearn.metrics import log_loss
-
-    probabilities = scaled(found.probabilities)
-    return float(log_loss(found.expected, probabilities, labels=range(probabilities.shape[1])))
-
-
-@score("ece", "classification", less_is_better=True)
-def expected_calibration_error(found: ClassPredictions) -> float:
-    return calibration_error(calibration(found))
-
-
-@score("auc", "classification", report_only=True)
-def area_under_curve(found: ClassPredictions) -> float | None:
-    """Return the mean area under the ROC curve, one class against the rest; None when all rows have one class."""
-    import numpy as np
-
-    areas = class_areas(found.expected, scaled(found.probabilities))
-    return float(np.mean(areas)) if areas else None
-
-
-@score("perplexity", "causal_lm", less_is_better=True, hub="perplexity")
-def perplexity(rows: RowSums) -> float:
-    # e**709 is the last that a float holds; so bad a model needs no digits
-    return math.exp(min(rows.total / max(int(rows.tokens.sum()), 1), 709.0))
-
-
-@score(
+score("mcc", "classification", report_only=True)(matthews_correlation)
+score("log_loss", "classification", less_is_better=True, report_only=True)(log_loss_of_probabilities)
+score("ece", "classification", less_is_better=True)(expected_calibration_error)
+score("auc", "classification", report_only=True)(area_under_curve)
+score("perplexity", "causal_lm", less_is_better=True, hub="perplexity")(perplexity)
+score(
     "bits_per_byte", "causal_lm", less_is_better=True, hub="bits_per_byte", may_promote=True, is_default=True,
     ratio=_bits_by_bytes,
-)  # fmt: skip
-def bits_per_byte(rows: RowSums) -> float | None:
-    return float(rows.nll.sum() / math.log(2) / rows.bytes.sum()) if rows.bytes.any() else None
+)(bits_per_byte)  # fmt: skip
 
 
 @score("loss", "causal_lm", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_tokens)

@@ -18,7 +18,7 @@ from trnflow.tasks.keys.code_hash import analyse
 from trnflow.tasks.keys.distributions import packages_folders
 from trnflow.tasks.keys.file_audit import Permit, edited
 from trnflow.tasks.keys.hash_cache import Memo, stamp
-from trnflow.tasks.keys.hooks import refuse_missing
+from trnflow.tasks.keys.hooks import FILES, refuse_missing
 from trnflow.tasks.keys.module_finder import STANDARD_LIBRARY, is_of_trnflow, project_folder
 from trnflow.tasks.stage import Stage
 
@@ -49,7 +49,7 @@ def permit_for(
     for item in inputs:
         if isinstance(item, Source) and item.kind == CODE:
             refuse_missing(item)
-            modules |= item.location["files"]
+            modules |= item.location["files"] | item.location["program"]
     own = {name: file for name, file in modules.items() if not is_of_trnflow(file)}
     program, theirs = project_folder("trnflow"), {_base(name, file) for name, file in own.items()}
     roots = tuple(sorted({*_roots(program), *(_root(base, base) for folder in theirs for base in _forms(folder))}))
@@ -77,6 +77,8 @@ def permit_for(
 def _base(name: str, file: str) -> Path:
     """Return the folder that holds the top-level package or module of `name`."""
     path = Path(file)
+    if name.startswith(FILES):
+        return path.parent
     return path.parents[name.count(".") + (path.name.partition(".")[0] == "__init__")]
 
 

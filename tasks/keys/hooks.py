@@ -10,17 +10,21 @@ from __future__ import annotations
 import ast
 import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import resolve_name
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from trnflow.tasks.artifact import CODE, Source
 from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.keys.code_closure import closure, closure_files
-from trnflow.tasks.keys.code_hash import parsed
+from trnflow.tasks.keys.code_hash import analyse, parsed
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.module_finder import Home, ModuleFinder
+
+FILES = "own.files"
+NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 PROJECT = (".git", "pyproject.toml")
 """What the top folder of a project holds."""
@@ -37,6 +41,8 @@ SIGNATURES = {
     "evaluate.metrics": Signature(1, "(p: Predictions) -> float | dict[str, float]"),
     "data.make": Signature(2, "(config: dict, split: str) -> Iterator[dict] | None"),
     "format.make": Signature(1, "(row: dict) -> str | dict | None"),
+    "train.loss": Signature(3, "(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor"),
+    "own.identity": Signature(1, "(config: dict) -> str"),
     "promote.checks": Signature(2, "(challenger: Predictions, champion: Predictions | None) -> str | None"),
 }
 """{setting, or the section around several: signature}"""
@@ -72,12 +78,22 @@ def place_of(setting: str, named: str, folder: Path) -> Path:
     return _place(setting, named.partition(":")[0], folder)[0]
 
 
-def code_source(hooks: Mapping[str, tuple[str, Path]], home: Path, memo: Memo) -> Source:
-    """Return the code of a stage's hooks. hooks: {setting: (named, folder of the recipe's file)}.
+def code_source(
+    hooks: Mapping[str, tuple[str, Path]],
+    home: Path,
+    memo: Memo,
+    also: Iterable[str] = (),
+    files: Mapping[str, Path] = NO_FILES,
+) -> Source:
+    """Return the code of a stage's hooks.
+
+    hooks: {setting: (named, folder of the recipe's file)}; also: modules of this program that the stage imports by name,
+    for these hooks alone; files: {name in `own.files`: path}, of which count those that a text in the hooks' modules names.
 
     Returns:
         A Source with the identity {"code": closures' modules, and {setting: named}, "env"} and the location {"functions":
-        {setting: named}, "search": folders, "files": {module: file}, "proofs": where it is noted which code was proved}
+        {setting: named}, "search": folders, "files": {module: file}, "program": those of `also`, and the files that are
+        read, "proofs": where it is noted which code was proved}
 
     Raises:
         CodeError: A module of the closure is no Python.
@@ -85,7 +101,7 @@ def code_source(hooks: Mapping[str, tuple[str, Path]], home: Path, memo: Memo) -
     """
     code: dict[str, str] = {}
     env: dict[str, str] = {}
-    files: dict[str, str] = {}
+    read: dict[str, str] = {}
     search: dict[str, None] = {}
     for setting, (named, folder) in sorted(hooks.items()):
         module = named.partition(":")[0]
@@ -93,11 +109,40 @@ def code_source(hooks: Mapping[str, tuple[str, Path]], home: Path, memo: Memo) -
         found = closure(module, memo, search=(str(top),))
         code |= {**found.code, setting: named}
         env |= found.env
-        files |= closure_files(module, memo, search=(str(top),))
+        read |= closure_files(module, memo, search=(str(top),))
         search[str(top)] = None
+    program: dict[str, str] = {}
+    for module in also:
+        found = closure(module, memo)
+        code, env, program = code | found.code, env | found.env, program | closure_files(module, memo)
+    for name in _read(files, read.values()):
+        code[f"{FILES}: {name}"] = analyse(str(files[name]), memo)["hash"]
+        program[f"{FILES}: {name}"] = str(files[name])
     functions = {setting: named for setting, (named, _) in hooks.items()}
-    location = {"functions": functions, "search": list(search), "files": files, "proofs": str(home / "proofs")}
+    location = {"functions": functions, "search": list(search), "files": read, "program": program}
+    location["proofs"] = str(home / "proofs")
     return Source(CODE, {"code": code, "env": env}, location)
+
+
+def _read(files: Mapping[str, Path], modules: Iterable[str]) -> list[str]:
+    """Return the names of the files that a text in the modules names, by its last part."""
+    texts = [
+        node.value
+        for file in (modules if files else ())
+        if file.endswith(".py")
+        for node in ast.walk(parsed(Path(file)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return [name for name in files if any(Path(name).name in text for text in texts)]
+
+
+def check_file(name: str, folder: Path | None) -> None:
+    """Raise ConfigError unless a name in `own.files` is a file. folder: of the recipe's file; None of a shipped one."""
+    if folder is None or not (folder / name).is_file():
+        raise ConfigError(
+            f"{FILES}: there is no file {name} in {folder or 'the folder of a shipped recipe'}",
+            "correct the name, or put the file there",
+        )
 
 
 def recorded_code(own: Mapping[str, str], folder: Path, home: Path, memo: Memo) -> Source:
@@ -108,7 +153,10 @@ def recorded_code(own: Mapping[str, str], folder: Path, home: Path, memo: Memo) 
     hooks = {name: (value, folder) for name, value in own.items() if not value.startswith(("sha256:", "schema:"))}
     functions = {name: named for name, (named, _) in hooks.items()}
     try:
-        now = code_source(hooks, home, memo)
+        read = {name.removeprefix(f"{FILES}: ") for name in own if name.startswith(f"{FILES}: ")}
+        for name in read:
+            check_file(name, folder)
+        now = code_source(hooks, home, memo, files={name: folder / name for name in read})
         changed = [
             name for name in own.keys() | now.identity["code"].keys() if own.get(name) != now.identity["code"].get(name)
         ]

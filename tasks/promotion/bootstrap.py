@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.evaluation.scores import Matrices, RowSums, Score, promoting
+from trnflow.tasks.evaluation.metrics.row_sums import RowSums
+from trnflow.tasks.evaluation.scores import Matrices, Score, promoting
 from trnflow.tasks.kinds.kind import Metric
 from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW

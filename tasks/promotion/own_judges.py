@@ -80,7 +80,7 @@ def compared(arguments: Meta, limit: Any) -> Meta:
     limit(f"the {len(sides[1])} frozen rows")
 
     def metric(side: int, examples: NDArray[np.int64] | slice) -> float:
-        return own_number(function, config.metric, code, sides[side].take(examples))
+        return own_number(function, config.metric, code, sides[side].take(examples), "promote.metric")
 
     sign = -1.0 if config.less_is_better else 1.0
     return compare_own(config.metric, metric, sides, sign, promote, config.alpha).to_json()

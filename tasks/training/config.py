@@ -6,6 +6,8 @@ Apart from `trnflow.tasks.train`: precompile uses the config too, and its key mu
 from __future__ import annotations
 
 import math
+from importlib import import_module
+from typing import Any
 
 from pydantic import model_validator
 
@@ -19,6 +21,9 @@ from trnflow.tasks.training.settings.evaluation import EvaluationSettings, Savin
 from trnflow.tasks.training.settings.method import LossSettings, MethodSettings
 from trnflow.tasks.training.settings.optimization import OptimizerSettings, ScheduleSettings
 from trnflow.tasks.training.settings.parallel import ParallelSettings
+
+OWN_LOSS = "trnflow.tasks.training.own_loss"
+"""Named, not imported: it is in the keys of trainings with a loss of the user's alone."""
 
 # Keys of `config.json` that say that weights are quantised: read without their scales, such weights are other numbers.
 QUANTISED = ("quantization_config", "compression_config")
@@ -64,6 +69,10 @@ class TrainConfig(
         """Return the config with `micro_batch: auto` replaced; without `auto` itself."""
         return self.model_copy(update={"micro_batch": micro_batch}) if self.micro_batch == "auto" else self
 
+    def with_own_loss(self, code: Source | None, **given: Any) -> TrainConfig:
+        """Return the config with the function that `loss` names, in `code`, proved and imported; without it as it is."""
+        return import_module(OWN_LOSS).imported(self, code, **given) if code else self
+
     @property
     def shape_unit(self) -> tuple[int, int] | None:
         """(rows, positions) to whose multiples trimmed batches are rounded up; None if compiled graphs need one shape.
@@ -96,6 +105,8 @@ class TrainConfig(
             raise ValueError("compile works on one device: set devices=1, or compile=false")
         if self.compile_cache and not self.compile:
             raise ValueError("compile_cache keeps torch.compile's cache: set compile=true")
+        if self.loss and self.device == "neuron":
+            raise ValueError("loss is for device cpu and cuda: another program compiles the graphs of neuron")
         if self.engine != "xla" and self.compiler_flags:
             raise ValueError("compiler_flags is for engine xla: set compiler_flags=[], or engine=xla")
         if self.engine == "xla" and not self.deterministic:

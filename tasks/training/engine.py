@@ -23,7 +23,8 @@ class Engine(Protocol):
         """
 
     def evaluate(self, batch: Batch) -> Handle:
-        """Enqueue a forward pass without dropout; return [summed loss, correct targets]."""
+        """Enqueue a forward pass without dropout; return [summed loss, correct targets], with `reads_rows` also
+        the logits of all replicas' rows."""
 
     def fetch(self, handles: Sequence[Handle]) -> list[list[float]]:
         """Wait for the device and return each handle's numbers."""

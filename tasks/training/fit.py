@@ -26,7 +26,7 @@ from trnflow.tasks.training.model.adapters import adapter_document, prepared
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
-from trnflow.tasks.training.selection import check_selection
+from trnflow.tasks.training.selection import Chosen, check_selection
 from trnflow.tasks.training.shared_types import PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World
 
@@ -41,7 +41,12 @@ PUBLISHED = frozenset({
 
 
 def fit(
-    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir
+    config: TrainConfig,
+    model: Source,
+    packed: Input[PackedMeta],
+    graphs: Input[GraphsMeta],
+    out: Workdir,
+    chosen: Chosen,
 ) -> CheckpointMeta:
     """Train from the newest checkpoint or the start, write the result to `out.path`, and return the metadata.
 
@@ -56,13 +61,11 @@ def fit(
     with join_ranks(config) as world:
         if config.device == "neuron":
             world.on_first(lambda: neuron.copy_cache(graphs, out))
-        return _fit(config, model, packed, graphs, out, world)
+        return _fit(_prepare(config, model, packed, graphs, out, world, chosen), packed)
 
 
-def _fit(
-    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir, world: World
-) -> CheckpointMeta:
-    run = _prepare(config, model, packed, graphs, out, world)
+def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:
+    config, out, world = run.config, run.out, run.world
     document = adapter_document(run.built) if config.method == "lora" else None
     with stop_signals() as stopped, run.saver:
         run.loop(stopped)
@@ -88,7 +91,13 @@ def _fit(
 
 
 def _prepare(
-    config: TrainConfig, model: Source, packed: Input[PackedMeta], graphs: Input[GraphsMeta], out: Workdir, world: World
+    config: TrainConfig,
+    model: Source,
+    packed: Input[PackedMeta],
+    graphs: Input[GraphsMeta],
+    out: Workdir,
+    world: World,
+    chosen: Chosen,
 ) -> Run:
     """Build the model, read the newest checkpoint, and place both on the engine's devices."""
     check_selection(config, packed.meta)
@@ -112,7 +121,7 @@ def _prepare(
         out.info(f"trains {trained:,} of {built.numbers:,} parameters")
     kept, timeout = newest[0] if newest else None, config.collective_timeout_seconds
     saver = Saver(out, world, keep=config.keep_checkpoints, timeout_seconds=timeout, kept=kept)
-    return Run(config, built, engine, registry, schedule, train, validation, progress, out, world, saver)
+    return Run(config, built, engine, registry, schedule, train, validation, progress, out, world, saver, chosen)
 
 
 def make_schedule(config: TrainConfig, packed: PackedMeta, train: Split) -> Schedule:

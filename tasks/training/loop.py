@@ -28,7 +28,7 @@ from trnflow.tasks.training.meter import Meter, Meters, host_memory
 from trnflow.tasks.training.model.adapters import forward_passes
 from trnflow.tasks.training.objective import target_weight
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.selection import Best
+from trnflow.tasks.training.selection import Best, Chosen, validated
 from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
 
@@ -74,6 +74,7 @@ class Run:
     out: Workdir
     world: World
     saver: Saver
+    chosen: Chosen
 
     def __post_init__(self) -> None:
         self.meters = Meters()
@@ -100,7 +101,7 @@ class Run:
             self.saver.finish(at.best.step if at.best.step != at.step else 0)
         if at.step < self.total:
             self.out.info(
-                f"stopped early at step {at.step} of {self.total}: {self.config.best_metric} was best at step {at.best.step}"
+                f"stopped early at step {at.step} of {self.total}: {self.chosen.name} was best at step {at.best.step}"
             )
         self.report()
 
@@ -136,7 +137,7 @@ class Run:
         at.after = self.evaluate()
         if not self.config.keeps_best:
             return False
-        at.best = self.world.broadcast(at.best.after(self.config, at.step, at.after))
+        at.best = self.world.broadcast(at.best.after(self.config, self.chosen, at.step, at.after))
         return at.best.step == at.step
 
     def step(self, batches: Iterator[Batch]) -> None:
@@ -178,20 +179,23 @@ class Run:
             self.shown = {"loss": loss, "grad_norm": norm}
 
     def evaluate(self) -> dict[str, float]:
-        """Return and report {"eval_loss", with classes "eval_accuracy"}; {} without validation targets."""
+        """Return and report {"eval_loss", with classes "eval_accuracy", what `best_metric` names}; {} without validation
+        targets."""
         self.read_losses()
-        handles, targets = [], 0
+        handles, batches = [], []
         with self.meters.pause():
             for batch in prefetch(self.validation.read, self.validation.in_order(self.config.micro_rows)):
-                targets += batch.supervised
+                batches.append(batch)
                 handles.append(self.engine.evaluate(batch))
             numbers = self.engine.fetch(handles)
         self.progress.evaluated = self.progress.step
-        if not targets:
+        seen = validated(batches, numbers)
+        if not seen.targets:
             return {}
-        metrics = {"eval_loss": math.fsum(loss for loss, _ in numbers) / targets}
+        metrics = {"eval_loss": seen.loss / seen.targets}
         if self.built.kind.one_class:
-            metrics["eval_accuracy"] = sum(hits for _, hits in numbers) / targets
+            metrics["eval_accuracy"] = sum(found[1] for found in numbers) / seen.targets
+        metrics |= self.world.on_first(lambda: self.chosen.value(seen))
         self.out.metrics(self.progress.step, **metrics)
         return metrics
 

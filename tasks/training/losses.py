@@ -1,4 +1,5 @@
-"""What training minimises: a task's own loss, else the cross entropy, with smoothed labels and weighted classes."""
+"""What training minimises: the user's loss, else the task's own, else the cross entropy, with smoothed labels and weighted
+classes."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.targets import TargetKind
 from trnflow.tasks.training.batches.sampler import IGNORED
+from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,9 +20,29 @@ def loss_sum_of(kind: Kind) -> Callable[..., Tensor]:
     return kind.loss_sum if isinstance(kind, TargetKind) else loss_sum
 
 
+def training_loss(config: TrainConfig, kind: Kind) -> Callable[..., Tensor]:
+    """Return the loss that training minimises, called as `loss_sum`: the user's, or the task's."""
+    return config.loss_function or loss_sum_of(kind)
+
+
 def hits_of(kind: Kind, logits: Tensor, targets: Tensor) -> Tensor:
     """Count a task's right predictions, as a float32 scalar; 0 where it counts none."""
     return logits.new_zeros(()) if isinstance(kind, TargetKind) else correct(logits, targets)
+
+
+def reads_rows(config: TrainConfig, kind: Kind) -> bool:
+    """Return whether evaluations return each row's logits: `best_metric` is computed of rows."""
+    sums = ("eval_loss", "eval_accuracy") if kind.one_class else ("eval_loss",)
+    return config.keeps_best and kind.per_row and config.best_metric not in sums
+
+
+def with_logits(scores: Tensor, logits: Tensor, replica: int, replicas: int) -> Tensor:
+    """Return [*scores, *logits of all replicas' rows], 0 for those of others: summed over replicas, all are there."""
+    import torch
+
+    mine = logits.float().flatten()
+    others = (mine.numel() * replica, mine.numel() * (replicas - 1 - replica))
+    return torch.cat([scores, torch.nn.functional.pad(mine, others) if replicas > 1 else mine])
 
 
 def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:

@@ -10,7 +10,7 @@ from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Schedule
 from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
 from trnflow.tasks.training.devices import check_bitsandbytes, check_gpu, check_neuron, check_torch_xla
-from trnflow.tasks.training.objective import class_weights
+from trnflow.tasks.training.objective import class_weights, refuse_loss
 from trnflow.tasks.training.selection import check_selection
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     # the names of the labels are known with the rows, the task before
     if (task := chunks.get("task")) and (not kind_of(task).one_class or chunks.get("labels")):
         class_weights(config, chunks, None)
+    if task:
+        refuse_loss(config, task)
     if "splits" in chunks and "task" in chunks:
         check_selection(config, chunks)
     if "rows" in chunks:

@@ -43,6 +43,15 @@ def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) 
     return tuple(float(wanted.get(label, 1.0)) for label in labels)
 
 
+def refuse_loss(config: TrainConfig, task: str) -> None:
+    """Raise ConfigError if the task's losses are computed from parts of the vocabulary."""
+    if config.loss and not kind_of(task).per_row and config.tensor_parallel_size > 1:
+        raise ConfigError(
+            "train.loss reads all logits of a token, and with tensor_parallel_size above 1 a device has a part of them",
+            "set train.tensor_parallel_size=1, or leave train.loss out",
+        )
+
+
 def target_weight(batch: Batch, weights: tuple[float, ...] | None) -> float:
     """Return the sum of the targets' class weights, by which the loss is divided."""
     if weights is None:

@@ -3,17 +3,81 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
 
-HIGHER_IS_BETTER = ("eval_accuracy",)
+
+class Validated(NamedTuple):
+    """What an evaluation of the validation split gave. loss: summed over `targets`; expected: targets [rows, ...], and
+    logits: float32 [rows, outputs], in the split's order, empty unless the engine returns them (`reads_rows`)."""
+
+    loss: float
+    targets: int
+    expected: Any
+    logits: Any
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The metric that decides which evaluation is the best.
+
+    Attributes:
+        name: In the metrics of an evaluation.
+        measure: What computes it; None: every evaluation has it.
+    """
+
+    name: str
+    less_is_better: bool
+    measure: Callable[[Validated], float | None] | None = None
+
+    def value(self, seen: Validated) -> dict[str, float]:
+        """Return {name: value}; {} if every evaluation has it. Raises DataError where the rows give no value."""
+        if self.measure is None:
+            return {}
+        value = self.measure(seen)
+        if value is None:
+            raise DataError(
+                f"the rows of validation give no {self.name.removeprefix('eval_')}, which is train.best_metric",
+                "give them rows of several classes, or choose by another metric",
+            )
+        return {self.name: value}
+
+
+def chosen_metric(config: TrainConfig, metric: Source | None, **given: Any) -> Chosen:
+    """Return what `train.best_metric` names.
+
+    metric: tells the module that measures it, which no key but those that need it has; None for eval_loss and the
+    accuracy that every evaluation counts. given: what the module's `measure` takes.
+    """
+    if metric is None:
+        return Chosen(config.best_metric, config.best_metric != "eval_accuracy")
+    module = import_module(metric.location["measures"])
+    return Chosen(config.best_name, metric.location["less_is_better"], module.measure(metric, **given))
+
+
+def validated(batches: Sequence[Batch], numbers: Sequence[Sequence[float]]) -> Validated:
+    """Return an evaluation. numbers: what the engine gave for each batch."""
+    import numpy as np
+
+    expected, logits = [], []
+    for batch, (_, _, *values) in zip(batches, numbers, strict=True):
+        if values:
+            real = (batch.segment_ids != 0).any(1)
+            expected.append(batch.targets[real])
+            logits.append(np.array(values, np.float32).reshape(len(batch.targets), -1)[real])
+    rows = (np.concatenate(column) if column else np.empty(0) for column in (expected, logits))
+    return Validated(math.fsum(found[0] for found in numbers), sum(batch.supervised for batch in batches), *rows)
 
 
 @dataclass(frozen=True)
@@ -29,13 +93,12 @@ class Best:
     metrics: dict[str, float] = field(default_factory=dict)
     stale: int = 0
 
-    def after(self, config: TrainConfig, step: int, metrics: dict[str, float]) -> Best:
+    def after(self, config: TrainConfig, chosen: Chosen, step: int, metrics: Mapping[str, float]) -> Best:
         """Return the new `Best`: this evaluation, if finite and better by more than `early_stopping_threshold`."""
-        name = config.best_metric
-        sign = 1 if name in HIGHER_IS_BETTER else -1
-        gain = sign * (metrics[name] - self.metrics[name]) if self.metrics else math.inf
-        if gain > config.early_stopping_threshold and math.isfinite(metrics[name]):
-            return Best(step, metrics)
+        value, sign = metrics[chosen.name], -1 if chosen.less_is_better else 1
+        gain = sign * (value - self.metrics[chosen.name]) if self.metrics else math.inf
+        if gain > config.early_stopping_threshold and math.isfinite(value):
+            return Best(step, {**metrics})
         return replace(self, stale=self.stale + 1)
 
     def exhausted(self, config: TrainConfig) -> bool:
@@ -55,7 +118,7 @@ def check_selection(config: TrainConfig, packed: PackedMeta) -> None:
             f"train.best_metric is {config.best_metric} on the validation split, which has no rows",
             "give the data a validation split (data.split.validation=0.1), or leave keep_best and early stopping out",
         )
-    if config.best_metric == "eval_accuracy" and not kind_of(packed["task"]).one_class:
+    if config.best_metric == "eval_accuracy" and not kind_of(packed["task"]).per_row:
         raise ConfigError(
             f"train.best_metric is eval_accuracy, which the task {packed['task']} does not have", "set it to eval_loss"
         )

@@ -106,16 +106,30 @@ UNTIL = ("--until", "format_prompts", "--direct", "tracking.enabled=false", "dat
 
 @pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
-    from_page(tmp_path, "formats.py", "tickets.yaml", "rows.py", "rows.yaml")
+    from_page(
+        tmp_path,
+        "formats.py",
+        "tickets.yaml",
+        "rows.py",
+        "rows.yaml",
+        "losses.py",
+        "focal.yaml",
+        "state.py",
+        "state.yaml",
+    )
     rows = [{"subject": f"s {n}", "body": f"b {n}" if n else "", "team": ("a", "b")[n % 2]} for n in range(60)]
     (tmp_path / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = trnflow(tmp_path, "run", "tickets.yaml", *UNTIL)
     assert "empty_rows_dropped 1" in done.stdout + done.stderr
+    until = ("--until", "precompile", *UNTIL[2:])
+    assert "precompile" in trnflow(tmp_path, "run", "focal.yaml", *until).stdout
     with sqlite3.connect(tmp_path / "tickets.db") as database:
         database.execute("CREATE TABLE tickets (id, subject, team)")
         database.executemany("INSERT INTO tickets VALUES (?, ?, ?)", [(n, f"s {n}", "ab"[n % 2]) for n in range(60)])
     place = f"data.arguments.database={tmp_path / 'tickets.db'}"
     done = trnflow(tmp_path, "run", "rows.yaml", *UNTIL, place, "data.source=null")
+    assert "train_rows 5" in done.stdout + done.stderr
+    done = trnflow(tmp_path, "run", "state.yaml", *UNTIL, place, "data.source=null")
     assert "train_rows 5" in done.stdout + done.stderr
     document = json.loads(
         trnflow(tmp_path, "plan", "rows.yaml", "--json", "data.name=null", "data.source=null", place).stdout

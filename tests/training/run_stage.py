@@ -166,7 +166,12 @@ def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:
 
 @stage(kind="checkpoint", environ=train_environ, ranks=ranks)
 def traced_and_trained(
-    config: TrainConfig, model: Source, packed: Input, out: Workdir, warm_start: Input | None = None
+    config: TrainConfig,
+    model: Source,
+    packed: Input,
+    out: Workdir,
+    warm_start: Input | None = None,
+    metric: Source | None = None,
 ) -> Meta:
     """What of precompile training needs, and train, in one process, which saves a start; the graphs are listed all the same."""
     from trnflow.tasks.training.graphs.inventory import inventory
@@ -178,7 +183,7 @@ def traced_and_trained(
     else:
         listed = {}
         write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, packed, graphs)})
-    return train(config, model, packed, warm_start, out=out, graphs=Input(graphs.path, "graphs", listed, ""))
+    return train(config, model, packed, warm_start, metric, out=out, graphs=Input(graphs.path, "graphs", listed, ""))
 
 
 @stage(kind="checkpoint", environ=train_environ)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.loop import TrainingState
-from trnflow.tasks.training.selection import Best, check_selection
+from trnflow.tasks.training.selection import Best, Chosen, check_selection
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
 
@@ -21,7 +21,7 @@ LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
 def walk(config: TrainConfig, values: list[float], metric: str = "eval_loss") -> Best:
     best = Best()
     for step, value in enumerate(values, start=1):
-        best = best.after(config, step, {metric: value})
+        best = best.after(config, Chosen(metric, metric == "eval_loss"), step, {metric: value})
         if best.exhausted(config):
             break
     return best
@@ -49,7 +49,7 @@ def test_patience_counts_evaluations_in_a_row() -> None:
     config = TrainConfig(early_stopping_patience=2, early_stopping_threshold=0.1)
     assert config.keeps_best
     assert walk(config, [3.0, 2.0, 2.1, 1.8, 1.75, 1.0]) == Best(4, {"eval_loss": 1.8}, 1).after(
-        config, 6, {"eval_loss": 1.0}
+        config, Chosen("eval_loss", less_is_better=True), 6, {"eval_loss": 1.0}
     )
     stopped = walk(config, [3.0, 2.0, 1.95, 2.5, 0.1])
     assert (stopped.step, stopped.stale) == (2, 2)

@@ -137,10 +137,6 @@ class DataConfig(SourceConfig):
     def _one_or_a_mixture(self) -> DataConfig:
         if self.make and (self.source or self.mix):
             raise ValueError("`make` and `source` or `mix` both give rows: leave one out, or set it to null")
-        if self.make and not self.version:
-            raise ValueError(
-                "`make` needs a version, or its rows would be those of the first day for ever: set `version`"
-            )
         if self.mix is None:
             if self.source is None and self.make is None:
                 raise ValueError("`source` is missing: set it, or name several in `mix`")

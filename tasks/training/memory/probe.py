@@ -46,7 +46,7 @@ def _probe(spec: Path) -> None:
     document = read_json(spec)
     packed = Input(**{**document["packed"], "path": Path(document["packed"]["path"])})
     model = Source(**document["model"])
-    config = TrainConfig.model_validate(document["config"])
+    config = TrainConfig.model_validate({**document["config"], "loss": None})  # takes the memory of any
     blank = replace(model, identity={**model.identity, "weights": None})
     sufficed = _runs(config, blank, packed)
     # where the device has memory of its own, this process's is none of it

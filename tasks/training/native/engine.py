@@ -34,7 +34,7 @@ from trnflow.tasks.training.layout.slices import (
     piece_start,
     writes_piece,
 )
-from trnflow.tasks.training.losses import hits_of, loss_sum_of
+from trnflow.tasks.training.losses import hits_of, loss_sum_of, reads_rows, training_loss, with_logits
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
@@ -69,6 +69,7 @@ class NativeEngine:
         self._layout = layout_of(config, built)
         check_kinds(built, self._layout.tp)
         self._loss, self._scores = _loss, _scores
+        self._rows = (world.data, world.mesh.data) if reads_rows(config, built.kind) else None
         self._exchange = SingleProcess()
         if self._tracing:
             return
@@ -115,8 +116,10 @@ class NativeEngine:
         return result
 
     def fetch(self, handles: Sequence[Tensor]) -> list[list[float]]:
-        values: list[list[float]] = torch.stack(list(handles)).tolist() if handles else []
-        return values
+        if not handles:
+            return []
+        values, lengths = torch.cat(list(handles)).cpu(), [len(handle) for handle in handles]
+        return [part.tolist() for part in torch.split(values, lengths)]
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
         masters = zip(self._layout.states.items(), self._masters, strict=True)
@@ -168,7 +171,7 @@ class NativeEngine:
         if config.device == "cpu" and not config.compile and self._layout.mesh.model == 1:
             use_fast_dropout(built.model)
         self._built = with_attention(config, built)
-        self._objective = (self._built, weights, config.label_smoothing)
+        self._objective = (self._built, training_loss(config, built.kind), weights, config.label_smoothing)
         if config.compile:
             self._loss, self._scores = _compiled(_loss), _compiled(_scores)
 
@@ -206,18 +209,17 @@ class NativeEngine:
 
     def _loss_of(self, batch: Batch, scale: float) -> Tensor:
         """Return this rank's share of the mean loss."""
-        built, weights, smoothing = self._objective
+        built, loss_sum, weights, smoothing = self._objective
         if not self._must_chunk(batch):
             return self._loss(*self._objective, *self._columns(batch)) * scale
         # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
-        loss_sum = loss_sum_of(built.kind)
         return loss_in_chunks(
             built, *self._supervised(batch), lambda logits, to: loss_sum(logits, to, weights, smoothing) * scale
         )
 
     def _scores_of(self, batch: Batch) -> Tensor:
         if not self._must_chunk(batch):
-            return self._scores(self._built, *self._columns(batch))
+            return self._scores(self._built, self._rows, *self._columns(batch))
         return scores_in_chunks(self._built, *self._supervised(batch), partial(_score, self._built))
 
     def _must_chunk(self, batch: Batch) -> bool:
@@ -275,14 +277,20 @@ class NativeEngine:
         shape = kind.target_shape(rows, batch.length, batch.targets.shape[-1])
         shapes = (([rows, batch.length], "int32"), ([*shape], kind.target_type))
         inputs: list[Meta] = [{"shape": shape, "dtype": dtype} for shape, dtype in shapes]
-        self._registry.register(name, batch.length, _signature(name, inputs, self._config, self._layout), inputs)
+        self._registry.register(
+            name,
+            batch.length,
+            _signature(name, inputs, self._config, self._layout, rows=self._rows is not None),
+            inputs,
+        )
 
 
-def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: ShardLayout) -> str:
+def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: ShardLayout, *, rows: bool) -> str:
     steps: list[Any] = [config.dtype, config.stochastic_rounding, config.remat, config.compile, config.deterministic]
     steps += [config.micro_rows, layout.model, config.optimizer]
     steps += [config.label_smoothing, config.class_weights is not None]
-    steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel]
+    steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel, *(["rows"] if rows else [])]
+    steps += [config.loss] if config.loss else []
     lora = config.lora.model_dump(mode="json") if config.lora else None
     document = [name, inputs, steps, layout.shapes, list(layout.states), lora]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -290,6 +298,7 @@ def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Shard
 
 def _loss(
     built: Built,
+    loss_sum: Callable[..., Tensor],
     weights: Tensor | None,
     smoothing: float,
     ids: Tensor,
@@ -297,11 +306,21 @@ def _loss(
     segments: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    return loss_sum_of(built.kind)(logits_of(built, ids, segments, positions), targets, weights, smoothing)
+    return loss_sum(logits_of(built, ids, segments, positions), targets, weights, smoothing)
 
 
-def _scores(built: Built, ids: Tensor, targets: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
-    return _score(built, logits_of(built, ids, segments, positions), targets)
+def _scores(
+    built: Built,
+    rows: tuple[int, int] | None,
+    ids: Tensor,
+    targets: Tensor,
+    segments: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """rows: with `reads_rows`, this replica of how many."""
+    logits = logits_of(built, ids, segments, positions)
+    scores = _score(built, logits, targets)
+    return scores if rows is None else with_logits(scores, logits, *rows)
 
 
 def _score(built: Built, logits: Tensor, targets: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class SingleProcess:
         return loss, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Return [summed loss, correct targets], summed over all ranks."""
+        """Return an evaluation's numbers, summed over all ranks."""
         return scores
 
     def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

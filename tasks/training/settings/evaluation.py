@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from trnflow.tasks.config import NOT_KEYED, NonNegative, PositiveCount
 from trnflow.tasks.training.settings.group import Group
+
+
+def _as_reported(name: str) -> str:
+    return name if ":" in name or name.startswith("eval_") else f"eval_{name}"
 
 
 class EvaluationSettings(Group):
@@ -21,14 +27,20 @@ class EvaluationSettings(Group):
     keep_best: bool = False
     """The result is the weights of the best evaluation instead of the last step's."""
 
-    best_metric: Literal["eval_loss", "eval_accuracy"] = "eval_loss"
-    """The metric of the validation split that decides which evaluation is the best."""
+    best_metric: Annotated[str, AfterValidator(_as_reported)] = "eval_loss"
+    """The metric of the validation split that decides which evaluation is the best: one of the task's that needs no generated
+    texts, such as f1_macro, as evaluate_model computes it, or a function in `evaluate.metrics`, `package.module:name`."""
 
     early_stopping_patience: PositiveCount | None = None
     """Stop after so many evaluations in a row without a new best, and keep the best. Default: never stop early."""
 
     early_stopping_threshold: NonNegative = 0.0
     """An evaluation is a new best only if it is better by more than this."""
+
+    @property
+    def best_name(self) -> str:
+        """The name of `best_metric` among the metrics of an evaluation."""
+        return f"eval_{self.best_metric.rpartition(':')[2].removeprefix('eval_')}"
 
     @property
     def keeps_best(self) -> bool:

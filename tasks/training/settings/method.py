@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
-from trnflow.tasks.config import GRAPH, NOT_KEYED, Positive
+from trnflow.tasks.config import GRAPH, NOT_KEYED, Hook, Positive
 from trnflow.tasks.training.settings.group import Fraction, Group
 from trnflow.tasks.training.settings.lora import LoraConfig
 
@@ -48,9 +49,32 @@ class LossSettings(Group):
 
     Evaluation always reports the plain cross entropy, so its results can be compared between values of these settings."""
 
+    loss: Annotated[Hook | None, NOT_KEYED] = None
+    """A function of yours that computes the loss, `package.module:name`, instead of the task's own: called with logits, targets
+    and the weights of classes, it returns a sum over the targets (docs/own_code.md)."""
+
     label_smoothing: Annotated[Fraction, GRAPH] = 0.0
     """The share of each target's probability that is spread evenly over all classes or tokens."""
 
     class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     """How much a target of each label counts in the loss: a mapping from label to weight (labels left out: 1), or "balanced":
     rows / (classes x rows of the label). Default: all labels count alike."""
+
+    _loss_function: Callable[..., Any] | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> LossSettings:
+        if self.loss and self.label_smoothing:
+            raise ValueError("label_smoothing is of the built-in loss: leave it out, or leave `loss` out")
+        return self
+
+    @property
+    def loss_function(self) -> Callable[..., Any] | None:
+        """What `loss` names; None without it."""
+        assert self.loss is None or self._loss_function is not None, "with_loss_function imports it"
+        return self._loss_function
+
+    def with_loss_function(self, function: Callable[..., Any]) -> Self:
+        config = self.model_copy()
+        config._loss_function = function
+        return config

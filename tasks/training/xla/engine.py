@@ -20,7 +20,7 @@ from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.layout.slices import check_length, layout_of
-from trnflow.tasks.training.losses import hits_of, loss_sum_of
+from trnflow.tasks.training.losses import hits_of, loss_sum_of, reads_rows, training_loss, with_logits
 from trnflow.tasks.training.model.attention import use_attend_heads
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.optim.adafactor import adafactor
@@ -54,6 +54,8 @@ class XlaEngine:
         extracting = "NEURON_EXTRACT_GRAPHS_ONLY" in os.environ
         self._tracing = next(built.model.parameters()).is_meta and not extracting
         self._mesh = config.mesh
+        # one process for all devices sees all rows
+        self._rows = (world.data, world.mesh.data) if reads_rows(config, built.kind) else None
         layout = layout_of(config, built)
         self._specs, self._state_specs = layout.tp, layout.states
         self._replicas = make_replicas(config, world, self._state_specs)
@@ -101,10 +103,11 @@ class XlaEngine:
             ids, targets, segments, positions = self._columns(batch)
             logits = logits_of(self._built, ids, segments, positions)
             kind = self._built.kind
-            result = self._replicas.scores(
-                torch.stack([loss_sum_of(kind)(logits, targets), hits_of(kind, logits, targets)])
-            )
-            del logits
+            scores = torch.stack([loss_sum_of(kind)(logits, targets), hits_of(kind, logits, targets)])
+            if self._rows is not None:
+                scores = with_logits(scores, logits, *self._rows)
+            result = self._replicas.scores(scores)
+            del logits, scores
         self._built.model.train()
         return self._run("eval", batch, [], result)
 
@@ -129,7 +132,7 @@ class XlaEngine:
         scale = vector[-1]
         logits = logits_of(self._built, ids, segments, positions)
         smoothing = self._config.label_smoothing
-        loss = loss_sum_of(self._built.kind)(logits, targets, self._class_weights, smoothing) * scale
+        loss = training_loss(self._config, self._built.kind)(logits, targets, self._class_weights, smoothing) * scale
         del logits
         # with one process a device the gradients are whole, and of the replica's own rows
         loss.backward()  # type: ignore[no-untyped-call]

@@ -62,7 +62,7 @@ class OneProcess:
         return changes
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Return [summed loss, correct targets], summed over all replicas."""
+        """Return an evaluation's numbers, summed over all replicas."""
         return scores
 
     def slices(self, name: str, tensor: Tensor, spec: Spec) -> Iterator[TensorSlice]:

@@ -83,8 +83,6 @@ def test_what_it_may_not_give_is_named_with_its_row(tmp_path: Path, name: str, m
     assert message in caught.value.message and caught.value.fix
 
 
-def test_rows_of_a_function_have_a_version_and_no_other_source() -> None:
-    with pytest.raises(ValidationError, match="set `version`"):
-        DataConfig(make="rows:tickets")
+def test_rows_of_a_function_have_no_other_source() -> None:
     with pytest.raises(ValidationError, match="both give rows"):
         DataConfig(make="rows:tickets", version="1", source="x.csv")

@@ -1,0 +1,147 @@
+"""`train.best_metric`: any metric of the task, the same number as evaluate_model's, on every engine and mesh."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.helpers.command_line import InProcessShell
+from tests.kinds.test_training import COMMON, ENGINES, started
+from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.toys import packed_targets
+from trnflow.tasks.artifact import Source
+from trnflow.tasks.evaluation.chosen_metric import check_metric, chosen_source
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.kinds.registry import FORMATS, KINDS
+from trnflow.tasks.training.config import TrainConfig
+
+COLOURS = ["red", "green", "blue"]
+COSTS = '''"""What wrong answers cost."""
+
+import numpy as np
+
+
+def cost(p):
+    """The mean amount of the rows, by the probability that they are predicted right."""
+    assert p.split == "validation" and len(p.columns["text"]) == len(p)
+    right = p.probabilities[np.arange(len(p)), p.expected]
+    return float((p.columns["amount"] * right).sum()) / len(p)
+'''
+
+
+def source(config: TrainConfig, task: str, folder: Path) -> Source:
+    return chosen_source(config, KINDS[task], None, None, folder, Memo(folder / "memo"))
+
+
+def trained(config: TrainConfig, folder: Path, task: str = "multi_label") -> Any:
+    return {
+        "model": started(folder / "model", COLOURS, "multi_label_classification"),
+        "packed": packed_targets(folder / "packed", task, COLOURS),
+        "metric": source(config, task, folder),
+    }
+
+
+@pytest.mark.slow
+def test_every_mesh_and_engine_chooses_the_same(tmp_path: Path) -> None:
+    found = {}
+    for name, mesh in {**ENGINES, "two ranks": {"devices": 2}, "one xla": {"engine": "xla", "devices": 1}}.items():
+        config = TrainConfig(**COMMON, **mesh, keep_best=True, best_metric="f1_macro", eval_every=4)
+        ran = run_stage(traced_and_trained, config, tmp_path / name, **trained(config, tmp_path / f"in {name}"))
+        found[name] = ran.curve("eval_f1_macro"), ran.artifact.meta["best_step"]
+    assert len({*map(repr, found.values())}) == 1, found
+    assert len({*found["native"][0].values()}) > 2
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_its_best(tmp_path: Path) -> None:
+    fields = {**COMMON, "max_steps": 60, "checkpoint_every": 8, "eval_every": 4, "keep_best": True}
+    config = TrainConfig(**fields, best_metric="f1_micro")
+    inputs = trained(config, tmp_path)
+    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
+    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **inputs)
+    kill_after(killed, step=20)
+    assert killed.process.wait() == -signal.SIGKILL and FolderPartial(tmp_path / "partial").steps()
+    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **inputs).result()
+    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
+    """A recipe that is evaluated on validation, whose rows have the column `amount`."""
+    folder = tmp_path_factory.mktemp("best")
+    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
+    for file in (folder / "rows").iterdir():
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({**row, "amount": n % 7 + 0.5}) + "\n" for n, row in enumerate(rows)))
+    (folder / "costs.py").write_text(COSTS)
+    recipe = RECIPE.replace("max_steps: 1", "max_steps: 12, keep_best: true, eval_every: 3")
+    recipe = recipe.replace("label: label}", "label: label, columns: {amount: amount}}").replace("stablehlo", "none")
+    metrics = "evaluate: {split: validation, metrics: [{function: 'costs:cost', less_is_better: false}]}"
+    (folder / "best.yaml").write_text(recipe.replace("evaluate: {export_rows: 0}", metrics))
+    return InProcessShell(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["f1_macro", "mcc", "log_loss", "ece", "auc", "costs:cost"])
+def test_training_and_evaluate_model_have_the_same_number(shell: InProcessShell, name: str) -> None:
+    """Weights of one dtype, one process: the best evaluation's metric is the evaluation's of the published model."""
+    setting, report, mine = f"train.best_metric={name}", shell.folder / name.replace(":", "_"), name.rpartition(":")[2]
+    ran = shell.json("run", "best.yaml", "--direct", setting)["stages"]
+    shell.json("get", "best.yaml", setting, "evaluate_model", str(report))
+    metrics = json.loads((report / "report.json").read_text())["metrics"]
+    found = next(stage for stage in ran if stage["stage"] == "train")["metrics"]
+    assert found[f"eval_{mine}"] == pytest.approx(metrics[mine], abs=1e-6)
+    assert found[f"eval_{mine}_before"] != found[f"eval_{mine}"]
+
+
+@pytest.mark.slow
+def test_an_edited_own_metric_trains_again_and_another_does_not(shell: InProcessShell) -> None:
+    shell.json("run", "best.yaml", "--direct", "train.best_metric=costs:cost")
+    (shell.folder / "costs.py").write_text(COSTS.replace("/ len(p)", "/ 2 / len(p)"))
+
+    def due(metric: str) -> set[str]:
+        plan = shell.json("plan", "best.yaml", f"train.best_metric={metric}")["stages"]
+        return {stage["stage"] for stage in plan if stage["action"] == "run"}
+
+    shell.json("run", "best.yaml", "--direct", "--until", "train", "train.best_metric=f1_macro")
+    (shell.folder / "costs.py").write_text(COSTS.replace("/ len(p)", "/ 3 / len(p)"))
+    assert "train" in due("costs:cost") and "train" not in due("f1_macro")
+    (shell.folder / "costs.py").write_text(
+        COSTS.replace("    return", "    import random\n    return random.random() +")
+    )
+    error = shell.error("run", "best.yaml", "--direct", "train.best_metric=costs:cost", code=1)
+    assert "train.best_metric: cost is" in error and "in another process" in error
+    (shell.folder / "costs.py").write_text(COSTS.replace('["amount"]', '["price"]'))
+    error = shell.error("run", "best.yaml", "--direct", "train.best_metric=costs:cost", code=1)
+    assert "error in train: costs.py:10 in cost: KeyError 'price: load_data kept text, amount, label" in error
+
+
+def test_the_chosen_metrics_file_alone_is_in_the_key(tmp_path: Path) -> None:
+    config = TrainConfig(keep_best=True, best_metric="f1_macro")
+    code = source(config, "classification", tmp_path).identity["code"]
+    metrics = {name for name in code if name.startswith("trnflow.tasks.evaluation.metrics.")}
+    assert metrics == {"trnflow.tasks.evaluation.metrics.f1_macro", "trnflow.tasks.evaluation.metrics.row_sums"}
+    assert "trnflow.tasks.evaluation.scores" not in code
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "told"),
+    [
+        ("classification", "f1_makro", "f1_makro, which is none of its metrics: name one of eval_accuracy, eval_f1_weighted"),
+        ("instruction", "rougeL", "rougeL, which needs generated texts: name one of eval_perplexity, eval_bits_per_byte"),
+        ("regression", "f1_macro", "eval_f1_macro, which is none of its metrics: name one of eval_mae, eval_rmse"),
+        ("classification", "mine:cost", "mine:cost, which is none of its metrics"),
+    ],
+)  # fmt: skip
+def test_a_metric_that_training_cannot_measure_is_refused(task: str, metric: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        check_metric(TrainConfig(best_metric=metric), FORMATS[task], ())
+
+
+def test_a_name_with_and_without_eval_is_one_setting() -> None:
+    assert TrainConfig(best_metric="loss") == TrainConfig() == TrainConfig(best_metric="eval_loss")
