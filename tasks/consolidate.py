@@ -120,8 +120,8 @@ def consolidate(
     write_json(out.path / "config.json", document)
     empty = model_without_values(shards.meta["task"], settings)
     weights: Weights = stored
-    if shards.meta.get("method", "full") != "full":
-        # LoRA and a trained head hold only what was trained
+    if shards.meta.get("method", "full") != "full" or (shards.meta.get("settings") or {}).get("freeze"):
+        # it holds only what was trained
         weights = MergedWeights(shards, base_weights(model, empty), stored, empty)
     check_shapes(weights, empty)
     published = PublishedWeights(weights, empty)

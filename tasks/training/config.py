@@ -137,10 +137,12 @@ def check_model(config: TrainConfig, model: Source) -> None:
     known = model.identity["config"]
     for fields in (known["pretrained"] or {}, known["overrides"]):
         _check_not_quantised(fields, model)
-    if config.method != "full" and model.identity["weights"] is None and config.warm_start_from is None:
+    is_part = config.method != "full" or config.freeze
+    if is_part and model.identity["weights"] is None and config.warm_start_from is None:
         raise ModelError(
-            f"train.method={config.method} trains a part of a pretrained model, and this one starts from scratch",
-            "set model.source to a model with weights, or train.warm_start_from to one, or train.method=full",
+            f"train.{'freeze' if config.freeze else f'method={config.method}'} trains a part of a pretrained model, and this one "
+            "starts from scratch",
+            "set model.source to a model with weights, or train.warm_start_from to one, or train.method=full without freeze",
         )
     check_heads({**(known["pretrained"] or {}), **known["overrides"]}, config.tensor_parallel_size)
 

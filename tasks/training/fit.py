@@ -85,6 +85,8 @@ def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:
         "data": packed.digest,
         "settings": {name: value for name, value in keyed_params(config).items() if name in PUBLISHED},
     }
+    if config.freeze:
+        meta["settings"]["freeze"] = list(config.freeze)
     if config.keeps_best:
         meta["best_step"] = run.progress.best.step
     return meta

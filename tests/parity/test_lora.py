@@ -32,6 +32,7 @@ STEPS, LEARNING_RATE = 5, 1e-2
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 4, "alpha": 8, "targets": "all-linear"}}
 HEAD = {"method": "head"}
+FREEZE: dict[str, Any] = {"method": "full", "freeze": ["embed_tokens", "layers.0"]}
 # before layers that are split by columns alone: what they read is whole on every rank, and so is what is dropped of it
 DROPOUT: dict[str, Any] = {"method": "lora", "lora": {"rank": 4, "dropout": 0.5, "targets": ["q_proj", "v_proj"]}}
 COMMON: dict[str, Any] = {"global_batch": 8, "epochs": 1, "learning_rate": LEARNING_RATE, "log_every": 1}
@@ -48,7 +49,7 @@ def llama(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain(llama, tmp_path_factory) -> dict[str, Result]:
-    methods = {"full": {}, "lora": LORA, "head": HEAD, "dropout": DROPOUT}
+    methods = {"full": {}, "lora": LORA, "head": HEAD, "dropout": DROPOUT, "freeze": FREEZE}
     configs = [TrainConfig(**COMMON, **fields, engine="native") for fields in methods.values()]
     return dict(zip(methods, run_in_turn(configs, tmp_path_factory.mktemp("plain"), **llama), strict=True))
 
@@ -59,8 +60,10 @@ NATIVE = [
     {**LORA, "zero1": True},
     {**LORA, "fsdp": True, **TINY},
     {**HEAD, **TP},
+    {**FREEZE, **TP},
+    {**FREEZE, "fsdp": True, **TINY},
 ]
-XLA = [{**LORA, **TP}, {**LORA, **SP, **TINY}]
+XLA = [{**FREEZE, **TP, **TINY}, {**LORA, **TP}, {**LORA, **SP, **TINY}]
 MORE = [{**LORA, **TP, "zero1": True}, {**HEAD, **TP, "zero1": True, "remat": True}]
 FSDP = [{**LORA, **TP, "fsdp": True, **TINY}, {**LORA, **SP, "fsdp": True}, {**HEAD, "fsdp": True}]
 
@@ -82,7 +85,8 @@ FSDP = [{**LORA, **TP, "fsdp": True, **TINY}, {**LORA, **SP, "fsdp": True}, {**H
 def test_layouts_agree(engine: str, devices: int, layouts: list[dict[str, Any]], llama, plain, tmp_path) -> None:
     configs = [TrainConfig(**COMMON, **layout, engine=engine, devices=devices) for layout in layouts]
     for layout, found in zip(layouts, run_in_turn(configs, tmp_path, **llama), strict=True):
-        same = plain["dropout" if layout.get("lora") == DROPOUT["lora"] else layout["method"]]
+        method = "freeze" if "freeze" in layout else layout["method"]
+        same = plain["dropout" if layout.get("lora") == DROPOUT["lora"] else method]
         agree(found, same, weights=0.1 * LEARNING_RATE * STEPS)
 
 
@@ -123,6 +127,19 @@ def test_merged_and_adapter_are_one_model(llama, plain, tmp_path) -> None:
 
     again = run_stage(consolidate, ConsolidateConfig(), tmp_path / "two", shards=shards, model=llama["model"]).artifact
     assert files_of(again) == files_of(found)
+
+
+def test_a_frozen_part_is_published_as_it_was(llama, plain, tmp_path) -> None:
+    """In plain transformers."""
+    from transformers import AutoModelForCausalLM
+
+    shards = plain["freeze"].artifact
+    assert not [name for name in Reader(shards.path).names if ".layers.0." in name or "embed" in name]
+    found = run_stage(consolidate, ConsolidateConfig(), tmp_path, shards=shards, model=llama["model"]).artifact
+    base = AutoModelForCausalLM.from_pretrained(llama["model"].location["model"]["folder"])
+    trained = AutoModelForCausalLM.from_pretrained(found.path)
+    moved = {name for name, value in trained.named_parameters() if not torch.equal(value, base.get_parameter(name))}
+    assert moved == {name for name, _ in base.named_parameters() if ".layers.0." not in name and "embed" not in name}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ LoRA's layers are peft's, put into the model in place. A classifier's head is tr
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from trnflow.tasks.training.model.lora import A, B, check_rank, matching_layers,
 from trnflow.tasks.training.model.pretrained import HEADS, in_head
 from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
 from trnflow.tasks.training.objective import class_weights
+from trnflow.tasks.training.partition_specs import covers
 from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
 from trnflow.tasks.training.shared_types import Built
 
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 def adapt(config: TrainConfig, built: Built) -> Built:
     """Return `built` with LoRA's layers, and frozen what `train.method` does not train; the model changes in place.
 
-    Raises ModelError when LoRA's targets name no layers, or the head to be trained is missing.
+    Raises ModelError when LoRA's targets or `train.freeze` name nothing, or the head to be trained is missing.
     """
-    if config.method == "full":
+    if config.method == "full" and not config.freeze:
         return built
     if config.lora is not None:
         # LoRA's matrices follow from the seed alone
@@ -74,6 +76,8 @@ def forward_passes(built: Built) -> float:
 
 def _trained_names(config: TrainConfig, built: Built) -> set[str]:
     names = built.parameters()
+    if config.method == "full":
+        return names.keys() - _frozen_names(config.freeze, built)
     lora = {name for name in names if name.rpartition(".")[0].endswith((A, B))}
     if built.kind.per_row:
         head = {name for name in names if in_head(name)}
@@ -84,6 +88,30 @@ def _trained_names(config: TrainConfig, built: Built) -> set[str]:
             )
         return lora | head
     return lora if config.method == "lora" else _output_layer(built)
+
+
+def _frozen_names(patterns: tuple[str, ...], built: Built) -> set[str]:
+    """Return the parameters below the parts that `patterns` name. Raises ModelError for one that names nothing."""
+    names, frozen = built.parameters(), set[str]()
+    for pattern in patterns:
+        size = len(pattern.split("."))
+        named = {
+            name
+            for name in names
+            for parts in (name.split("."),)
+            if any(covers(pattern, ".".join(parts[at : at + size])) for at in range(len(parts)))
+        }
+        if not named:
+            parts = sorted({part for name in names for part in name.split(".")[:-1] if not part.isdecimal()})
+            near = difflib.get_close_matches(pattern.rpartition(".")[2], parts, n=3)
+            raise ModelError(
+                f"train.freeze: {pattern} names no part of {type(built.model).__name__}",
+                f"use {' or '.join(near) if near else 'some of ' + ', '.join(parts)}",
+            )
+        frozen |= named
+    if frozen >= names.keys():
+        raise ModelError("train.freeze: nothing of the model is left to train", "leave a part out")
+    return frozen
 
 
 def _output_layer(built: Built) -> set[str]:

@@ -23,6 +23,10 @@ class MethodSettings(Group):
     lora: Annotated[LoraConfig | None, GRAPH] = None
     """LoRA's settings, for method=lora alone."""
 
+    freeze: Annotated[tuple[str, ...], GRAPH] = ()
+    """Parts of the model that method=full does not train: parts of names that follow each other ("*" for any one part), such
+    as embeddings or encoder.layer.0."""
+
     warm_start_from: Annotated[str | None, NOT_KEYED] = None  # the named artifact is an input
     """Begin with the weights of an earlier model in the store instead of `model.source`'s: the digest of an artifact of
     consolidate or train, or a recipe's name, which stands for the model of its newest completed run. `NAME@champion` stands for
@@ -41,6 +45,10 @@ class MethodSettings(Group):
     def _check_lora(self) -> MethodSettings:
         if self.lora is not None and self.method != "lora":
             raise ValueError(f"lora is set, and method is {self.method}: set method=lora, or lora=null")
+        if self.freeze and self.method != "full":
+            raise ValueError(
+                f"freeze is for method full, and {self.method} freezes all but what it trains: leave one out"
+            )
         return self
 
 

@@ -151,3 +151,38 @@ def test_a_frozen_model_costs_a_pass_less(tmp_path) -> None:
     )
     assert full == 3.0
     assert 2.0 < lora < 2.5 and 1.0 < head < 1.5
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        (["embed_tokens"], {"model.embed_tokens.weight"}),
+        (["layers.0"], "model.layers.0."),
+        (["layers.*.mlp"], ".mlp."),
+    ],
+)
+def test_freeze_names_parts_of_the_model(tmp_path: Path, freeze: list[str], frozen: Any) -> None:
+    built = adapted(tmp_path, {**LLAMA, "tie_word_embeddings": False}, freeze=freeze)
+    named = frozen if isinstance(frozen, set) else {name for name in built.parameters() if frozen in name}
+    assert built.frozen == named and named
+    assert {name for name, parameter in built.parameters().items() if not parameter.requires_grad} == named
+
+
+@pytest.mark.parametrize(
+    ("freeze", "said", "fix"),
+    [
+        (["embed_token"], "embed_token names no part of LlamaForCausalLM", "embed_tokens"),
+        (["model", "lm_head"], "nothing of the model is left to train", "leave a part out"),
+    ],
+)
+def test_a_freeze_that_fits_nothing_or_all_is_refused(tmp_path: Path, freeze: list[str], said: str, fix: str) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        adapted(tmp_path, {**LLAMA, "tie_word_embeddings": False}, freeze=freeze)
+    assert fix in caught.value.fix
+
+
+def test_a_part_is_frozen_of_a_pretrained_model_alone() -> None:
+    with pytest.raises(ValueError, match="freeze is for method full, and lora freezes all"):
+        TrainConfig(method="lora", freeze=["layers.0"])
+    with pytest.raises(ModelError, match="train.freeze trains a part of a pretrained model"):
+        check_model(TrainConfig(freeze=["layers.0"]), scratch(**LLAMA))
