@@ -18,6 +18,9 @@ from trnflow.tasks.system.redaction import scrub
 SPLITS = ("train", "validation", "test")
 
 
+UNPACK = "unpack the zip, or compress the file with gzip: beside other data files a zip is not read"
+
+
 class FileSettings(NamedTuple):
     """Settings for finding files.
 
@@ -61,7 +64,7 @@ def choose_files(source: str, files: list[DataFile], settings: FileSettings) -> 
     if "train" not in by_split:
         raise ConfigError(
             f"data.source: {scrub(source)} has no train split (found: {_names(files)})",
-            "name it with data.splits.train",
+            UNPACK if any(file.name.lower().endswith(".zip") for file in files) else "name it with data.splits.train",
         )
     chosen = []
     others = sorted(by_split.keys() - {*SPLITS})
@@ -74,7 +77,10 @@ def choose_files(source: str, files: list[DataFile], settings: FileSettings) -> 
                 f"name one with data.format, or the file with data.splits.{split}",
             )
         if formats == [""]:
-            raise ConfigError(f"data.source: the name of {members[0].name} does not show its format", "set data.format")
+            raise ConfigError(
+                f"data.source: the name of {members[0].name} does not show its format",
+                UNPACK if members[0].name.lower().endswith(".zip") else "set data.format",
+            )
         chosen += [SplitFile(split, formats[0], file) for file in members]
     return chosen
 

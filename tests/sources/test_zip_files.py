@@ -48,9 +48,15 @@ def test_a_folder_of_zips(bench, tmp_path):
 
 
 def test_a_zip_beside_other_data_stays_shut(bench, tmp_path):
-    write(tmp_path / "train.csv", REVIEWS)
-    pack(tmp_path / "train.csv.zip", {"train.csv": CSV})
-    assert bench.rows(source=str(tmp_path), text="text").meta["splits"] == {"train": 4}
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write(folder / "train.csv", REVIEWS)
+    pack(folder / "train.csv.zip", {"train.csv": CSV})
+    assert bench.rows(source=str(folder), text="text").meta["splits"] == {"train": 4}
+    (folder / "train.csv").rename(folder / "test.csv")
+    for named in ({}, {"train": "train.csv.zip"}):
+        with pytest.raises(ConfigError, match="Fix: unpack the zip, or compress the file with gzip"):
+            bench.rows(source=str(folder), text="text", splits=named)
 
 
 def test_a_url_of_a_zip(bench, tmp_path):
