@@ -56,7 +56,7 @@ class Ran(NamedTuple):
 
 
 class Interrupter(Reader):
-    """Reader that interrupts training (Ctrl-C) after its first step."""
+    """Reader that interrupts training (Ctrl-C) after its first steps, so that it has a checkpoint to go on from."""
 
     def __init__(self) -> None:
         self.done = False
@@ -67,11 +67,11 @@ class Interrupter(Reader):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def _run(fault: Fault) -> tuple[Result, RunContext]:
-    """Run a recipe; the training of a fault of checkpoints is interrupted, so that it has one to go on from."""
+def _run(fault: Fault, *readers: Reader) -> tuple[Result, RunContext]:
+    """Run a recipe; the training of a fault of checkpoints is long enough to be interrupted."""
     long = ("train.epochs=60", "train.checkpoint_every=20") if fault.number == CHECKPOINTS else ()
     context = open_context("mine.yaml", (*fault.overrides, *long, "tracking.enabled=false"))
-    opened = context.for_run(EventLog(*([Interrupter()] if long else [])))
+    opened = context.for_run(EventLog(*readers))
     return run(finetune(opened.recipe), opened, Options()), opened
 
 
@@ -82,8 +82,8 @@ def ran(folder: Path, name: str) -> Ran:
     fault.plant(folder)
     with fault.around(folder):
         try:
-            result, opened = _run(fault)
-            if fault.number == CHECKPOINTS and isinstance(result.error, Interrupted):
+            result, opened = _run(fault, *([Interrupter()] if fault.number == CHECKPOINTS else []))
+            if isinstance(result.error, Interrupted):
                 result, opened = _run(fault)
         except (TrnflowError, OSError) as refused:
             return Ran(unexpected(refused), 0.0)
