@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.champions.test_language_model import RECIPE as LM_RECIPE
 from tests.helpers.command_line import Shell
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
+from tests.helpers.serving import answers, free_port
 from tests.helpers.waiting import wait_for
 from trnflow.tasks.events import unsent_runs
 
@@ -89,36 +89,25 @@ def test_a_loaded_classifier_answers_as_predict(classifier: Champion) -> None:
     assert classifier.load(ROWS) == expected and expected[2]["cut"] > 0
 
 
-def test_a_loaded_text_generator_answers_as_predict(tmp_path: Path) -> None:
-    champion = Champion(tmp_path, LM_RECIPE)
+def test_a_loaded_text_generator_of_a_store_on_s3_answers_as_predict(tmp_path: Path, s3_root: str) -> None:  # noqa: F811
+    """The model names the store: the process that loads it has the credentials alone."""
+    champion = Champion(tmp_path, LM_RECIPE, s3_root)
     rows = [{"instruction": "Return the absolute value of a number."}, {"instruction": "Add two numbers."}]
     expected = champion.predict(rows)
     assert champion.load(rows) == expected and len(expected[0]["generated"]) > 0
-
-
-def test_a_champion_of_a_store_on_s3_answers_as_predict(tmp_path: Path, s3_root: str) -> None:  # noqa: F811
-    """The model names the store: the process that loads it has the credentials alone."""
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
-    champion = Champion(tmp_path, RECIPE, s3_root)
-    expected = champion.predict(ROWS)
-    assert champion.load(ROWS) == expected and len(expected) == len(ROWS)
     assert not (tmp_path / ".trnflow/store").exists()
 
 
-def test_batches_of_json_and_csv_are_predicted_as_by_predict(classifier: Champion) -> None:
-    given = {
-        "json": json.dumps({"dataframe_records": ROWS}),
-        "csv": "\n".join(["text", *(f'"{row["text"]}"' for row in ROWS)]),
-    }
-    for kind, text in given.items():
-        (classifier.elsewhere / f"rows.{kind}").write_text(text)
-        found = classifier.alone(
-            "-m", "mlflow", "models", "predict", "-m", "models:/tiny@champion", "--env-manager", "local",
-            "-t", kind, "-i", f"rows.{kind}", "-o", "out.json",
-        )  # fmt: skip
-        assert found.returncode == 0, found.stderr
-        document = json.loads((classifier.elsewhere / "out.json").read_text())
-        assert document == {"predictions": classifier.predict(ROWS)}
+def test_a_batch_of_csv_is_predicted_as_by_predict(classifier: Champion) -> None:
+    """JSON is what the server below takes."""
+    (classifier.elsewhere / "rows.csv").write_text("\n".join(["text", *(f'"{row["text"]}"' for row in ROWS)]))
+    found = classifier.alone(
+        "-m", "mlflow", "models", "predict", "-m", "models:/tiny@champion", "--env-manager", "local",
+        "-t", "csv", "-i", "rows.csv", "-o", "out.json",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    document = json.loads((classifier.elsewhere / "out.json").read_text())
+    assert document == {"predictions": classifier.predict(ROWS)}
 
 
 def test_a_served_classifier_answers_as_predict_and_says_what_a_row_lacks(classifier: Champion) -> None:
@@ -191,9 +180,7 @@ def test_mlflow_holds_no_secret_and_no_weights(classifier: Champion) -> None:
 @contextmanager
 def served(champion: Champion) -> Iterator[str]:
     """The address of `mlflow models serve`, while the context lasts."""
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny@champion", "--env-manager", "local",
         "-h", "127.0.0.1", "-p", str(port), "-w", "1",
@@ -212,14 +199,6 @@ def served(champion: Champion) -> Iterator[str]:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGTERM)
         server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def post(url: str, document: Any) -> tuple[int, Any]:
