@@ -113,7 +113,7 @@ import numpy as np, pandas as pd
 from pathlib import Path
 from trnflow.flows.python.frames import data_settings
 import pyarrow.parquet
-frame = pd.DataFrame(np.random.default_rng(0).random((4_000_000, 8)), columns=list("abcdefgh"))  # 256 MB
+frame = pd.DataFrame(np.random.default_rng(0).random((2_000_000, 8)), columns=list("abcdefgh"))  # 128 MB
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 data_settings(frame, Path(sys.argv[1]))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / frame.memory_usage(index=False).sum())
