@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.command_line import InProcessShell
+from tests.helpers.products import few
 
 pytestmark = pytest.mark.slow  # one costly fixture for each task
 
@@ -32,7 +33,7 @@ TASKS = {"multi_label": "topics", "regression": "score"}
 TEXTS = ["The bed creaked all night.", "Breakfast was rich, with warm bread. The bill was fair."]
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@pytest.fixture(scope="module", params=few(TASKS, 1))
 def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[InProcessShell, str]:
     task, shell = request.param, InProcessShell(tmp_path_factory.mktemp(request.param))
     text = RECIPE.format(task=task, target=TASKS[task], export=EXPORTS[task])

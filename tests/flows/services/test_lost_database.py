@@ -76,6 +76,7 @@ def test_a_database_that_is_deleted_in_mid_run_costs_pages_alone(house: House) -
     assert [stage["artifact"] for stage in again] == [stage["artifact"] for stage in json.loads(out)["stages"]]
 
 
+@pytest.mark.nightly
 def test_a_database_of_an_older_prefect_is_migrated(house: House) -> None:
     file = house.home / "prefect/prefect.db"
     file.parent.mkdir(parents=True)
@@ -89,6 +90,7 @@ def test_a_database_of_an_older_prefect_is_migrated(house: House) -> None:
     assert house.deployment()["parameters"]["recipe"] == NAMES.recipe
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_while_the_server_runs_is_named(house: House) -> None:
     """`deploy` says which disk is full instead of blaming prefect.yaml; with space again the same command works."""
     with small_disk(house.home, 48 << 20) as disk:

@@ -303,6 +303,7 @@ def test_a_run_whose_worker_and_process_are_killed_is_resumed(deployed: Api) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_of_late_runs_one_trains(deployed: Api) -> None:
     runs = [start(deployed, "retrain") for _ in range(3)]
     with worker(deployed):
