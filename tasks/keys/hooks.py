@@ -26,6 +26,9 @@ from trnflow.tasks.keys.module_finder import Home, ModuleFinder
 FILES = "own.files"
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
+OF_NOTEBOOK = "of_notebook_"
+"""How modules begin that hold functions of a notebook."""
+
 PROJECT = (".git", "pyproject.toml")
 """What the top folder of a project holds."""
 
@@ -71,6 +74,11 @@ def check_hook(setting: str, named: str, folder: Path | None) -> None:
             f"{name}{wanted.text}",
             f"let it take {wanted.arguments} argument{'s' * (wanted.arguments > 1)}, with defaults for all others",
         )
+
+
+def notebook_folder(home: Path) -> Path:
+    """Return the folder of the modules that hold functions of notebooks."""
+    return home / "cache" / "functions"
 
 
 def place_of(setting: str, named: str, folder: Path) -> Path:
@@ -150,7 +158,11 @@ def recorded_code(own: Mapping[str, str], folder: Path, home: Path, memo: Memo) 
 
     own: the table `code` of a `code_source` then; folder: where its modules are looked for.
     """
-    hooks = {name: (value, folder) for name, value in own.items() if not value.startswith(("sha256:", "schema:"))}
+    hooks = {
+        name: (value, notebook_folder(home) if value.startswith(OF_NOTEBOOK) else folder)
+        for name, value in own.items()
+        if not value.startswith(("sha256:", "schema:"))
+    }
     functions = {name: named for name, (named, _) in hooks.items()}
     try:
         read = {name.removeprefix(f"{FILES}: ") for name in own if name.startswith(f"{FILES}: ")}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trnflow.flows.runner.parts.carried_code import packed_code
 from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind, publish_part
 from trnflow.tasks.artifact import CODE, Input, Meta, Source
@@ -112,7 +113,8 @@ class Shards:
         copy = self.work / f"{SHARED}.kept"
         shutil.copytree(self.shared.path, copy)
         digest = self.store.ingest(copy, f"{self.stage.kind}.shared", {}, cache=False).digest
-        jobs = (self._part_job(number, replace(self.shared, digest=digest)) for number in missing)
+        inputs = self._carried_inputs()
+        jobs = (self._part_job(number, replace(self.shared, digest=digest), inputs) for number in missing)
         for number, result in zip(missing, maker.make(jobs), strict=True):
             for event in result["events"]:
                 emit(event)
@@ -125,11 +127,15 @@ class Shards:
             emit({"part": number, "artifact": result["artifact"]})
             yield number, meta
 
-    def _part_job(self, number: int, shared: Input[Meta]) -> Job:
+    def _carried_inputs(self) -> dict[str, Input | Source]:
+        """Return what a worker elsewhere reads: artifacts, and the user's code, put into the store."""
+        given = self.job.inputs.items()
+        own = {name: item for name, item in given if isinstance(item, Source) and item.kind == CODE}
+        carried = {name: packed_code(item, self.store, self.work / f"carried.{name}") for name, item in own.items()}
+        return {name: item for name, item in given if isinstance(item, Input)} | carried
+
+    def _part_job(self, number: int, shared: Input[Meta], inputs: dict[str, Input | Source]) -> Job:
         phase = Phase("part", shared, self.parts[number]["arguments"], replace=self._replaces(number))
-        inputs: dict[str, Input | Source] = {
-            name: item for name, item in self.job.inputs.items() if isinstance(item, Input) or item.kind == CODE
-        }
         # the worker finds out itself what may be read on its machine
         return replace(self.job, document=self.documents[number], inputs=inputs, phase=phase, permit=None, secret=())
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.job import stage_job
+from trnflow.flows.runner.parts.carried_code import refuse_foreign, unpacked_code
 from trnflow.flows.runner.stored import publish
 from trnflow.flows.runner.work_folders import attempt_log, clear, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
@@ -50,9 +51,7 @@ def make_part_apart(document: Meta) -> Meta:
     _check_libraries(stage, job.document, store)
     near = None if store.is_local or not job.phase.shared.path.is_dir() else job.phase.shared.path.parent
     phase = job.phase if near else replace(job.phase, shared=_fetched(store, job.phase.shared.digest, cache=False))
-    inputs: dict[str, Input | Source] = {
-        name: _fetched(store, item.digest) if isinstance(item, Input) else item for name, item in job.inputs.items()
-    }
+    inputs = {name: _here(store, item) for name, item in job.inputs.items()}
     config = resolve(job.config_type).model_validate(job.config)
     events: list[Meta] = []
     name = f"{job.attempt}-{key[:12]}"
@@ -97,6 +96,16 @@ def _store(root: str, home: str) -> Store:
             f"this worker sees no store at {root}", "use one that all workers reach, such as store.root=s3://..."
         )
     return store
+
+
+def _here(store: Store, item: Input | Source) -> Input | Source:
+    """Return an input with its files on this machine, of the user's code those that the flow carried here."""
+    if isinstance(item, Input):
+        return _fetched(store, item.digest)
+    carried = item.location["carried"]
+    refuse_foreign(store.artifact(carried["digest"]), carried)
+    # copies, since a link would be followed to a blob, which has no name of a module
+    return unpacked_code(item, _fetched(store, carried["digest"], cache=False).path, store.home)
 
 
 def _fetched(store: Store, digest: str, *, cache: bool = True) -> Input:
