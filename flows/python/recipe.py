@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trnflow.flows.display import report
 from trnflow.flows.finetune import finetune
 from trnflow.flows.python.frames import data_settings
+from trnflow.flows.python.functions import named_functions
 from trnflow.flows.python.live import html_table, shown
 from trnflow.flows.python.run import Run
 from trnflow.flows.recipes import recipe as settings
@@ -67,6 +68,7 @@ class Recipe:
             data: A DataFrame, a datasets.Dataset, a list of dicts, a path, or a dict of these by split.
             on: The hardware, as `--on` takes it.
             changes: Settings such as `train__learning_rate=1e-4`, or sections such as `train={"learning_rate": 1e-4}`.
+                A hook may be a function, also of a notebook.
 
         Raises:
             ConfigError: There is no such setting, or the value does not fit.
@@ -75,8 +77,18 @@ class Recipe:
         pairs: list[tuple[tuple[str, ...], Any]] = [] if on is None else [(ON, on)]
         if data is not None:
             pairs.append((("data",), data_settings(data, home_folder())))
-        pairs += [(tuple(name.replace("__", ".").split(".")), value) for name, value in changes.items()]
-        return Recipe(self._read.with_settings(pairs, Path.cwd()))
+        own: list[tuple[tuple[str, ...], Any, Path]] = []
+        for name, value in changes.items():
+            path = tuple(name.replace("__", ".").split("."))
+            text, folder = named_functions(value, ".".join(path), home_folder())
+            if folder is None:
+                pairs.append((path, text))
+            else:
+                own.append((path, text, folder))
+        read = self._read.with_settings(pairs, Path.cwd())
+        for path, text, folder in own:
+            read = read.with_settings([(path, text)], folder)
+        return Recipe(read)
 
     def plan(self) -> Plan:
         """Find out what a run would do with each stage, and why, without running one or asking a hub.

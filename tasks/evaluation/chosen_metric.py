@@ -69,6 +69,7 @@ def chosen_source(
         told = {"measures": MEASURES_OWN, "name": own.name, "less_is_better": own.less_is_better}
         return Source(CODE, identity, {**found.location, **told})
     entry = measurable(kind)[config.best_metric]
+    # the file of a task, with the metrics that are the task's own, is in train's key anyway
     module = [] if entry.metric else [entry.function.__module__]
     found = code_source({}, home, memo, (MEASURES, *module))
     told = {"measures": MEASURES, "name": entry.name, "less_is_better": entry.less_is_better}

@@ -28,6 +28,7 @@ def measure(metric: Source, *, packed: Input, rows: Input, texts: Input, out: Wo
 
     def value(seen: Validated) -> float:
         found, folder = predictions_of(kind, seen), out.scratch / "validated"
+        # of the evaluation before
         shutil.rmtree(folder, ignore_errors=True)
         arrays = found._asdict()
         if kind.reads_targets:

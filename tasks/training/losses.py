@@ -40,6 +40,7 @@ def with_logits(scores: Tensor, logits: Tensor, replica: int, replicas: int) -> 
     """Return [*scores, *logits of all replicas' rows], 0 for those of others: summed over replicas, all are there."""
     import torch
 
+    # 0 added to a float changes no bit: the sum over replicas, which is there already, gathers the rows
     mine = logits.float().flatten()
     others = (mine.numel() * replica, mine.numel() * (replicas - 1 - replica))
     return torch.cat([scores, torch.nn.functional.pad(mine, others) if replicas > 1 else mine])

@@ -83,6 +83,7 @@ def checked(arguments: Meta, limit: Any) -> Meta:
     if arguments["elsewhere"]:
         go_elsewhere(arguments["code"])
     limit("8 random rows")
+    # sums of several threads may differ in their last bits
     torch.set_num_threads(1)
     code, kind, outputs = Source(**arguments["code"]), kind_of(arguments["task"]), arguments["outputs"]
     function, random = function_of(code, HOOK), torch.Generator().manual_seed(0)
@@ -110,6 +111,7 @@ def checked(arguments: Meta, limit: Any) -> Meta:
             if kind.reads_targets
             else f"leave out targets of {IGNORED} (ignore_index)",
         )
+    # equal losses may hide other gradients, as of a dropout in the backward pass
     (gradient,) = torch.autograd.grad(whole, logits)
     if not gradient.isfinite().all():
         raise DataError(f"{at}: its gradient is not finite on random logits", "let it give finite gradients")

@@ -73,6 +73,7 @@ def validated(batches: Sequence[Batch], numbers: Sequence[Sequence[float]]) -> V
     expected, logits = [], []
     for batch, (_, _, *values) in zip(batches, numbers, strict=True):
         if values:
+            # masked rows only fill the batch; evaluate_model does not see them
             real = (batch.segment_ids != 0).any(1)
             expected.append(batch.targets[real])
             logits.append(np.array(values, np.float32).reshape(len(batch.targets), -1)[real])

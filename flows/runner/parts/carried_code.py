@@ -73,6 +73,7 @@ def _place(file: Path, tops: Iterable[Path], *, needed: bool = False) -> tuple[P
             return top, PurePosixPath(file.relative_to(top))
     if needed:
         raise CodeError(f"{FILES}: {file.name} lies beside no module that reads it", "put it below the modules' folder")
+    # what an editable installation or another folder of sys.path has lies below no hook's folder
     top = file.parent
     while (top / "__init__.py").is_file():
         top = top.parent

@@ -44,6 +44,7 @@ def with_state(source: Source, code: Source, config: DataConfig, stage: Stage, r
             environment = {**PLAIN, **given, PERMIT: file}
             return str(call_own(f"{__name__}:told", asked, environment)["state"])
 
+    # two folders may have modules of one name
     named = json.dumps([code.location["functions"][HOOK], config.arguments, code.location["search"]], sort_keys=True)
     try:
         state, note = resolver.ask_or_recall(f"own/{named}", ask)
