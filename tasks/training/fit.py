@@ -22,7 +22,7 @@ from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
 from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
-from trnflow.tasks.training.model.adapters import adapter_document, prepared
+from trnflow.tasks.training.model.adapters import adapter_document, loaded_dtype, prepared
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
@@ -106,7 +106,7 @@ def _prepare(
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
-    built = build(model, packed, seed=config.seed, weights=True)
+    built = build(model, packed, seed=config.seed, weights=True, dtype=loaded_dtype(config, packed.meta["task"]))
     load_start(model, built.model)
     built = prepared(config, built, packed.meta, train)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)

@@ -16,6 +16,7 @@ from torch.nn import Module
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules, values_by_layer
@@ -48,7 +49,16 @@ def adapt(config: TrainConfig, built: Built) -> Built:
     wanted = _trained_names(config, built)
     for name, parameter in built.parameters().items():
         parameter.requires_grad_(name in wanted)
+        if name in wanted:  # peft gave LoRA's the dtype of the base, and masters are copied from them
+            parameter.data = parameter.data.float()
     return replace(built, frozen=frozenset(built.parameters().keys() - wanted))
+
+
+def loaded_dtype(config: TrainConfig, task: str) -> str:
+    """Return the dtype in which pretrained weights are read: of a quantised base that from which it is quantised, which
+    may halve the host's memory; else fp32, since trained weights are masters."""
+    quantises = config.lora is not None and config.lora.base_dtype is not None
+    return config.dtype if quantises and not kind_of(task).per_row else "float32"
 
 
 def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split | None = None) -> Built:

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
 
 
-def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool) -> Built:
+def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool, dtype: str = "float32") -> Built:
     """Build the model of `source`, with vocabulary and labels as `packed` needs.
 
-    weights: False builds on "meta", for tracing. Raises ModelError, naming the setting, when model and rows do not fit.
+    weights: False builds on "meta", for tracing. dtype: of pretrained weights. Raises ModelError, naming the setting,
+    when model and rows do not fit.
     """
     # from the recipe alone, so that precompile and train build the same graph
     config = model_config(source, packed.meta)
@@ -47,7 +48,7 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
     elif source.identity["weights"] is None:
         model = kind.from_config(config, **OPTIONS)
     else:
-        model, lacking = load_pretrained(packed.meta["task"], config, source, **OPTIONS)
+        model, lacking = load_pretrained(packed.meta["task"], config, source, dtype, **OPTIONS)
     model.config.architectures = [type(model).__name__]
     published = {**model.config.to_diff_dict(), "dtype": "float32"}
     model.config.use_cache = False

@@ -19,8 +19,8 @@ def auto_class(task: str) -> Any:
     return getattr(transformers, kind_of(task).auto_class)
 
 
-def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> tuple[Any, tuple[str, ...]]:
-    """Load a model in fp32; return it and the sorted parameters that the weights lack or have in another shape.
+def load_pretrained(task: str, config: Any, source: Source, dtype: str, **options: Any) -> tuple[Any, tuple[str, ...]]:
+    """Load a model in `dtype`; return it and the sorted parameters that the weights lack or have in another shape.
 
     These are initialised at random. Raises ModelError when one is not in the head.
     """
@@ -29,7 +29,7 @@ def load_pretrained(task: str, config: Any, source: Source, **options: Any) -> t
     model, info = auto_class(task).from_pretrained(
         model_folder(source),
         config=config,
-        dtype=torch.float32,
+        dtype=getattr(torch, dtype),
         use_safetensors=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,

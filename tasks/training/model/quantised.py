@@ -7,7 +7,7 @@ quantised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -82,24 +82,21 @@ def body_layers(model: Any) -> dict[str, Module]:
     }
 
 
-def quantised_layers(model: Any) -> dict[str, Module]:
+def quantised_layers(model: Any) -> list[str]:
     """Return the layers of a model without adapters that `base_dtype` quantises: of `body_layers` all but the output
     layer."""
     output = model.get_output_embeddings()
-    return {
-        n: layer for n, layer in body_layers(model).items() if layer is not output and hasattr(layer, "in_features")
-    }
+    return [n for n, layer in body_layers(model).items() if layer is not output and hasattr(layer, "in_features")]
 
 
-def quantise(model: Any, layers: Mapping[str, Module], kind: str, dtype: torch.dtype) -> None:
-    """Quantise `quantised_layers` in place, those too that adapters were put around since."""
+def quantise(model: Any, layers: Collection[str], kind: str, dtype: torch.dtype) -> None:
+    """Quantise `quantised_layers` in place, those too that adapters were put around since, and free their weights."""
     _check_share(model, layers, kind)
-    for name, layer in layers.items():
-        place = model.get_submodule(name)
-        parent, leaf = (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
-        if place is not layer:
-            parent, leaf = place, "base_layer"
-        setattr(parent, leaf, QuantisedLinear(layer, kind, dtype))
+    for name in layers:
+        parent, leaf = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if hasattr(model.get_submodule(name), "base_layer"):
+            parent, leaf = model.get_submodule(name), "base_layer"
+        setattr(parent, leaf, QuantisedLinear(getattr(parent, leaf), kind, dtype))
 
 
 def rounded(value: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
@@ -108,17 +105,18 @@ def rounded(value: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     return FORMATS[kind].dequantise(codes, scales, tuple(value.shape), dtype)
 
 
-def _check_share(model: Any, layers: Mapping[str, Module], kind: str) -> None:
+def _check_share(model: Any, layers: Collection[str], kind: str) -> None:
     """Raise ModelError when many of the body's weights are not in `layers`, as those of experts or of GPT-2."""
     adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     output = model.get_output_embeddings()
-    left_out = adapters | embeddings | {id(layer.weight) for layer in layers.values()}
+    weights = [model.get_submodule(name).weight for name in layers]  # of an adapted layer its base's
+    left_out = adapters | embeddings | {id(weight) for weight in weights}
     left_out |= {id(output.weight)} if output is not None else set()
     outside = {
         n: p.numel() for n, p in model.named_parameters() if p.ndim > 1 and id(p) not in left_out and not in_head(n)
     }
-    inside = sum(layer.weight.numel() for layer in layers.values())
+    inside = sum(weight.numel() for weight in weights)
     if sum(outside.values()) > MOST_OUTSIDE * (inside + sum(outside.values())):
         largest = max(outside, key=lambda name: outside[name])
         raise ModelError(
