@@ -82,10 +82,11 @@ def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir)
         NEURON.compile(config, weights, lengths, out)
         return meta
     _free_large_tensors()
-    meta["rows_compared"], meta["max_difference"], meta["dtype"] = _export(config, weights, lengths, out)
+    rows, difference, meta["dtype"] = _export(config, weights, lengths, out)
+    meta["rows_compared"], meta["max_difference"] = rows, difference
     _copy_companions(weights.path, out.path)
     write_readme(out.path, meta)
-    meta["metrics"] = {"max_difference": meta["max_difference"], "rows_compared": meta["rows_compared"]}
+    meta["metrics"] = {"max_difference": difference, "rows_compared": rows}
     return meta
 
 

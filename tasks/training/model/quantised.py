@@ -38,6 +38,9 @@ class QuantisedLinear(Module):
     dtype: to which weights are rounded before they are quantised, that of training.
     """
 
+    weight: Tensor
+    scales: Tensor
+
     def __init__(self, linear: Any, kind: str, dtype: torch.dtype) -> None:
         super().__init__()
         self._kind, self._shape = kind, tuple(linear.weight.shape)
@@ -66,7 +69,7 @@ class _Product(torch.autograd.Function):
         return functional.linear(hidden, layer.dequantised(hidden.dtype), layer.bias)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ context.layer.dequantised(gradient.dtype), None
 
 
@@ -110,7 +113,7 @@ def _check_share(model: Any, layers: Collection[str], kind: str) -> None:
     adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     output = model.get_output_embeddings()
-    weights = [model.get_submodule(name).weight for name in layers]  # of an adapted layer its base's
+    weights: list[Any] = [model.get_submodule(name).weight for name in layers]  # of an adapted layer its base's
     left_out = adapters | embeddings | {id(weight) for weight in weights}
     left_out |= {id(output.weight)} if output is not None else set()
     outside = {
