@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -224,9 +225,11 @@ def denied(*troubles: dict[str, object]) -> Callable[[Path], AbstractContextMana
         before = dict(fsspec.config.conf)
         with proxy_of(endpoint, folder / "troubles.json") as url:
             fsspec.config.conf["s3"] = {"endpoint_url": url, "config_kwargs": {"retries": {"max_attempts": 1}}}
+            os.environ["AWS_ENDPOINT_URL"] = url  # for the processes of the stages
             try:
                 yield
             finally:
+                os.environ["AWS_ENDPOINT_URL"] = endpoint
                 fsspec.config.conf.clear()
                 fsspec.config.conf.update(before)
 
