@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_training_waits_for_a_kill_that_comes_late(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
 
-    def late(attempt: str) -> list[int]:
+    def late(attempt: str) -> Iterator[int]:
         time.sleep(3)
         return processes_of(attempt)
 
