@@ -181,10 +181,12 @@ class Store(BlobStore):
             place = place.parent
         free = shutil.disk_usage(place).free
         if free < needed + reserve:
-            which, other = ("store", "store.root") if self.backend.local else ("home", "TRNFLOW_HOME")
+            apart = self.backend.local is not None and self.home not in self.backend.local.parents
+            which, other = ("store", "store.root") if apart else ("home", "TRNFLOW_HOME")
+            wanted = f"this stage needs about {_size(needed)} with {_size(reserve)} to spare"
             raise StoreError(
-                f"only {_size(free)} are free on the disk of the {which} ({place}), and this stage needs about "
-                f"{_size(needed)} with {_size(reserve)} to spare",
+                f"only {_size(free)} are free on the disk of the {which} ({place}), and "
+                f"{wanted if needed else f'{_size(reserve)} must stay free'}",
                 f"free some space, choose another {other}, or lower store.min_free_gb",
             )
 

@@ -155,7 +155,12 @@ def test_a_folder_that_can_not_be_listed_is_an_error_and_not_empty(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("root", "disk", "fix"), [("store", "store", "store.root"), ("memory://full", "home", "TRNFLOW_HOME")]
+    ("root", "disk", "fix"),
+    [
+        ("store", "store", "store.root"),
+        ("home/work/rehearsal", "home", "TRNFLOW_HOME"),
+        ("memory://full", "home", "TRNFLOW_HOME"),
+    ],
 )
 def test_a_disk_without_room_is_named_and_so_is_what_chooses_another(
     tmp_path: Path, root: str, disk: str, fix: str
@@ -165,6 +170,8 @@ def test_a_disk_without_room_is_named_and_so_is_what_chooses_another(
     with pytest.raises(StoreError, match=f"GB are free on the disk of the {disk} .*with 12.3 MB to spare") as caught:
         Store(where, tmp_path / "home").check_space(1 << 60, 12_300_000)
     assert f"choose another {fix}" in caught.value.fix
+    with pytest.raises(StoreError, match=r"and 1152921504.6 GB must stay free"):
+        Store(where, tmp_path / "home").check_space(0, 1 << 60)
 
 
 def test_what_a_killed_writer_left_has_no_name(tmp_path: Path) -> None:
