@@ -12,6 +12,7 @@ import pytest
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.helpers.command_line import InProcessShell
+from tests.helpers.waiting import wait_for
 
 ENTRY = "{function: 'mine_of_metrics.metrics:cost', less_is_better: true, may_promote: true}"
 METRICS = '''"""What wrong answers cost."""
@@ -136,3 +137,58 @@ def test_a_metric_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:
     assert "cost(p, more) can't be called as cost(p: Predictions) -> float | dict[str, float]" in printed
     write(tmp_path, "{function: 'mine_of_metrics.metrics:cost'}")
     assert "evaluate.metrics.0.less_is_better" in shell.error("plan", "own.yaml", code=2)
+
+
+LANGUAGE = """
+extends: base/hardware/cpu
+data: {source: rows, columns: {text: text, amount: amount}}
+format: {task: text, text: text}
+model:
+  config: {model_type: llama, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2,
+    intermediate_size: 64, max_position_embeddings: 64}
+tokenize: {max_length: 48, train: {kind: bpe, vocab_size: 300}}
+pack: {strategy: bfd, chunk_length: 48}
+train: {global_batch: 16, learning_rate: 1.0e-2, max_steps: 12, keep_best: true, best_metric: bits_per_byte, eval_every: 4}
+export: {target: none}
+evaluate: {split: validation, metrics: [{function: 'mine_of_metrics.language:own_bits', less_is_better: true}]}
+"""
+BITS = '''"""The loss of a language model, by hand."""
+
+import math
+
+
+def own_bits(p):
+    assert p.task == "causal_lm" and p.columns["amount"].shape == p.tokens.shape and p.expected is None
+    assert [*p.row] == sorted(p.row) and len(p.generations) > 0
+    return float(p.nll.sum()) / math.log(2) / int(p.bytes.sum())
+'''
+
+
+@pytest.mark.slow
+def test_a_language_models_own_metric_is_in_mlflow_and_its_best_weights_are_chosen_by_a_built_in_one(
+    tmp_path: Path,
+) -> None:
+    from mlflow import MlflowClient
+
+    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
+    for file in (tmp_path / "rows").iterdir():
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({"text": row["text"], "amount": n}) + "\n" for n, row in enumerate(rows)))
+    (tmp_path / "mine_of_metrics").mkdir()
+    (tmp_path / "mine_of_metrics/language.py").write_text(BITS)
+    (tmp_path / "language.yaml").write_text(LANGUAGE)
+    shell = InProcessShell(tmp_path)
+    stages = {stage["stage"]: stage["metrics"] for stage in shell.json("run", "language.yaml", "--direct")["stages"]}
+    found = stages["evaluate_model"]
+    assert found["own_bits"] == pytest.approx(found["bits_per_byte"], rel=1e-12)
+    assert stages["train"]["eval_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-6)
+    assert stages["train"]["eval_bits_per_byte"] < stages["train"]["eval_bits_per_byte_before"]
+    client = MlflowClient(f"sqlite:///{tmp_path / '.trnflow/mlflow.db'}")
+    (experiment,) = (one for one in client.search_experiments() if one.name == "trnflow")
+
+    def values() -> list[float]:
+        runs = client.search_runs([experiment.experiment_id])
+        return [run.data.metrics["own_bits"] for run in runs if "own_bits" in run.data.metrics]
+
+    wait_for(values, 120)
+    assert values() == [found["own_bits"]]
