@@ -18,8 +18,7 @@ def compiler(config: TrainConfig) -> Meta:
     """Return what a compiled graph depends on besides settings and shapes: {"device", "versions": [packages], "flags":
     {variable: flags}, empty for engine native}."""
     packages = ["torch", "transformers"]
-    if config.lora is not None:
-        packages.append("peft")
+    # imported by name, so that only keys of these settings hold its version; the table env has peft's
     if config.optimizer == "adamw_8bit" or (config.lora is not None and config.lora.base_dtype == "nf4"):
         packages.append("bitsandbytes")
     if config.engine == "xla":

@@ -49,7 +49,8 @@ def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(t
         "trnflow.tasks.training.checkpoint", "trnflow.tasks.training.checkpoint.merged_weights",
         "trnflow.tasks.training.checkpoint.pretrained_weights", "trnflow.tasks.training.checkpoint.shards",
         "trnflow.tasks.training.checkpoint.starting_weights", "trnflow.tasks.training.model", "trnflow.tasks.training.model.lora",
-        "trnflow.tasks.training.model.pretrained", "trnflow.tasks.training.partition_specs", "trnflow.tasks.training.settings",
+        "trnflow.tasks.training.model.pretrained", "trnflow.tasks.training.model.quantised",
+        "trnflow.tasks.training.partition_specs", "trnflow.tasks.training.settings",
         "trnflow.tasks.training.settings.group", "trnflow.tasks.training.settings.lora", "trnflow.tasks.training.shared_types",
     }  # fmt: skip
 

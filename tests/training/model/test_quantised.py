@@ -284,11 +284,9 @@ def test_keys_name_the_version_of_bitsandbytes_where_it_computes() -> None:
         return {*compiler(TrainConfig(**fields))["versions"]}
 
     model = Source("model", {"config": {}, "tokenizer": None, "weights": None}, {})
-    names = {"nf4": {"peft", "bitsandbytes"}, "int8": {"peft"}, None: {"peft"}}
-    for kind, wanted in names.items():
-        assert keyed(**lora(kind)) == {"torch", "transformers", *wanted}
+    for kind in (None, *KINDS):
+        assert ("bitsandbytes" in keyed(**lora(kind))) == (kind == "nf4")
         meta = {"settings": {"lora": {"base_dtype": kind}}}
         inputs = {"shards": Artifact("sha256:1", "checkpoint", meta, ()), "model": model}
         assert ("bitsandbytes" in stage_of(consolidate).inputs(ConsolidateConfig(), inputs)) == (kind == "nf4")
-    assert keyed(engine="native", optimizer="adamw_8bit") == {"torch", "transformers", "bitsandbytes"}
-    assert keyed(engine="native") == {"torch", "transformers"}
+    assert "bitsandbytes" in keyed(engine="native", optimizer="adamw_8bit")
