@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from trnflow.flows.services.prefect_server import ensure_server, stop_server
+from trnflow.flows.services import prefect_server
+from trnflow.flows.services.prefect_server import stop_server
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -26,12 +27,17 @@ PROJECT = Path(__file__).resolve().parents[2]
 def own_server(home: Path) -> Iterator[str]:
     """Start a server in a home, and stop it at the end, also if it did not answer in time."""
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.delenv("PREFECT_API_URL", raising=False)
-            url = ensure_server(home)
-        yield url
+        yield _started(home)
     finally:
         stop_server(home)
+
+
+def _started(home: Path) -> str:
+    """Start a server on any free port: on 4200, workers of other houses would take its runs when their own server is down."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        patch.setattr(prefect_server, "PREFERRED_PORT", 0)
+        return prefect_server.ensure_server(home)
 
 
 @contextlib.contextmanager
@@ -40,10 +46,9 @@ def shared_server(folder: Path) -> Iterator[str]:
     home, users = folder / "server/.trnflow", folder / "server/users"
     users.mkdir(parents=True, exist_ok=True)
     mine = users / str(os.getpid())
-    with _lock(folder), pytest.MonkeyPatch.context() as patch:
+    with _lock(folder):
         mine.touch()
-        patch.delenv("PREFECT_API_URL", raising=False)
-        url = ensure_server(home)
+        url = _started(home)
     try:
         yield url
     finally:
