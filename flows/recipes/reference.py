@@ -21,9 +21,9 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.config import NOT_KEYED
 
 UNKEYED = (
-    "name", "description", "promote", "checks", "hardware", "store", "launch", "run", "task_runner", "tracking", "sweep",
+    "name", "description", "promote", "checks", "hardware", "store", "launch", "run", "task_runner", "tracking", "own", "sweep",
 )  # fmt: skip
-"""Sections and settings that are in no stage's key."""
+"""Sections and settings that are in no stage's key; what `own` names is, by content."""
 _SLIPS = re.compile(r",? (at most|to) (1e\+30|1,000,000,000)")
 
 
