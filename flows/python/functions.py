@@ -55,13 +55,13 @@ def _name_of(function: Any, setting: str, home: Path) -> tuple[str, Path]:
         _refuse(setting, "a lambda")
     if "<locals>" in function.__qualname__ or "." in function.__qualname__:
         _refuse(setting, f"{function.__qualname__}, which is inside a function or class")
-    module = sys.modules.get(function.__module__)
+    module = sys.modules[function.__module__]
     file = getattr(module, "__file__", None)
-    is_importable = file is not None and getattr(module, function.__name__, None) is function
-    if function.__module__ != "__main__" and is_importable:
-        path = Path(str(file)).resolve()
-        above = function.__module__.count(".") + (path.name == "__init__.py")
-        return f"{function.__module__}:{function.__name__}", path.parents[above]
+    is_at_its_top = vars(module).get(function.__name__) is function
+    if module.__name__ != "__main__" and file and is_at_its_top:
+        path = Path(file).resolve()
+        above = module.__name__.count(".") + (path.name == "__init__.py")
+        return f"{module.__name__}:{function.__name__}", path.parents[above]
     source = _module_of(function, setting)
     name = f"{OF_NOTEBOOK}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     folder = notebook_folder(home)
