@@ -25,14 +25,14 @@ from tests.training.run_stage import (
     trained_in_turn,
 )
 from tests.training.test_refusals import known, refuse
-from tests.training.toys import LLAMA, packed_lm, pretrained, saved, scratch, write_packed
+from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, pretrained, saved, scratch, write_packed
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
 from trnflow.tasks.errors import MissingDependency, ModelError
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.train import environ as train_environ
-from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.batches.sampler import IGNORED, Split
 from trnflow.tasks.training.memory.estimate import check_memory
 from trnflow.tasks.training.memory.traced_memory import trace_memory
 from trnflow.tasks.training.model.adapters import adapt
@@ -290,3 +290,31 @@ def test_keys_name_the_version_of_bitsandbytes_where_it_computes() -> None:
         inputs = {"shards": Artifact("sha256:1", "checkpoint", meta, ()), "model": model}
         assert ("bitsandbytes" in stage_of(consolidate).inputs(ConsolidateConfig(), inputs)) == (kind == "nf4")
     assert "bitsandbytes" in keyed(engine="native", optimizer="adamw_8bit")
+
+
+@pytest.mark.slow
+def test_a_classifier_is_published_as_it_was_trained(tmp_path: Path) -> None:
+    """Its head is trained beside the quantised layers of a model that sees both ways."""
+    from transformers import AutoModelForSequenceClassification
+
+    inputs = {
+        "model": saved(tmp_path / "base", task="classification", **BERT),
+        "packed": packed_classes(tmp_path / "packed"),
+    }
+    config = TrainConfig(**lora("nf4", global_batch=8, epochs=1, learning_rate=1e-2))
+    shards = run_stage(traced_and_trained, config, tmp_path / "train", **inputs).artifact
+    folder = run_stage(
+        consolidate, ConsolidateConfig(), tmp_path / "out", shards=shards, model=inputs["model"]
+    ).artifact.path
+    model, rows, total = (
+        AutoModelForSequenceClassification.from_pretrained(folder),
+        Split(inputs["packed"], "validation"),
+        0.0,
+    )
+    for batch in map(rows.read, rows.in_order(10)):
+        ids, segments = torch.from_numpy(batch.input_ids).long(), torch.from_numpy(batch.segment_ids)
+        with torch.no_grad():
+            logits = model(ids, attention_mask=segments).logits
+        targets = torch.from_numpy(batch.targets).long()
+        total += float(torch.nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum"))
+    assert total / sum(rows.rows.values()) == pytest.approx(shards.meta["metrics"]["eval_loss"], abs=1e-5)
