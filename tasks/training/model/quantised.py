@@ -140,20 +140,17 @@ def _dequantise_int8(codes: Tensor, scales: Tensor, shape: Shape, dtype: torch.d
 
 
 def _quantise_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    codes, scales = _kernels().quantize_4bit(weight, BLOCK, "nf4", torch.uint8)
+    require_bitsandbytes("train.lora.base_dtype is nf4")
+    # imported by name: an import statement would put its version into the keys of all trainings. It registers the
+    # operators; an import in each pass would break a compiled graph
+    import_module("bitsandbytes")
+    codes, scales = torch.ops.bitsandbytes.quantize_4bit(weight, BLOCK, "nf4", torch.uint8)
     return codes, scales
 
 
 def _dequantise_nf4(codes: Tensor, scales: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-    weight: Tensor = _kernels().dequantize_4bit(codes, scales, BLOCK, "nf4", shape, dtype)
+    weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes, scales, BLOCK, "nf4", shape, dtype)
     return weight
-
-
-def _kernels() -> Any:
-    require_bitsandbytes("train.lora.base_dtype is nf4")
-    # imported by name: an import statement would put its version into the keys of all trainings
-    import_module("bitsandbytes")
-    return torch.ops.bitsandbytes
 
 
 FORMATS = {"int8": Format(_quantise_int8, _dequantise_int8), "nf4": Format(_quantise_nf4, _dequantise_nf4)}

@@ -80,6 +80,18 @@ def test_int8_weights_are_those_of_bitsandbytes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_is_compiled_as_part_of_one_graph(kind: str) -> None:
+    torch.manual_seed(3)
+    layer = QuantisedLinear(torch.nn.Linear(64, 32), kind, torch.float32)
+    gradients = []
+    for function in (layer.forward, torch.compile(layer.forward, fullgraph=True, backend="aot_eager")):
+        hidden = torch.arange(128.0).view(2, 64).sin().requires_grad_()
+        function(hidden).square().sum().backward()
+        gradients.append(hidden.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_estimate_and_the_model_agree_on_the_bytes_of_the_base(kind: str) -> None:
     """A number of a layer takes 1 byte in int8 and 0.5625 in nf4; the rest, and LoRA, are as without."""
     wide = {**LLAMA, "hidden_size": 256, "intermediate_size": 1024}
