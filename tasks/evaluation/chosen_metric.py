@@ -17,8 +17,6 @@ from trnflow.tasks.training.config import TrainConfig
 
 MEASURES = "trnflow.tasks.evaluation.best_metric"
 MEASURES_OWN = "trnflow.tasks.evaluation.own_best_metric"
-COUNTED = ("eval_loss", "eval_accuracy")
-"""What every evaluation of training has, the second where a row has one class."""
 
 
 def measurable(kind: Kind) -> dict[str, Score]:
@@ -29,7 +27,8 @@ def measurable(kind: Kind) -> dict[str, Score]:
 def check_metric(config: TrainConfig, kind: Kind, own: Iterable[OwnMetric]) -> None:
     """Raise ValueError if `best_metric` is nothing that training can measure for the task."""
     named, known, mine = config.best_metric, measurable(kind), [metric.function for metric in own]
-    if named in COUNTED or named in known or (named in mine and kind.per_row):
+    is_unused = named == "eval_accuracy" and not config.keeps_best
+    if named == "eval_loss" or is_unused or named in known or (named in mine and kind.per_row):
         return
     if named in mine:
         raise ValueError(

@@ -136,11 +136,12 @@ def test_the_chosen_metrics_file_alone_is_in_the_key(tmp_path: Path) -> None:
         ("instruction", "rougeL", "rougeL, which needs generated texts: name one of eval_perplexity, eval_bits_per_byte"),
         ("regression", "f1_macro", "eval_f1_macro, which is none of its metrics: name one of eval_mae, eval_rmse"),
         ("classification", "mine:cost", "mine:cost, which is none of its metrics"),
+        ("regression", "accuracy", "eval_accuracy, which is none of its metrics"),
     ],
 )  # fmt: skip
 def test_a_metric_that_training_cannot_measure_is_refused(task: str, metric: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        check_metric(TrainConfig(best_metric=metric), FORMATS[task], ())
+        check_metric(TrainConfig(best_metric=metric, keep_best=True), FORMATS[task], ())
 
 
 def test_a_name_with_and_without_eval_is_one_setting() -> None:
