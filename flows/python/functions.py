@@ -78,27 +78,27 @@ def _module_of(function: FunctionType, setting: str) -> str:
     functions: dict[str, str] = {}
     pending = [function]
     while pending:
-        one = pending.pop()
-        if one.__name__ in functions:
+        current = pending.pop()
+        if current.__name__ in functions:
             continue
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+            tree = ast.parse(textwrap.dedent(inspect.getsource(current)))
         except (OSError, TypeError, SyntaxError):
-            _refuse(setting, f"{one.__name__}, whose source Python does not have")
+            _refuse(setting, f"{current.__name__}, whose source Python does not have")
         # without comments and layout, which would name, and key, another module
-        functions[one.__name__] = ast.unparse(tree)
-        for name in sorted(_outer_names(functions[one.__name__])):
-            if name == one.__name__ or (name not in one.__globals__ and hasattr(builtins, name)):
+        functions[current.__name__] = ast.unparse(tree)
+        for name in sorted(_outer_names(functions[current.__name__])):
+            if name == current.__name__ or (name not in current.__globals__ and hasattr(builtins, name)):
                 continue
-            value = one.__globals__.get(name, inspect.Parameter.empty)
-            if isinstance(value, FunctionType) and value.__module__ == one.__module__ and value.__name__ == name:
+            value = current.__globals__.get(name, inspect.Parameter.empty)
+            if isinstance(value, FunctionType) and value.__module__ == current.__module__ and value.__name__ == name:
                 pending.append(value)
             elif text := _import_of(name, value):
                 imports[name] = text
             elif _is_constant(value):
                 constants[name] = f"{name} = {value!r}"
             else:
-                _refuse_name(setting, one, name, value)
+                _refuse_name(setting, current, name, value)
     parts = ["\n".join(sorted(entries)) for entries in (imports.values(), constants.values()) if entries]
     return "\n\n".join([*parts, *(functions[name] for name in sorted(functions))]) + "\n"
 
@@ -124,8 +124,8 @@ def _import_of(name: str, value: Any) -> str | None:
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module in (None, "__main__") or not isinstance(qualified, str) or "." in qualified:
         return None
-    found = getattr(sys.modules.get(str(module)), qualified, None)
-    return f"from {module} import {qualified} as {name}" if found is value else None
+    is_there = getattr(sys.modules.get(str(module)), qualified, None) is value
+    return f"from {module} import {qualified} as {name}" if is_there else None
 
 
 def _is_constant(value: Any) -> bool:

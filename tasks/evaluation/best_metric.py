@@ -41,9 +41,9 @@ def predictions_of(kind: Kind, seen: Validated) -> Any:
     if isinstance(kind, TargetKind):
         values = kind.values_of(logits).numpy()
         loss = kind.each_loss(logits, targets).double().mean(-1).numpy()
-        found = Outputs(seen.expected, values, values, loss)
+        outputs = Outputs(seen.expected, values, values, loss)
         # consolidate chooses the same of the same weights, before evaluate_model decides
-        return found._replace(decided=kind.decided(values, kind.decide(found)))
+        return outputs._replace(decided=kind.decided(values, kind.decide(outputs)))
     # the operations and dtypes of evaluate_model's forward pass
     loss = torch.nn.functional.cross_entropy(logits, targets.long(), reduction="none").double().numpy()
     return ClassPredictions(seen.expected.astype(np.int64), logits.argmax(-1).numpy(), logits.softmax(-1).numpy(), loss)

@@ -62,15 +62,15 @@ def chosen_source(
     if own is not None:
         if folder is None:
             raise ConfigError(f"{SETTING} names a function, and its recipe has no folder", "write it in a file")
-        found = code_source({SETTING: (own.function, folder)}, home, memo, (MEASURES_OWN,), files)
+        code = code_source({SETTING: (own.function, folder)}, home, memo, (MEASURES_OWN,), files)
         less = {f"{SETTING}.less_is_better": str(own.less_is_better).lower()}
-        identity = {**found.identity, "code": found.identity["code"] | less}
-        told = {"measures": MEASURES_OWN, "name": own.name, "less_is_better": own.less_is_better}
-        return Source(CODE, identity, {**found.location, **told})
+        identity = {**code.identity, "code": code.identity["code"] | less}
+        more = {"measures": MEASURES_OWN, "name": own.name, "less_is_better": own.less_is_better}
+        return Source(CODE, identity, {**code.location, **more})
     entry = measurable(kind)[config.best_metric]
     # the file of a task, with the metrics that are the task's own, is in train's key anyway
     module = [] if entry.metric else [entry.function.__module__]
-    found = code_source({}, home, memo, (MEASURES, *module))
-    told = {"measures": MEASURES, "name": entry.name, "less_is_better": entry.less_is_better}
+    code = code_source({}, home, memo, (MEASURES, *module))
+    more = {"measures": MEASURES, "name": entry.name, "less_is_better": entry.less_is_better}
     function = {"function": f"{entry.function.__module__}:{entry.function.__name__}"}
-    return Source(CODE, found.identity, {**found.location, **told, **function})
+    return Source(CODE, code.identity, {**code.location, **more, **function})

@@ -27,10 +27,10 @@ def measure(metric: Source, *, packed: Input, rows: Input, texts: Input, out: Wo
     kind, proved = kind_of(packed.meta["task"]), list[bool]()
 
     def value(seen: Validated) -> float:
-        found, folder = predictions_of(kind, seen), out.scratch / "validated"
+        predicted, folder = predictions_of(kind, seen), out.scratch / "validated"
         # of the evaluation before
         shutil.rmtree(folder, ignore_errors=True)
-        arrays = found._asdict()
+        arrays = predicted._asdict()
         if kind.reads_targets:
             names = {"expected": "expected", "predicted": "decided", "probabilities": "values", "loss": "loss"}
             arrays = {name: arrays[theirs] for name, theirs in names.items()}
