@@ -128,11 +128,9 @@ class Repair(_Line):
     digest: str
 
 
-class _StageEnded(_Line):
-    """action: ran, hit or skip. facts: what tables show of an artifact without metrics, such as the rows of each
-    split."""
+class RecordedStage(TypedDict):
+    """A stage in a run record. action: ran, hit or skip."""
 
-    event: Literal["stage_ended"]
     stage: str
     action: str
     key: str | None
@@ -140,8 +138,14 @@ class _StageEnded(_Line):
     seconds: float | None
     metrics: Meta
     figures: Meta
-    facts: Meta
     why: str
+
+
+class _StageEnded(_Line, RecordedStage):
+    """facts: what tables show of an artifact without metrics, such as the rows of each split."""
+
+    event: Literal["stage_ended"]
+    facts: Meta
 
 
 class StageEnded(_StageEnded, total=False):

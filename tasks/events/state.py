@@ -10,7 +10,7 @@ from typing import TypedDict, cast
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ErrorDocument, PlacedError
-from trnflow.tasks.events.event_types import Event, Progress, RunBegun, RunEnded, StageEnded, stages_of
+from trnflow.tasks.events.event_types import Event, Progress, RecordedStage, RunBegun, RunEnded, StageEnded, stages_of
 
 NOTHING_TO_DO = ("hit", "skip")
 """Actions of stages that cost nothing."""
@@ -100,19 +100,6 @@ class StageState:
     def share(self) -> float:
         """The share of the stage's present count that is done, 0 to 1."""
         return min(self.done / self.total, 1.0) if self.total else 0.0
-
-
-class RecordedStage(TypedDict):
-    """A stage in a run record. action: ran, hit or skip."""
-
-    stage: str
-    action: str
-    key: str | None
-    artifact: str | None
-    seconds: float | None
-    metrics: Meta
-    figures: Meta
-    why: str
 
 
 class Start(TypedDict):
