@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.flows.rehearsal.sound import GRID, VARIANTS, Cell, write_cell, write_variant
-from tests.helpers.products import few
 from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
 from trnflow.flows.runner.context import open_context
 from trnflow.tasks.load_data import NO_TEST_SPLIT
@@ -38,15 +37,7 @@ def rehearsed(overrides: Iterable[str]) -> Rehearsal:
     return rehearsal
 
 
-SLOW = {
-    "emotions by name, balanced", "reviews by a rule, in buckets", "Amharic, byte pairs", "a mixture of two sources",
-    "Dolly as Alpaca, LoRA on stories", "answers as plain texts, end to end", "four devices, tensor parallel",
-    "calls of tools by a template", "answers marked good and bad",
-}  # fmt: skip
-"""Of the variants, of each setting and kind one; the others are nightly."""
-
-
-@pytest.mark.parametrize("name", few(sorted(VARIANTS, key=lambda name: name not in SLOW), len(SLOW)))
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_sound_recipe_on_real_data(folder: Path, shared: Path, name: str) -> None:
     """Real data has remarks."""
     rehearsed(write_variant(folder, shared, VARIANTS[name]))
