@@ -57,6 +57,11 @@ def test_a_process_survives_what_is_nested_deeply(trnflow: Shell) -> None:
     assert "override data.text: mappings" in trnflow.error("config", "demo", "data.text=" + "[" * 100_000, code=2)
 
 
+def test_lora_s_settings_without_its_method_name_the_setting_that_is_missing() -> None:
+    error = refused("demo", "train.lora.rank=4")
+    assert "lora is set, and method is full" in error.message and error.fix == "set train.method=lora, or train.lora=null"
+
+
 def test_a_file_that_stands_between_is_named(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_bytes(b"description: caf\xe9\n")
     (tmp_path / "bad.yaml").write_text("extends: base.yaml\n")
