@@ -71,8 +71,9 @@ def _count(at: StageState) -> list[str]:
 
 
 def _figures(at: StageState, *, tight: bool = False) -> Iterator[str]:
-    """Yield loss, evaluation loss and accuracy, and speed, where known. tight: three digits, short names, no accuracy."""
-    names = {"loss": "loss", "eval_loss": "eval"} if tight else {n: n for n in ("loss", "eval_loss", "eval_accuracy")}
+    """Yield loss, evaluations and speed, where known. tight: three digits, short names, of evaluations the loss alone."""
+    evaluated = [name for name in at.values if name.startswith("eval_") and not name.endswith("_before")]
+    names = {"loss": "loss", "eval_loss": "eval"} if tight else {n: n for n in ("loss", "eval_loss", *evaluated)}
     for name, shown in names.items():
         if name in at.values:
             yield f"{shown} {_brief(at.values[name])}" if tight else f"{shown} {number(at.values[name])}"

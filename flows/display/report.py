@@ -61,9 +61,11 @@ def highlights(step: Step) -> str:
 
 
 def figures(values: Meta, most: int = 4, own: Sequence[str] = ()) -> str:
-    """Return up to `most` metrics, such as `accuracy 0.91  loss 0.2`; the user's own and FIRST_METRICS come first."""
+    """Return up to `most` metrics, such as `accuracy 0.91  loss 0.2`; the user's own and FIRST_METRICS come first, those
+    before training last."""
     first = (*own, *FIRST_METRICS)
-    names = sorted(values, key=lambda name: first.index(name) if name in first else len(first))
+    places = {name: place for place, name in reversed([*enumerate(first)])}
+    names = sorted(values, key=lambda name: (places.get(name, len(first)), name.endswith("_before")))
     return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
 
 

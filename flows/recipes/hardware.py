@@ -70,6 +70,14 @@ def prepare_move(tree: Tree, hardware: Tree) -> None:
         train.pop(name, None)
 
 
+def keeps_export(tree: Tree, hardware: Tree) -> bool:
+    """Return whether the recipe's `export.target` is one of any machine; the hardware's section is then removed, in place."""
+    if _at(tree, "export", "target") not in ("onnx", "none"):
+        return False
+    hardware.pop("export", None)
+    return True
+
+
 @cache  # asked once a process: all plans and runs of a command choose alike
 def find_gpus(**variables: str) -> Usable:
     """Return the GPUs that a process with these variables, beside this one's, can use for training."""

@@ -59,7 +59,9 @@ def test_a_process_survives_what_is_nested_deeply(trnflow: Shell) -> None:
 
 def test_lora_s_settings_without_its_method_name_the_setting_that_is_missing() -> None:
     error = refused("demo", "train.lora.rank=4")
-    assert "lora is set, and method is full" in error.message and error.fix == "set train.method=lora, or train.lora=null"
+    assert (
+        "lora is set, and method is full" in error.message and error.fix == "set train.method=lora, or train.lora=null"
+    )
 
 
 def test_a_file_that_stands_between_is_named(tmp_path: Path) -> None:

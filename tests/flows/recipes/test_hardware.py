@@ -40,6 +40,13 @@ def test_hardware_wins_over_the_recipe_and_overrides_win_over_it() -> None:
     assert settings.load("bert-emotion", ["train.dtype=bfloat16", "on=cpu"]).train.dtype == "bfloat16"
 
 
+@pytest.mark.parametrize(("target", "moved"), [("onnx", "onnx"), ("none", "none"), ("neuron", "stablehlo")])
+def test_an_export_that_any_machine_makes_stays(tmp_path: Path, target: str, moved: str) -> None:
+    (tmp_path / "mine.yaml").write_text(f"extends: demo\nexport: {{target: {target}}}\n")
+    assert settings.load(str(tmp_path / "mine.yaml"), ["on=g5.xlarge"]).export.target == moved
+    assert settings.load(str(tmp_path / "mine.yaml"), ["on=cpu"]).export.target == moved
+
+
 def test_the_layout_follows_the_devices() -> None:
     mesh = settings.load("llama2-7b-dolly-lora", ["on=cpu-mesh"]).train
     assert (mesh.devices, mesh.tensor_parallel_size, mesh.sequence_parallel, mesh.zero1) == (4, 4, True, False)
