@@ -39,7 +39,7 @@ def environ(config: ExportConfig) -> dict[str, str]:
 
 
 def accelerator(config: ExportConfig) -> Meta:
-    """Return the Neuron compiler's versions and flags; {} for other targets, whose libraries are in another part."""
+    """Return versions and flags of what writes the export, where they are in no other part of the key."""
     return TARGETS[config.target].accelerator(config)
 
 

@@ -6,6 +6,7 @@ export.json      the inputs, and the lengths that were compared with PyTorch
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,10 +63,9 @@ def write_onnx(folder: Path, model: PreTrainedModel, about: Meta) -> None:
 
 def _clean(model: Model) -> None:
     """Name the free dimensions, and drop what torch says of itself: stack traces with this machine's paths."""
-    from onnx_ir import Shape
-    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
-
-    ClearMetadataAndDocStringPass()(model)
+    # imported by name: an import statement would put versions into the keys of all exports; `OnnxTarget` has them
+    new_shape = import_module("onnx_ir").Shape
+    import_module("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(model)
     (logits,) = model.graph.outputs
     shape = [*logits.shape]
     for graph in (model.graph, *model.functions.values()):
@@ -76,8 +76,8 @@ def _clean(model: Model) -> None:
     for value in (*model.graph.inputs, logits, *model.graph.initializers.values()):
         value.metadata_props.clear()
     for value in model.graph.inputs:
-        value.shape = Shape(DIMENSIONS)
-    logits.shape = Shape((*DIMENSIONS[: len(shape) - 1], shape[-1]))
+        value.shape = new_shape(DIMENSIONS)
+    logits.shape = new_shape((*DIMENSIONS[: len(shape) - 1], shape[-1]))
 
 
 class OnnxProgram:
@@ -99,8 +99,7 @@ class OnnxProgram:
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         if self._session is None:
-            import onnxruntime
-
+            onnxruntime = import_module("onnxruntime")
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = cores()
             options.log_severity_level = 3  # errors

@@ -110,6 +110,11 @@ class StableHloTarget(Target):
 class OnnxTarget(Target):
     name = "onnx"
 
+    def accelerator(self, config: ExportConfig) -> Meta:
+        from importlib.metadata import version
+
+        return {"versions": {name: version(name) if find_spec(name) else None for name in ONNX_PACKAGES}}
+
     def check(self, config: ExportConfig) -> None:
         missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
         if missing:
