@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -73,7 +74,8 @@ class InProcessShell(Shell):
         handler = signal.getsignal(signal.SIGTERM)
         try:
             with (
-                pytest.MonkeyPatch.context() as patch, contextlib.chdir(self.folder),
+                # what a command sets for its process, such as HF_HUB_OFFLINE, is not for other tests
+                mock.patch.dict(os.environ), pytest.MonkeyPatch.context() as patch, contextlib.chdir(self.folder),
                 contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
             ):  # fmt: skip
                 for name in set(os.environ) - set(self.environ):

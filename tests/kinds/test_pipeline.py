@@ -4,11 +4,8 @@ scikit-learn and scipy."""
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
@@ -42,13 +39,6 @@ def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for stage in ("consolidate", "evaluate_model"):
         assert shell("get", "mine.yaml", stage, stage, *SMALL).returncode == 0
     return shell, task
-
-
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """Predicting sets variables of its process, which here is that of other tests too."""
-    with patch.dict(os.environ):
-        yield
 
 
 def report_of(shell: InProcessShell) -> Any:
