@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ IGNORED = -100
 
 _ARRAYS = ("row", "start", "size", "chunk", "offset")
 
+# numpy reads a header by `ast`, which in Python 3.11 now and then fails in two threads at once
+_HEADERS = threading.Lock()
+
 
 def save_layout(layout: ChunkLayout, folder: Path) -> None:
     """Write a layout to a new folder, one .npy file an array, 40 bytes a piece."""
@@ -31,7 +35,8 @@ def load_layout(folder: Path) -> ChunkLayout:
     """Read what `save_layout` wrote; arrays are memory-mapped."""
     import numpy as np
 
-    row, start, size, chunk, offset = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
+    with _HEADERS:
+        row, start, size, chunk, offset = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
     return ChunkLayout(Pieces(row, start, size), chunk, offset, int(chunk[-1]) + 1)
 
 
