@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE # each process would compile the tests, and eac
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
 
 NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_parity_native.py training/native training/optim training/graphs \
-	training/model/test_attention.py training/model/test_contamination.py training/test_train.py)
+	training/model/test_attention.py training/model/test_contamination.py training/test_train.py export/test_onnx.py)
 NATIVE_ALL := $(addprefix tests/,training parity evaluation model_folder system flows/recipes flows/runner/test_without_torch_xla.py)
 
 .DEFAULT_GOAL := help

@@ -6,6 +6,7 @@ StableHLO and ONNX are read back and compared with eager PyTorch; a small model 
 
 from __future__ import annotations
 
+import gc
 import math
 import shutil
 from collections.abc import Iterator
@@ -16,10 +17,9 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
 from trnflow.tasks.errors import ConfigError, ModelError
-from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export.readme import write_readme
-from trnflow.tasks.export.targets import LOADERS, NEURON, TARGETS, ExportedProgram, open_export
+from trnflow.tasks.export.targets import LOADERS, TARGETS, ExportedProgram, open_export
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import Known, Workdir, stage
 
@@ -78,11 +78,15 @@ def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir)
         "rows_compared": 0,
         "max_difference": None,
     }
-    if config.target == NEURON.name:
-        NEURON.compile(config, weights, lengths, out)
-        return meta
     _free_large_tensors()
-    rows, difference, meta["dtype"] = _export(config, weights, lengths, out)
+    model = TARGETS[config.target].write(config, weights, lengths, out)
+    if model is None:
+        return meta
+    meta["dtype"] = str(model.dtype).removeprefix("torch.")
+    calls = _eager_calls(model, config.batch, lengths, open_export(out.path).compiles_once, out)
+    del model
+    gc.collect()  # before the export brings the weights again: modules are in cycles
+    rows, difference = _compared(config, calls, meta["dtype"], out)
     meta["rows_compared"], meta["max_difference"] = rows, difference
     _copy_companions(weights.path, out.path)
     write_readme(out.path, meta)
@@ -109,25 +113,13 @@ def _lengths(config: ExportConfig, weights: Input[ModelMeta]) -> list[int]:
     return sorted(int(length) for length in lengths)
 
 
-def _export(
-    config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
-) -> tuple[int, float, str]:
-    """Write, read back, run; return (rows compared, largest difference from eager, dtype)."""
-    import gc
-
+def _compared(config: ExportConfig, calls: dict[int, list[ExampleCall]], dtype: str, out: Workdir) -> tuple[int, float]:
+    """Return (rows compared, largest difference of logits from eager PyTorch's)."""
     from trnflow.tasks.export.agreement import TOLERANCE
 
-    model = load_model(weights.path, weights.meta["task"])
-    _check_positions(model, lengths)
-    TARGETS[config.target].write(model, config, weights, lengths, out.path)
-    dtype = str(model.dtype).removeprefix("torch.")
-    exported = open_export(out.path)  # it takes no memory before its first call
-    calls = _eager_calls(model, config.batch, lengths, exported.compiles_once, out)
-    del model
-    gc.collect()  # before the export brings the weights again: modules are in cycles
-    tolerance = config.tolerance or TOLERANCE[dtype]
-    worst = max(_largest_difference(exported, calls[length], length, tolerance, out) for length in lengths)
-    return sum(call.rows for calls_of in calls.values() for call in calls_of), rounded_up(worst), dtype
+    exported, tolerance = open_export(out.path), config.tolerance or TOLERANCE[dtype]
+    worst = max(_largest_difference(exported, some, length, tolerance, out) for length, some in calls.items())
+    return sum(call.rows for some in calls.values() for call in some), rounded_up(worst)
 
 
 def _eager_calls(
@@ -168,15 +160,6 @@ def _largest_difference(
         worst = max(worst, difference)
         out.progress(number, len(calls), f"calls of the export, {length} tokens")
     return worst
-
-
-def _check_positions(model: PreTrainedModel, lengths: list[int]) -> None:
-    limit = longest_sequence(model)
-    if limit is not None and lengths[-1] > limit:
-        raise ModelError(
-            f"the model has positions for {limit} tokens, and the export is for {lengths[-1]}",
-            f"set export.length to {limit} or less",
-        )
 
 
 def rounded_up(value: float) -> float:

@@ -42,7 +42,8 @@ Result = TypeVar("Result")
 def needs(config: PredictConfig, known: Known) -> Iterator[str]:
     """Yield nothing; raise DataError if the split to evaluate on is missing, ModelError if its GPU is, MissingDependency
     if no program runs the export."""
-    if known.here is not None and (target := TARGETS.get(str(known.of("export").get("target")))) is not None:
+    target = TARGETS.get(str(known.of("export").get("target")))
+    if known.here is not None and target is not None and target.runs_here:
         target.check_runner()
     if known.here is not None and config.device == "cuda":
         check_gpu(known.here, "evaluate")

@@ -71,7 +71,7 @@ def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch
     Raises ModelError when an operator has no StableHLO form, or only a custom call.
     """
     try:
-        with torch.no_grad(), _experts_of_one_shape(model):
+        with torch.no_grad(), experts_of_one_shape(model):
             program = torch.export.export(logits_of(model), (input_ids, attention_mask), strict=False)
             program = program.run_decompositions(_decompositions())
             if missing := _not_lowered(program):
@@ -86,9 +86,9 @@ def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch
 
 
 @contextmanager
-def _experts_of_one_shape(model: Any) -> Iterator[None]:
+def experts_of_one_shape(model: Any) -> Iterator[None]:
     """Let a mixture of experts compute by its own weights for each token: the default groups tokens by expert, in shapes
-    that depend on them (`aten::histc`, of which XLA has no form)."""
+    that depend on them, of which XLA and ONNX have no form."""
     can = getattr(model, "_can_set_experts_implementation", lambda: False)()
     before = model.get_experts_implementation() if can else None
     if can:

@@ -15,7 +15,7 @@ import torch
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.examples import example
-from trnflow.tasks.export.lowering import INPUTS, logits_of
+from trnflow.tasks.export.lowering import INPUTS, experts_of_one_shape, logits_of
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.system.devices import cores
 
@@ -41,7 +41,7 @@ def write_onnx(folder: Path, model: PreTrainedModel, about: Meta) -> None:
     # of one row or token, a dimension would be fixed
     inputs = example(model, 2, max(about["lengths"][-1], 2))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), experts_of_one_shape(model):
             written = torch.onnx.export(
                 logits_of(model), inputs, dynamo=True, dynamic_shapes=(dynamic, dynamic), verbose=False,
                 input_names=list(INPUTS), output_names=["logits"],

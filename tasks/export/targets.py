@@ -6,12 +6,14 @@ Nothing heavy is imported before it is needed, because `plan` asks targets, too.
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trnflow.tasks.artifact import Input, Meta
-from trnflow.tasks.errors import MissingDependency, ModelError
+from trnflow.tasks.errors import ConfigError, MissingDependency, ModelError
+from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.stage import Workdir, read_json
 from trnflow.tasks.system.model_process import EAGER, model_environ
@@ -19,6 +21,7 @@ from trnflow.tasks.system.optional_packages import export_runner, require_torch_
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from trnflow.tasks.metadata import ModelMeta
 
@@ -46,8 +49,8 @@ class ExportedProgram(Protocol):
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor: ...
 
 
-class Target:
-    """A form of export. `write` and `open` are for those that run here."""
+class Target(ABC):
+    """A form of export."""
 
     name: str
     runs_here = True
@@ -61,21 +64,24 @@ class Target:
         """Return what shapes the result and is no code, library or setting: versions and flags of a compiler."""
         return {}
 
+    @abstractmethod
     def check(self, config: ExportConfig) -> None:
         """Raise MissingDependency if this environment can't make it."""
 
+    @abstractmethod
     def check_runner(self) -> None:
-        """Raise MissingDependency if this environment can't run it."""
+        """Raise MissingDependency if this environment can't run it, ConfigError if no environment of this kind can."""
 
+    @abstractmethod
     def write(
-        self, model: Any, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], folder: Path
-    ) -> None:
-        """Write the model into `folder`, export.json included. Raises ModelError."""
-        raise NotImplementedError
+        self, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
+    ) -> PreTrainedModel | None:
+        """Write the model to `out.path`; return what to compare it with, None if it can't run here. Raises ModelError,
+        CompileError."""
 
+    @abstractmethod
     def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
         """Open an export; its weights are read at the first call. document: of export.json."""
-        raise NotImplementedError
 
 
 class StableHloTarget(Target):
@@ -88,18 +94,20 @@ class StableHloTarget(Target):
         export_runner()
 
     def write(
-        self, model: Any, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], folder: Path
-    ) -> None:
+        self, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
+    ) -> PreTrainedModel | None:
         from trnflow.tasks.export.examples import example
         from trnflow.tasks.export.lowering import lower
         from trnflow.tasks.export.stablehlo import write_stablehlo
         from trnflow.tasks.model_folder.published_weights import renamed_parameters
 
+        model = _loaded(weights, lengths)
         graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
         about = {"batch": config.batch, "task": weights.meta["task"], "labels": weights.meta["labels"]}
-        write_stablehlo(folder, graphs, weights.path, about, renamed_parameters(model))
+        write_stablehlo(out.path, graphs, weights.path, about, renamed_parameters(model))
         for name in LOADERS:
-            shutil.copyfile(Path(__file__).parent / "loaders" / name, folder / name)
+            shutil.copyfile(Path(__file__).parent / "loaders" / name, out.path / name)
+        return model
 
     def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
         from trnflow.tasks.export.stablehlo import load_stablehlo
@@ -131,17 +139,14 @@ class OnnxTarget(Target):
             )
 
     def write(
-        self, model: Any, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], folder: Path
-    ) -> None:
+        self, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
+    ) -> PreTrainedModel | None:
         from trnflow.tasks.export.onnx import write_onnx
 
-        about = {
-            "batch": config.batch,
-            "lengths": lengths,
-            "task": weights.meta["task"],
-            "labels": weights.meta["labels"],
-        }
-        write_onnx(folder, model, about)
+        model, meta = _loaded(weights, lengths), weights.meta
+        about = {"batch": config.batch, "lengths": lengths, "task": meta["task"], "labels": meta["labels"]}
+        write_onnx(out.path, model, about)
+        return model
 
     def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
         from trnflow.tasks.export.onnx import OnnxProgram
@@ -166,16 +171,25 @@ class NeuronTarget(Target):
 
         check_compiler(config)
 
-    def compile(self, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir) -> None:
-        """Compile the model for each length. Raises CompileError."""
+    def check_runner(self) -> None:
+        raise ConfigError(
+            "a Neuron export runs on Neuron only", "leave --export out, or set export.target to stablehlo or onnx"
+        )
+
+    def write(
+        self, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
+    ) -> PreTrainedModel | None:
         from trnflow.tasks.export.neuron import compile_neuron
 
         out.warn("the Neuron export has never been run by this project: check its logits before use")
         compile_neuron(config, weights, lengths, out)
+        return None
+
+    def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
+        raise ModelError(f"{folder} holds an export for Neuron, which does not run here", "export to another target")
 
 
-NEURON = NeuronTarget()
-TARGETS: dict[str, Target] = {target.name: target for target in (StableHloTarget(), OnnxTarget(), NEURON)}
+TARGETS: dict[str, Target] = {target.name: target for target in (StableHloTarget(), OnnxTarget(), NeuronTarget())}
 
 
 def open_export(folder: Path, *, optimised: bool = False) -> ExportedProgram:
@@ -189,3 +203,15 @@ def open_export(folder: Path, *, optimised: bool = False) -> ExportedProgram:
     if target is None:
         raise ModelError(f"{folder} holds no export that this version reads", "export again")
     return target.open(folder, document, optimised=optimised)
+
+
+def _loaded(weights: Input[ModelMeta], lengths: list[int]) -> PreTrainedModel:
+    """Load the model. Raises ModelError if it has no positions for the longest row."""
+    model = load_model(weights.path, weights.meta["task"])
+    limit = longest_sequence(model)
+    if limit is not None and lengths[-1] > limit:
+        raise ModelError(
+            f"the model has positions for {limit} tokens, and the export is for {lengths[-1]}",
+            f"set export.length to {limit} or less",
+        )
+    return model

@@ -39,13 +39,11 @@ class Model(NamedTuple):
 def open_model(folder: Path, kind: str, meta: Meta, code: Source | None = None) -> Model:
     """Open a model's folder without loading its weights. kind, meta: of its artifact; code: see `shape_of`.
 
-    Raises ConfigError for an export that can't predict here, ModelError without `trnflow.json`.
+    Raises ConfigError or MissingDependency for an export that can't predict here, ModelError without `trnflow.json`.
     """
     exported = kind == "exported"
-    if exported and not TARGETS[meta["target"]].runs_here:
-        raise ConfigError(
-            "a Neuron export runs on Neuron only", "leave --export out, or set export.target to stablehlo or onnx"
-        )
+    if exported:
+        TARGETS[meta["target"]].check_runner()
     if exported and not kind_of(meta["task"]).per_row:
         raise ConfigError(
             "the export of a language model computes logits of fixed shapes and can't generate",

@@ -38,6 +38,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Input, 
     """{name: (model, result with its `folder`)}; `again` is made by another process."""
     root = tmp_path_factory.mktemp("onnx")
     models = {name: family_model(root / name, name, *FAMILIES[name]) for name in FAMILIES}
+    models["experts"] = small_models.mixtral(root / "experts")
     models |= {"half": small_models.llama(root / "half", dtype="bfloat16", tied=False), "again": models["bert"]}
 
     def run(*names: str) -> list[Meta]:
@@ -47,7 +48,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Input, 
         ]
         return small_models.run_calls(calls, root)
 
-    results = run(*FAMILIES, "half") + run("again")
+    results = run(*FAMILIES, "experts", "half") + run("again")
     return {
         name: (weights, {**result, "folder": root / "out" / name})
         for (name, weights), result in zip(models.items(), results, strict=True)
@@ -55,7 +56,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Input, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, "half"])
+@pytest.mark.parametrize("name", [*FAMILIES, "experts", "half"])
 def test_onnxruntime_gives_pytorchs_logits_for_any_rows_and_tokens(exports: dict, name: str) -> None:
     import onnxruntime
     import torch
