@@ -291,9 +291,7 @@ def _move_to_hardware(name: Any, tree: Tree, origins: Origins, root: type[BaseMo
         name = "cpu" if settings["train"]["device"] == "cpu" else name
     if not settings or name == "cpu":
         settings, places = _hardware_file(name, root)
-        if is_kept := hardware.keeps_export(tree, settings):
-            places.pop(("export", "target"), None)
-        if name == "cpu" and not is_kept and (why := hardware.leave_out_export(settings)) and not notes:
+        if name == "cpu" and (why := hardware.leave_out_export(settings, tree)) and not notes:
             notes.append(why)
     hardware.prepare_move(tree, settings)
     merge(tree, settings, root)

@@ -28,6 +28,9 @@ CHOSEN = (
 )
 """Settings that follow from the machine, unless the recipe has them."""
 
+ANYWHERE = ("onnx", "none")
+"""Values of `export.target` that any machine can make: what a recipe says of them stays."""
+
 CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Environment variables that decide which GPUs a process sees."""
 
@@ -53,6 +56,8 @@ def prepare_move(tree: Tree, hardware: Tree) -> None:
         dropped += ENGINE_SETTINGS
     if new["device"] != "cuda" and isinstance(tree.get("evaluate"), dict):
         tree["evaluate"].pop("device", None)
+    if new["device"] != "neuron" and _at(tree, "export", "target") == "neuron":
+        tree["export"]["target"] = "stablehlo"  # Neuron's compiler is on Trainium machines only
     columns = train.get("tensor_parallel_size")
     # fitted is what changes results by rounding alone; global batch, steps and learning rate are kept
     columns = math.gcd(columns, new["devices"]) if isinstance(columns, int) else 1
@@ -68,14 +73,6 @@ def prepare_move(tree: Tree, hardware: Tree) -> None:
         train["micro_batch"] = math.gcd(rows, batch // replicas)
     for name in dropped:
         train.pop(name, None)
-
-
-def keeps_export(tree: Tree, hardware: Tree) -> bool:
-    """Return whether the recipe's `export.target` is one of any machine; the hardware's section is then removed, in place."""
-    if _at(tree, "export", "target") not in ("onnx", "none"):
-        return False
-    hardware.pop("export", None)
-    return True
 
 
 @cache  # asked once a process: all plans and runs of a command choose alike
@@ -102,14 +99,14 @@ def choose_for_this_machine(wanted: str, tree: Tree) -> tuple[Tree, str]:
     if wanted == "gpu":
         raise ConfigError(f"--on gpu: {usable.why}", "use --on cpu, or --on auto, which takes what is there")
     settings = {"hardware": {"name": "this machine"}, "train": {"engine": "native", "device": "cpu", "devices": 1}}
-    why = leave_out_export(settings)
+    why = leave_out_export(settings, tree)
     return settings, f"this machine: trains on the processor, because {usable.why}; engine native{why and f', {why}'}"
 
 
-def leave_out_export(settings: Tree) -> str:
-    """Set `export.target` to none, in place, where StableHLO can't be made; return why, else ""."""
+def leave_out_export(settings: Tree, tree: Tree) -> str:
+    """Set `export.target` to none, in place, where StableHLO can't be made; return why, else "". tree: the recipe's."""
     lacks = torch_xla_lacks()
-    if not lacks or _at(settings, "export", "target") not in (None, "stablehlo"):
+    if not lacks or _at(tree, "export", "target") in ANYWHERE:
         return ""
     settings["export"] = {"target": "none"}
     return f"no export: {lacks}"
@@ -132,11 +129,12 @@ def _on_gpus(usable: Usable, tree: Tree) -> tuple[Tree, str]:
     train = {"engine": "native", "device": "cuda", "devices": count, "dtype": dtype}
     train |= {"micro_batch": "auto"} if _at(tree, "train", "micro_batch") is None else {}
     train |= {"stochastic_rounding": False} if dtype == "float32" else {}
-    settings = {
+    settings: Tree = {
         "hardware": {"name": str(used).partition(" (")[0], "device": "cuda", "memory_gib": gpu.gib},
         "train": train,
-        "export": {"target": "none"},
     }
+    exports = _at(tree, "export", "target") in ANYWHERE
+    settings |= {} if exports else {"export": {"target": "none"}}
     if _at(tree, "train", "method") == "lora":
         section, _, name = LORA_TYPE[0].partition(".")
         settings[section] = {name: LORA_TYPE[1]}
@@ -146,7 +144,10 @@ def _on_gpus(usable: Usable, tree: Tree) -> tuple[Tree, str]:
     lacks = (
         "" if gpu.capability >= BFLOAT16 else f" (capability {gpu.capability[0]}.{gpu.capability[1]} has no bfloat16)"
     )
-    return settings, f"this machine: trains on {used}{left}; engine native, {dtype}{lacks}, no export"
+    return (
+        settings,
+        f"this machine: trains on {used}{left}; engine native, {dtype}{lacks}{'' if exports else ', no export'}",
+    )
 
 
 def open_settings(tree: Tree) -> tuple[str, ...]:

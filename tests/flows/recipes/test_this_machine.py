@@ -80,6 +80,15 @@ def test_gpus_get_all_cards_their_dtype_a_micro_batch_that_fits_and_no_export(
     assert "export_neuron" not in finetune(chosen).stages
 
 
+@pytest.mark.parametrize("on", [(), ("on=gpu",), ("on=auto",)])
+def test_an_export_that_any_machine_makes_stays_on_gpus(machine, recipe, tmp_path: Path, on: tuple[str, ...]) -> None:
+    machine(Machine((H100,)))
+    (tmp_path / "mine.yaml").write_text("extends: own.yaml\nexport: {target: onnx}\n")
+    recipe()
+    chosen = settings.load(str(tmp_path / "mine.yaml"), on)
+    assert (chosen.train.device, chosen.export.target) == ("cuda", "onnx") and "no export" not in chosen.machine
+
+
 def test_the_global_batch_stays(machine, recipe) -> None:
     machine(Machine((H100,) * 8))
     chosen = recipe("global_batch: 100")
