@@ -26,13 +26,13 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
     decision: of the promotion that was tried; None after a rollback.
     """
     try:
-        readers = trackers(recipe, store, wait_seconds=0.0)
-        if not readers:
+        if not recipe.tracking.enabled:
             return None
         ledger = read_ledger(store, recipe.name)
         champion = ledger.champion
         if champion is None:  # the first challenger was refused
             return None
+        readers = trackers(recipe, store, wait_seconds=0.0)
         context = context_of(recipe, store).for_run(EventLog(*readers), kind="mirror")
         lost = decision.challenger if decision and decision.challenger != decision.champion else None
         tags: dict[str, str] = {"trnflow.action": champion["outcome"]}

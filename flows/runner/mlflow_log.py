@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ ON_RECORD = ("run", "retrain", "trial")
 """Kinds of runs that get a run record when they end."""
 TRACKED = (*ON_RECORD, "sweep", "mirror")
 """Kinds of runs that MLflow shows."""
+ALSO: dict[str, Callable[[Path], Reader]] = {"tensorboard": TensorBoardFiles}
+"""{name in `tracking.also`: reader of a run's events for it}."""
 PLOTS = (".png", ".json", ".jsonl", ".html")
 PLOT_BYTES = 20_000_000
 """Larger files are not copied."""
@@ -69,7 +72,7 @@ def trackers(recipe: Recipe, store: Store, *, wait_seconds: float = WAIT_SECONDS
     wait_seconds: the longest wait for MLflow when the run ends. Raises ConfigError if a variable in `tracking.uri` is not
     set, MissingDependency without a tracker's package.
     """
-    also = tuple(TensorBoardFiles(store.home) for _ in set(recipe.tracking.also))
+    also = tuple(ALSO[name](store.home) for name in dict.fromkeys(recipe.tracking.also))
     if not recipe.tracking.enabled:
         return also
     address = tracking_address(store.home, recipe.tracking.uri, recipe.folder("tracking.uri"))

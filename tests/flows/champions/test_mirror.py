@@ -247,3 +247,13 @@ def read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def test_without_mlflow_nothing_is_mirrored_for_other_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    off = ["tracking.enabled=false", "tracking.also=[tensorboard]"]
+    recipe, store = settings.load(str(tmp_path / "tiny.yaml"), off), new_store(tmp_path)
+    crown(store, 1, FIRST)
+    assert mirror(recipe, store) is None
+    assert not (tmp_path / "home" / "runs").exists() and not (tmp_path / "home" / "tensorboard").exists()
