@@ -192,10 +192,11 @@ def _check_8bit(config: TrainConfig) -> None:
         return
     if config.engine != "native":
         raise ValueError("optimizer=adamw_8bit is for engine native: set engine=native, or optimizer=adafactor")
-    splits = {"zero1": config.zero1, "fsdp": config.fsdp, "tensor_parallel_size": config.tensor_parallel_size > 1}
-    for name in [
-        name for name, is_set in (splits | {"stochastic_rounding": config.stochastic_rounding}).items() if is_set
-    ]:
+    harmful = {
+        "zero1": config.zero1, "fsdp": config.fsdp, "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "stochastic_rounding": config.stochastic_rounding,
+    }  # fmt: skip
+    if name := next((name for name, is_set in harmful.items() if is_set), None):
         raise ValueError(
             f"optimizer=adamw_8bit keeps moments of whole fp32 parameters, and {name} is set: leave {name} out, or set "
             "optimizer=adamw"

@@ -24,6 +24,7 @@ from trnflow.tasks.training.devices import device_name
 from trnflow.tasks.training.engine import Engine, Handle
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs.flops import costs, flops_per_batch, mfu
+from trnflow.tasks.training.losses import reads_rows
 from trnflow.tasks.training.meter import Meter, Meters, host_memory
 from trnflow.tasks.training.model.adapters import forward_passes
 from trnflow.tasks.training.objective import target_weight
@@ -78,6 +79,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.meters = Meters()
+        self.reads_rows = reads_rows(self.config, self.built.kind)
         self.total = self.config.updates(self.schedule.steps_per_epoch)
         self.pending: list[tuple[int, Handle]] = []  # steps whose loss is still on the device
         self.shown: dict[str, float] = {}  # the newest loss and gradient norm
@@ -182,14 +184,15 @@ class Run:
         """Return and report {"eval_loss", with classes "eval_accuracy", what `best_metric` names}; {} without validation
         targets."""
         self.read_losses()
-        handles, batches = [], []
+        handles, targets, rows = [], 0, []
         with self.meters.pause():
             for batch in prefetch(self.validation.read, self.validation.in_order(self.config.micro_rows)):
-                batches.append(batch)
+                targets += batch.supervised
+                rows += [batch] if self.reads_rows else []
                 handles.append(self.engine.evaluate(batch))
             numbers = self.engine.fetch(handles)
         self.progress.evaluated = self.progress.step
-        seen = validated(batches, numbers)
+        seen = validated(numbers, targets, rows)
         if not seen.targets:
             return {}
         metrics = {"eval_loss": seen.loss / seen.targets}

@@ -66,19 +66,18 @@ def chosen_metric(config: TrainConfig, metric: Source | None, **given: Any) -> C
     return Chosen(config.best_name, metric.location["less_is_better"], module.measure(metric, **given))
 
 
-def validated(batches: Sequence[Batch], numbers: Sequence[Sequence[float]]) -> Validated:
-    """Return an evaluation. numbers: what the engine gave for each batch."""
+def validated(numbers: Sequence[Sequence[float]], targets: int, rows: Sequence[Batch]) -> Validated:
+    """Return an evaluation. numbers: what the engine gave for each batch; rows: the batches, with `reads_rows` alone."""
     import numpy as np
 
     expected, logits = [], []
-    for batch, (_, _, *values) in zip(batches, numbers, strict=True):
-        if values:
-            # masked rows only fill the batch; evaluate_model does not see them
-            real = (batch.segment_ids != 0).any(1)
-            expected.append(batch.targets[real])
-            logits.append(np.array(values, np.float32).reshape(len(batch.targets), -1)[real])
-    rows = (np.concatenate(column) if column else np.empty(0) for column in (expected, logits))
-    return Validated(math.fsum(found[0] for found in numbers), sum(batch.supervised for batch in batches), *rows)
+    for batch, (_, _, *values) in zip(rows, numbers, strict=False):
+        # masked rows only fill the batch; evaluate_model does not see them
+        real = (batch.segment_ids != 0).any(1)
+        expected.append(batch.targets[real])
+        logits.append(np.array(values, np.float32).reshape(len(batch.targets), -1)[real])
+    of_rows = (np.concatenate(column) if column else np.empty(0) for column in (expected, logits))
+    return Validated(math.fsum(found[0] for found in numbers), targets, *of_rows)
 
 
 @dataclass(frozen=True)

@@ -104,13 +104,7 @@ def _frozen_names(patterns: tuple[str, ...], built: Built) -> set[str]:
     """Return the parameters below the parts that `patterns` name. Raises ModelError for one that names nothing."""
     names, frozen = built.parameters(), set[str]()
     for pattern in patterns:
-        size = len(pattern.split("."))
-        named = {
-            name
-            for name in names
-            for parts in (name.split("."),)
-            if any(covers(pattern, ".".join(parts[at : at + size])) for at in range(len(parts)))
-        }
+        named = {name for name in names if _has_part(name.split("."), pattern)}
         if not named:
             parts = sorted({part for name in names for part in name.split(".")[:-1] if not part.isdecimal()})
             near = difflib.get_close_matches(pattern.rpartition(".")[2], parts, n=3)
@@ -122,6 +116,11 @@ def _frozen_names(patterns: tuple[str, ...], built: Built) -> set[str]:
     if frozen >= names.keys():
         raise ModelError("train.freeze: nothing of the model is left to train", "leave a part out")
     return frozen
+
+
+def _has_part(parts: list[str], pattern: str) -> bool:
+    size = len(pattern.split("."))
+    return any(covers(pattern, ".".join(parts[at : at + size])) for at in range(len(parts)))
 
 
 def _output_layer(built: Built) -> set[str]:
