@@ -76,19 +76,14 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         train,
         training,
         {
-            "model": model,
-            "packed": packed,
-            "warm_start": start,
-            "metric": best_metric(recipe),
-            "code": loss,
-            "rows": (rows or loaded) if is_own else None,
-            "texts": texts if is_own else None,
+            "model": model, "packed": packed, "warm_start": start, "metric": best_metric(recipe), "code": loss,
+            "rows": (rows or loaded) if is_own else None, "texts": texts if is_own else None,
             **({"graphs": graphs} if measures else {}),
         },
         after={} if measures else {"graphs": graphs},
         check=knows,
         needs=refuse,
-    )
+    )  # fmt: skip
     weights = Node(
         consolidate,
         recipe.consolidate,

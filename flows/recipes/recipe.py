@@ -356,5 +356,5 @@ def validated(read: RecipeTree, name: str) -> Recipe:
             where = origin_of(tuple(setting.split(".")), read.origins)
             raise ConfigError(f"{where}: {error.message}", error.fix) from None
     for name, file in recipe.own_files.items():
-        check_file(name, Path(str(file).removesuffix(name)))
+        check_file(name, file)
     return recipe

@@ -85,7 +85,7 @@ def make_result(
 
 
 class Keeper(NamedTuple):
-    """The stage that makes one of its inputs. report: takes the reports of the process that makes it."""
+    """The stage that keeps an input (`Stage.kept`). report: takes the events of the process that makes the input."""
 
     stage: str
     report: Emit

@@ -145,11 +145,11 @@ def _read(files: Mapping[str, Path], modules: Iterable[str]) -> list[str]:
     return [name for name in files if any(Path(name).name in text for text in texts)]
 
 
-def check_file(name: str, folder: Path | None) -> None:
-    """Raise ConfigError unless a name in `own.files` is a file. folder: of the recipe's file; None of a shipped one."""
-    if folder is None or not (folder / name).is_file():
+def check_file(name: str, file: Path) -> None:
+    """Raise ConfigError unless a name in `own.files` is a file."""
+    if not file.is_file():
         raise ConfigError(
-            f"{FILES}: there is no file {name} in {folder or 'the folder of a shipped recipe'}",
+            f"{FILES}: there is no file {name} in {str(file).removesuffix(name)}",
             "correct the name, or put the file there",
         )
 
@@ -166,10 +166,11 @@ def recorded_code(own: Mapping[str, str], folder: Path, home: Path, memo: Memo) 
     }
     functions = {name: named for name, (named, _) in hooks.items()}
     try:
-        read = {name.removeprefix(f"{FILES}: ") for name in own if name.startswith(f"{FILES}: ")}
-        for name in read:
-            check_file(name, folder)
-        now = code_source(hooks, home, memo, files={name: folder / name for name in read})
+        named = (name.removeprefix(f"{FILES}: ") for name in own if name.startswith(f"{FILES}: "))
+        files = {name: folder / name for name in named}
+        for name, file in files.items():
+            check_file(name, file)
+        now = code_source(hooks, home, memo, files=files)
         changed = [
             name for name in own.keys() | now.identity["code"].keys() if own.get(name) != now.identity["code"].get(name)
         ]
