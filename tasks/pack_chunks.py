@@ -34,6 +34,7 @@ from trnflow.tasks.data.pack.packers import (
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known, Part, Parts, Workdir, read_json, stage
+from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +120,7 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
     import numpy as np
 
     source = tokens.path / part["split"]
-    ids = np.load(source / "input_ids.npy", mmap_mode="r")
+    ids = load_array(source / "input_ids.npy", mapped=True)
     kind = kind_of(tokens.meta["task"])
     where = part_of(
         load_layout(_layout_folder(shared.path, part["split"], part["length"])), part["first"], part["last"]
@@ -128,7 +129,7 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
         where, part["length"], ids, None if kind.per_row else _loss_mask(part["split"], tokens), tokens.meta["pad_id"]
     )
     if kind.per_row:
-        block["labels"] = np.load(source / "labels.npy", mmap_mode="r")[where.pieces.row]
+        block["labels"] = load_array(source / "labels.npy", mapped=True)[where.pieces.row]
     for name, values in block.items():
         np.save(out.path / f"{name}.npy", values)
     return {"supervised": int((block["labels"] != IGNORED).sum())}
@@ -213,10 +214,9 @@ def _check(config: PackConfig, task: str) -> None:
 
 
 def _fitting(split: str, config: PackConfig, tokens: Input[TokensMeta]) -> Fitting:
-    import numpy as np
 
     most = config.lengths[-1] if config.lengths else config.chunk_length
-    pieces = whole_rows(np.load(tokens.path / split / "offsets.npy"))
+    pieces = whole_rows(load_array(tokens.path / split / "offsets.npy"))
     if not len(pieces.size):
         raise DataError(f"the split {split} has no rows", "give it rows, or leave it out: data.split")
     too_long = pieces.size > most
@@ -246,11 +246,10 @@ def _teaching(split: str, pieces: Pieces, tokens: Input[TokensMeta]) -> Fitting:
 
 
 def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, tokens: Input[TokensMeta]) -> DataError:
-    import numpy as np
 
     at = int((pieces.size > most).argmax())
     # tokenising may have dropped rows before this one
-    row = int(np.load(tokens.path / split / "source_row.npy", mmap_mode="r")[at])
+    row = int(load_array(tokens.path / split / "source_row.npy", mapped=True)[at])
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
     instead = "drop" if kind_of(tokens.meta["task"]).per_row else "split or drop"
     return DataError(
@@ -264,9 +263,8 @@ def _limit(config: PackConfig) -> str:
 
 
 def _loss_mask(split: str, tokens: Input[TokensMeta]) -> Array:
-    import numpy as np
 
-    mask: Array = np.load(tokens.path / split / "loss_mask.npy", mmap_mode="r")
+    mask: Array = load_array(tokens.path / split / "loss_mask.npy", mapped=True)
     return mask
 
 
@@ -310,7 +308,7 @@ def _save_segments(layout: ChunkLayout, tokens: Path, file: Path) -> None:
     """Write the source row of each segment. tokens: the split's folder of tokenize_text."""
     import numpy as np
 
-    columns = [np.load(tokens / f"{name}.npy", mmap_mode="r")[layout.pieces.row] for name in SEGMENTS]
+    columns = [load_array(tokens / f"{name}.npy", mapped=True)[layout.pieces.row] for name in SEGMENTS]
     file.parent.mkdir(exist_ok=True)
     np.save(file, np.stack(columns, axis=1).astype(np.int64))
 
@@ -332,7 +330,6 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
 
 def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> int:
     """Write the file of one split and length, block by block; return supervised tokens, or labelled rows."""
-    import numpy as np
 
     wanted = shapes(tokens.meta["task"], chunks, length, len(tokens.meta["labels"] or ()))
     columns = create_columns(chunk_file(out.path, split, length), wanted, kind_of(tokens.meta["task"]).target_type)
@@ -340,7 +337,7 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta
     for part in parts.of(split=split, length=length):
         first, last = part.arguments["first"], part.arguments["last"]
         for name, column in columns.items():
-            column[first:last] = np.load(part.folder / f"{name}.npy", mmap_mode="r")
+            column[first:last] = load_array(part.folder / f"{name}.npy", mapped=True)
         supervised += part.meta["supervised"]
         out.progress(last, chunks, f"{split} chunks of {length}")
     shutil.copyfile(segments_file(parts.shared, split, length), segments_file(out.path, split, length))

@@ -34,6 +34,7 @@ from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import tokenizer_folder
 from trnflow.tasks.stage import Keyed, Known, Part, Parts, Workdir, read_json, stage, write_json
+from trnflow.tasks.system.arrays import load_array
 from trnflow.tasks.system.threads import call_in_thread
 
 if TYPE_CHECKING:
@@ -275,11 +276,11 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
         source_tokens = stack.enter_context(GrowingArray(folder / "source_tokens.npy", "<i4"))
         offsets.append(np.zeros(1, dtype=np.int64))
         for _, here, meta in parts.of(split=split):
-            offsets.append(np.cumsum(np.load(here / "lengths.npy"), dtype=np.int64) + ids.size)
-            ids.append(np.load(here / "input_ids.npy"))
-            extras.append(np.load(here / f"{extra}.npy"))
-            source_row.append(np.load(here / "source_row.npy") + count.read)
-            source_tokens.append(np.load(here / "source_tokens.npy"))
+            offsets.append(np.cumsum(load_array(here / "lengths.npy"), dtype=np.int64) + ids.size)
+            ids.append(load_array(here / "input_ids.npy"))
+            extras.append(load_array(here / f"{extra}.npy"))
+            source_row.append(load_array(here / "source_row.npy") + count.read)
+            source_tokens.append(load_array(here / "source_tokens.npy"))
             count.add(meta)
             out.progress(count.read, total, f"{split} rows")
     if count.rows == 0:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,9 +37,8 @@ def segments_file(artifact: Path, split: str, length: int) -> Path:
 
 def open_segments(packed: Input[PackedMeta], split: str, length: int) -> NDArray[np.int64]:
     """Return int64 [segments, 2], memory-mapped: each segment's row in `<split>.parquet`, and that row's tokens, uncut."""
-    import numpy as np
 
-    segments: NDArray[np.int64] = np.load(segments_file(packed.path, split, length), mmap_mode="r")
+    segments: NDArray[np.int64] = load_array(segments_file(packed.path, split, length), mapped=True)
     return segments
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from trnflow.tasks.system.arrays import load_array
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -49,7 +51,6 @@ def save_columns(columns: Any, folder: Path) -> None:
 
 
 def load_columns(kind: type[Columns], folder: Path) -> Columns:
-    import numpy as np
 
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
-    return kind(*(np.load(folder / f"{name}.npy", allow_pickle=False) for name in names))
+    return kind(*(load_array(folder / f"{name}.npy") for name in names))

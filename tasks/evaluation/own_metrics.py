@@ -18,6 +18,7 @@ from trnflow.tasks.data.limited_process import call_own
 from trnflow.tasks.data.proof import OTHER, go_elsewhere
 from trnflow.tasks.errors import CodeError, DataError
 from trnflow.tasks.keys.own_functions import function_of, own_errors, shown_file
+from trnflow.tasks.system.arrays import load_array
 from trnflow.tasks.system.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def read_seen(seen: Meta) -> Predictions:
     import numpy as np
 
     def array(name: str) -> Any:
-        return np.load(Path(seen["folder"], f"{name}.npy"), allow_pickle=False)
+        return load_array(Path(seen["folder"], f"{name}.npy"))
 
     lines: list[str] = []
     if seen["generations"]:

@@ -19,6 +19,7 @@ from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
 from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +105,7 @@ def _classes(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Ta
     import torch
 
     ids, offsets = _arrays(tokens)
-    labels, names = np.load(tokens.path / SPLIT / "labels.npy").astype(np.int64), tokens.meta["labels"]
+    labels, names = load_array(tokens.path / SPLIT / "labels.npy").astype(np.int64), tokens.meta["labels"]
     predicted, loss = np.zeros(len(labels), np.int64), np.zeros(len(labels))
     windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(labels))]
     for part in _passes(windows, PASS_TOKENS, out):
@@ -129,7 +130,7 @@ def _targets(tokens: Input, model: PreTrainedModel, decision: Meta, out: Workdir
 
     kind, (ids, offsets) = kind_of(tokens.meta["task"]), _arrays(tokens)
     assert isinstance(kind, TargetKind)
-    expected = np.load(tokens.path / SPLIT / "labels.npy")
+    expected = load_array(tokens.path / SPLIT / "labels.npy")
     values, loss = np.zeros_like(expected), np.zeros(len(expected))
     windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(expected))]
     for part in _passes(windows, PASS_TOKENS, out):
@@ -152,7 +153,7 @@ def _likelihoods(
     import torch
 
     ids, offsets = _arrays(tokens)
-    mask = np.load(tokens.path / SPLIT / "loss_mask.npy", mmap_mode="r")
+    mask = load_array(tokens.path / SPLIT / "loss_mask.npy", mapped=True)
     rows = len(offsets) - 1
     nll, count = np.zeros(rows), np.zeros(rows, np.int64)
     length = min(config.window, longest_sequence(model) or config.window)
@@ -177,10 +178,9 @@ def _likelihoods(
 
 def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return the token ids of all rows one after another, and the offsets at which rows begin."""
-    import numpy as np
 
     folder = tokens.path / SPLIT
-    return np.load(folder / "input_ids.npy", mmap_mode="r"), np.load(folder / "offsets.npy")
+    return load_array(folder / "input_ids.npy", mapped=True), load_array(folder / "offsets.npy")
 
 
 def _windows(offsets: NDArray[np.int64], length: int) -> Iterator[Window]:

@@ -11,6 +11,7 @@ from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.conversation import messages_of
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta, TextsMeta
@@ -29,14 +30,13 @@ class TurnsConfig(StageConfig):
 def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMeta], out: Workdir) -> Meta:
     """Compare the texts of train with the turns of their rows, blanks aside; warn of blank answers. Raises ConfigError for
     a missing turn, DataError if all answers are blank."""
-    import numpy as np
     import pyarrow.parquet as pq
 
     conversations = pq.read_table(rows.path / "train.parquet").column(config.messages).to_pylist()
     examples = pq.read_table(texts.path / "train.parquet").column("parts").to_pylist()
     numbers = texts.path / "train.source_row.npy"
     written: dict[int, str] = {}
-    for row, parts in zip(np.load(numbers) if numbers.exists() else range(len(examples)), examples, strict=True):
+    for row, parts in zip(load_array(numbers) if numbers.exists() else range(len(examples)), examples, strict=True):
         written[int(row)] = _letters("".join(part["text"] for part in parts))  # the last example holds the whole row
     blank = 0
     for row, text in written.items():

@@ -179,7 +179,7 @@ def traced_and_trained(
     graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
     if config.micro_batch == "auto":
-        listed = precompile(config, model, packed, graphs)
+        listed = precompile(config, model, packed, out=graphs)
     else:
         listed = {}
         write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, packed, graphs)})

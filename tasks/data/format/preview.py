@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,11 +43,11 @@ def preview(tokens: Input[TokensMeta], split: str, count: int) -> list[Row]:
         raise ConfigError(f"there is no split {split}", f"splits: {', '.join(tokens.meta['splits'])}")
     tokenizer = Tokenizer.from_file(str(tokens.path / "tokenizer" / "tokenizer.json"))
     folder = tokens.path / split
-    offsets = np.load(folder / "offsets.npy", mmap_mode="r")
-    ids = np.load(folder / "input_ids.npy", mmap_mode="r")
+    offsets = load_array(folder / "offsets.npy", mapped=True)
+    ids = load_array(folder / "input_ids.npy", mapped=True)
     names, rows = tokens.meta["labels"], range(min(count, tokens.meta["splits"][split]))
-    labels = np.load(folder / "labels.npy", mmap_mode="r") if names else None
-    mask = None if names else np.load(folder / "loss_mask.npy", mmap_mode="r")
+    labels = load_array(folder / "labels.npy", mapped=True) if names else None
+    mask = None if names else load_array(folder / "loss_mask.npy", mapped=True)
     decoded = []
     for row in rows:
         here = slice(int(offsets[row]), int(offsets[row + 1]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trnflow.tasks.system.arrays import load_array
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -28,7 +30,7 @@ def read_source_rows(texts: Path, split: str, examples: int) -> Ints:
     import numpy as np
 
     file = _file(texts, split)
-    return np.load(file) if file.exists() else np.arange(examples, dtype=np.int32)
+    return load_array(file) if file.exists() else np.arange(examples, dtype=np.int32)
 
 
 def _file(texts: Path, split: str) -> Path:

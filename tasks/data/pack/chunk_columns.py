@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.data.pack.packers import ChunkLayout, Pieces
+from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,10 +34,9 @@ def save_layout(layout: ChunkLayout, folder: Path) -> None:
 
 def load_layout(folder: Path) -> ChunkLayout:
     """Read what `save_layout` wrote; arrays are memory-mapped."""
-    import numpy as np
 
     with _HEADERS:
-        row, start, size, chunk, offset = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
+        row, start, size, chunk, offset = (load_array(folder / f"{name}.npy", mapped=True) for name in _ARRAYS)
     return ChunkLayout(Pieces(row, start, size), chunk, offset, int(chunk[-1]) + 1)
 
 

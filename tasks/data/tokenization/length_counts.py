@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.stage import Workdir
+from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,7 +115,7 @@ def row_lengths(folder: Path) -> Meta:
     """Return a split's {"percentiles", "rows": {"<largest length of the bin>": rows}}, bins up to 1, 2, 4, 8, ..."""
     import numpy as np
 
-    offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+    offsets = load_array(folder / "offsets.npy", mapped=True)
     counts = np.zeros(1, dtype=np.int64)  # counts[n]: number of rows with n tokens
     for start in range(0, len(offsets) - 1, BLOCK):
         more = np.bincount(np.diff(offsets[start : start + BLOCK + 1]), minlength=len(counts))
