@@ -118,7 +118,8 @@ def install(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     def pretend(**versions: str) -> None:
         told = {normal_name(name): version for name, version in versions.items()}
         version = property(lambda self: told.get(normal_name(self.name)) or self.metadata["Version"])
-        monkeypatch.setattr(importlib.metadata.Distribution, "version", version)
+        # not the standard library's class once a test has imported the package importlib_metadata
+        monkeypatch.setattr(type(importlib.metadata.distribution("torch")), "version", version)
         with sqlite3.connect(project.home / "memo.db") as connection:
             forgotten = connection.execute("delete from known where kind = ?", (VERSIONS,))
         assert forgotten.rowcount
