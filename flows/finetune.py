@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.graph import Graph, Lookup, Node, source_of
 from trnflow.flows.runner.memory_check import refuse_what_cannot_fit
+from trnflow.flows.runner.own_code import own_code, with_own_stages
 from trnflow.flows.runner.plan import Plan
 from trnflow.flows.runner.vocabulary import check_vocabulary, refuse_unknown_vocabulary
 from trnflow.flows.runner.warm_parents import Parent
@@ -23,7 +24,6 @@ from trnflow.tasks.evaluation.chosen_metric import chosen_source
 from trnflow.tasks.evaluation.generation import refuse_messages
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
-from trnflow.tasks.keys.hooks import code_source
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.load_data import data_source, load_data
 from trnflow.tasks.pack_chunks import pack_chunks
@@ -108,7 +108,8 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         needs=lambda known: refuse_messages(recipe.evaluate.prompts, framed=is_framed(recipe.format)),
     )
     nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
-    present = tuple(node for node in nodes if node is not None)
+    given = {} if rows is None else {ROLES["rows"]: rows}
+    present = with_own_stages(recipe, [node for node in nodes if node is not None], given, KINDS)
     return Graph(present, partial(_check_run, recipe), lambda known: remarks_of_columns(recipe, known.of("rows")))
 
 
@@ -129,19 +130,6 @@ def rows_source(recipe: Recipe) -> Lookup:
         return with_state(source, code.find(store, resolver), recipe.data, stage_of(load_data), resolver)
 
     return Lookup(find)
-
-
-def own_code(recipe: Recipe, *settings: str, also: tuple[str, ...] = ()) -> Lookup | None:
-    """Return the lookup of the user's functions that these settings, or settings below them, name; None if none does.
-
-    also: see `code_source`."""
-    hooks = {
-        setting: (named, folder)
-        for setting, (named, folder) in recipe.hooks.items()
-        if folder and any(f"{setting}.".startswith(f"{name}.") for name in settings)
-    }
-    files = recipe.own_files
-    return Lookup(lambda store, known: code_source(hooks, known.home, known.memo, also, files)) if hooks else None
 
 
 def best_metric(recipe: Recipe) -> Lookup | None:

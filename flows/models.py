@@ -97,7 +97,7 @@ def result_of_recipe(recipe: settings.Recipe, store: Store, stage: str) -> tuple
     graph = finetune(recipe)
     if stage == ROLES["export"] and stage not in graph.stages:
         raise ConfigError(f"{recipe.name} has no {stage}: its export.target is none", "add export.target=stablehlo")
-    step = plan_of(graph, recipe, store).steps[stage]
+    step = plan_of(graph, recipe, store).steps[graph.stage(stage)]
     if step.artifact is None and (retrained := plan_retrain(recipe, store)) is not None:
         step = retrained.steps[stage]
     if step.artifact is None:
@@ -117,8 +117,9 @@ def _artifact_of(store: Store, name: ModelName, meaning: Meaning, want: Sequence
         if meaning.artifact is None:
             raise ConfigError(f"the run {meaning.run} has no artifact of {stage}", "`trnflow runs` lists others")
         return meaning.artifact
-    kind, wanted = store.artifact(str(meaning.artifact)).kind, [KINDS[stage] for stage in want]
-    if kind not in wanted:
+    kind, wanted = store.artifact(str(meaning.artifact)).kind, [KINDS.get(stage, stage) for stage in want]
+    own = (record["artifact"] for stage in want if stage not in KINDS for record in store.records(stage))
+    if kind not in wanted and meaning.artifact not in own:
         raise ConfigError(
             f"the artifact {name.text} is of the kind {kind}, not {' or '.join(wanted)}",
             f"`trnflow show RECIPE {stage}` names one",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trnflow.flows.champions.scoring import Scored
-from trnflow.flows.finetune import own_code
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.graph import Graph, Node
+from trnflow.flows.runner.own_code import own_code
 from trnflow.flows.runner.run import settle
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.evaluation.own_metrics import SETTING, OwnMetric

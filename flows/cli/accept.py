@@ -13,7 +13,7 @@ from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
-from trnflow.flows.finetune import KINDS, finetune
+from trnflow.flows.finetune import finetune
 from trnflow.flows.runner.attempts import unfinished
 from trnflow.flows.runner.context import make_plan, open_context
 from trnflow.flows.runner.plan import Plan, Step
@@ -75,7 +75,7 @@ def _accept(store: Store, step: Step) -> Meta:
     result: Meta = {"stage": stage, "key": key_of(document), "accepted": False, "from": None, "changes": []}
     if step.artifact is not None:
         return result | {"artifact": step.artifact.digest, "why": step.why}
-    past, changes = _past(store, stage, document)
+    past, changes = _past(store, step, document)
     _adopt(store, stage, document, past, changes)
     taken = {"from": past["key"], "artifact": past["artifact"], "created": past["created"]}
     return result | taken | {"accepted": True, "changes": [change._asdict() for change in changes]}
@@ -120,21 +120,21 @@ def _accept_partial(store: Store, stage: str, document: Meta) -> int | None:
     return max(store.partial(key).steps(), default=None)
 
 
-def _past(store: Store, stage: str, document: Meta) -> tuple[Meta, list[ValueChange]]:
+def _past(store: Store, step: Step, document: Meta) -> tuple[Meta, list[ValueChange]]:
     """Return the nearest past record with the same inputs and settings whose bytes are in the store, and its changes."""
     refused: list[ValueChange] = []
     found = []
-    for record in store.records(stage):
+    for record in store.records(step.name):
         changes = difference(record["document"], document)
         wrong = [change for change in changes if _is_another_result(change, record["document"], document)]
         if wrong:
             refused = refused or wrong
-        elif check_record(store, record, KINDS[stage], set()).artifact is not None:
+        elif check_record(store, record, step.node.stage.kind, set()).artifact is not None:
             found.append((record, changes))
     if not found:
         why = f"{refused[0]}" if refused else "there is no past result whose bytes are still there"
         raise ConfigError(
-            f"no past result of {stage} can be accepted: {why}",
+            f"no past result of {step.name} can be accepted: {why}",
             "accept is for refactored code; a change of inputs or settings must run",
         )
     return min(found, key=lambda pair: len(pair[1]))

@@ -14,11 +14,10 @@ from trnflow.flows.champions.frozen_rows import newest_frozen, other_model
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, print_error
 from trnflow.flows.display import report
-from trnflow.flows.finetune import STAGES, finetune
+from trnflow.flows.finetune import finetune
 from trnflow.flows.models import find_model, result_of_recipe
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.forecast import dollars, total
-from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
@@ -152,7 +151,7 @@ def get(options: Namespace) -> int:
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
-    model = find_model(options.recipe, options.overrides, want=(named_stage(options.stage, STAGES),))
+    model = find_model(options.recipe, options.overrides, want=(options.stage,))
     artifact = model.artifact
     aside = destination.with_name(f".{destination.name}.partial")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.flows.display.report import change_cells, number, seconds
-from trnflow.flows.finetune import ROLES
+from trnflow.flows.finetune import ROLES, STAGES
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.forecast import dollars
 from trnflow.tasks.artifact import Meta
@@ -210,12 +210,17 @@ def _of(meta: Meta, name: str, split: str) -> str:
 
 
 def _figures(document: Meta) -> Meta | None:
+    """Return the table of what stages measured, and of the metrics of the user's own."""
     rows = [
         (one["stage"], name, f"{number(value)}{_share(one, name, value)}")
         for one in document["stages"]
-        for name, value in sorted(one.get("figures", {}).items())
+        for name, value in sorted({**one.get("figures", {}), **_own_metrics(one)}.items())
     ]
     return table(("stage", "figure", "value"), rows, ("value",)) if rows else None
+
+
+def _own_metrics(stage: Meta) -> Meta:
+    return {} if stage["stage"] in STAGES else dict(stage["metrics"])
 
 
 def _share(stage: Meta, figure: str, value: Any) -> str:

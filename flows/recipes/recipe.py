@@ -27,6 +27,7 @@ from trnflow.tasks.keys.hooks import check_file, check_hook
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
+from trnflow.tasks.own_stage import OwnStage
 from trnflow.tasks.pack_chunks import PackConfig
 from trnflow.tasks.promotion.settings import CheckConfig, PromoteConfig
 from trnflow.tasks.sources.model_source import ModelConfig
@@ -188,6 +189,8 @@ class Recipe(StageConfig):
     """What MLflow records."""
     own: OwnConfig = OwnConfig()
     """What functions of your own read."""
+    stages: dict[str, OwnStage] = {}
+    """Stages of your own by names of your choice."""
     sweep: SweepConfig = SweepConfig()
     """What `trnflow sweep` varies."""
 

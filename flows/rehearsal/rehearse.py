@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.finetune import DATA_STAGES, ROLES, finetune, loading, own_code
+from trnflow.flows.finetune import DATA_STAGES, ROLES, finetune, loading
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.rehearsal.checks import check_disk, remarks_of, remarks_of_texts
 from trnflow.flows.runner.context import RunContext, make_plan, new_run_id
 from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.flows.runner.memory_check import report_memory
+from trnflow.flows.runner.own_code import own_code
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run import preview_id, run, settle
 from trnflow.flows.runner.warm_parents import Parent, parent_of, start_warm_parents

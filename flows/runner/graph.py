@@ -12,7 +12,7 @@ from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import Known, stage_of
+from trnflow.tasks.stage import Known, Stage, stage_of
 from trnflow.tasks.store import Store
 
 Choose = Callable[[Store, Any, Meta], tuple[Artifact | None, str]]
@@ -42,7 +42,7 @@ class Node:
 
     def __init__(
         self,
-        function: Callable[..., Meta],
+        function: Callable[..., Meta] | Stage,
         config: StageConfig,
         inputs: Mapping[str, Node | Artifact | Source | Lookup | None],
         *,
@@ -63,7 +63,8 @@ class Node:
 
         Raises TypeError if `inputs` and `after` don't name the function's parameters.
         """
-        self.stage, self.config, self.check, self.needs = stage_of(function), config, check, needs
+        self.stage = function if isinstance(function, Stage) else stage_of(function)
+        self.config, self.check, self.needs = config, check, needs
         self.name = name or self.stage.name
         given, names = {*inputs, *(after or {})}, self.stage.takes
         if given != names:

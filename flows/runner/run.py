@@ -22,10 +22,13 @@ from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
 from trnflow.tasks.events.retention import PREVIEW
 from trnflow.tasks.events.state import RunRecord
+from trnflow.tasks.launch import landlock
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
 REPAIRS = 10
 """How many times a run replaces a missing or corrupt blob before it fails (the disk may be broken)."""
+
+UNHELD = "files that native readers, such as pyarrow, open for own code are not seen"
 
 SHOWN = ("schema", "run", "recipe", "seconds", "dollars", "stages", "notes", "start", "error")
 """The fields of a run record that `trnflow run --json` prints."""
@@ -129,6 +132,8 @@ def preview_id(run: str) -> str:
 def _settle_all(plan: Plan, context: RunContext, options: Options, around: Around) -> None:
     if due := plan.due(options):  # else no process starts
         plan.check_needs(options, here=context.environment)
+        if plan.own_code and not landlock.is_there():
+            context.note(f"{UNHELD}: this kernel has no Landlock (docs/own_code.md)")
         start_warm_parents(due, context)
         plan.graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
     if options.record:

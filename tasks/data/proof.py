@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from importlib.machinery import ExtensionFileLoader
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,8 @@ def _apart(first: str, second: str) -> str:
     return f"...{first[begin : at + 30]}... the first time, ...{second[begin : at + 30]}..."
 
 
-def go_elsewhere(code: Meta) -> None:
+def go_elsewhere() -> None:
     """Put this process's clocks a day on, as far as Python code asks them, before the user's code is imported."""
-    for name in ("pandas", "pyarrow"):
-        if name in code["identity"]["env"]:
-            import_module(name)  # its C code can be imported only with the true datetime
     for name, unit in (("time", 1), ("time_ns", 10**9), ("monotonic", 1), ("perf_counter", 1)):
         setattr(time, name, _later(getattr(time, name), DAY * unit))
     localtime, gmtime = time.localtime, time.gmtime
@@ -97,6 +94,22 @@ def go_elsewhere(code: Meta) -> None:
         def today(cls) -> Any:
             return super().today() + day
 
+    true = datetime.datetime, datetime.date
+
+    def truly(load: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(*arguments: Any) -> Any:
+            before = datetime.datetime, datetime.date
+            datetime.datetime, datetime.date = true  # type: ignore[misc]
+            try:
+                return load(*arguments)
+            finally:
+                datetime.datetime, datetime.date = before  # type: ignore[misc]
+
+        return loaded
+
+    # compiled modules, such as pandas' and pyarrow's, can be imported only with the true datetime
+    for name in ("create_module", "exec_module"):
+        setattr(ExtensionFileLoader, name, truly(getattr(ExtensionFileLoader, name)))
     datetime.datetime, datetime.date = Datetime, Date  # type: ignore[misc]
 
 

@@ -53,7 +53,7 @@ def called(arguments: Meta, limit: Any) -> dict[str, float]:
     """Return {metric: value}, in the process of the user's function."""
     code, predictions = Source(**arguments["code"]), read_seen(arguments["seen"])
     if arguments["elsewhere"]:
-        go_elsewhere(arguments["code"])
+        go_elsewhere()
     limit(f"the {len(predictions)} rows of {predictions.split}")
     name = arguments["name"]
     return {name: own_number(function_of(code, SETTING), name, code, predictions, SETTING)}

@@ -216,7 +216,7 @@ def values(arguments: Meta, limit: Any) -> dict[str, float]:
     """Return {metric: value}: see `own_values`."""
     code, predictions = Source(**arguments["code"]), read_seen(arguments["seen"])
     if arguments["elsewhere"]:
-        go_elsewhere(arguments["code"])
+        go_elsewhere()
     limit(f"the {len(predictions)} rows of {predictions.split}")  # named if the function ends the process
     values: dict[str, float] = {}
     for number, metric in enumerate(arguments["metrics"]):

@@ -71,6 +71,7 @@ def permit_for(
         tuple(sorted(folders)),
         _hashed(stage, code, names, memo),
         tuple(sorted({f"{form}{os.sep}" for folder in elsewhere for form in _forms(Path(folder))} | hidden)),
+        bool(own) and stage.role != "rows",  # `data.make` reads what it likes: `data.version` tells its state
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import resolve_name
@@ -29,6 +30,8 @@ NO_FILES: Mapping[str, Path] = MappingProxyType({})
 OF_NOTEBOOK = "of_notebook_"
 """How modules begin that hold functions of a notebook."""
 
+KIND = re.compile(r"[a-z][a-z0-9_]{0,49}")
+
 PROJECT = (".git", "pyproject.toml")
 """What the top folder of a project holds."""
 
@@ -46,6 +49,7 @@ SIGNATURES = {
     "format.make": Signature(1, "(row: dict) -> str | dict | None"),
     "train.loss": Signature(3, "(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor"),
     "own.identity": Signature(1, "(config: dict) -> str"),
+    "stages": Signature(3, "(config: dict, given: Input, out: Workdir) -> dict | None"),
     "promote.checks": Signature(2, "(challenger: Predictions, champion: Predictions | None) -> str | None"),
 }
 """{setting, or the section around several: signature}"""
@@ -74,6 +78,24 @@ def check_hook(setting: str, named: str, folder: Path | None) -> None:
             f"{name}{wanted.text}",
             f"let it take {wanted.arguments} argument{'s' * (wanted.arguments > 1)}, with defaults for all others",
         )
+
+
+def stage_kind(setting: str, named: str, folder: Path) -> str:
+    """Return the kind that the `@stage` of a function names. Raises ConfigError unless it is a text, and all it names."""
+    module, _, name = named.partition(":")
+    _, file = _place(setting, module, folder)
+    function = _function(setting, name, parsed(file), file, module)
+    for mark in function.decorator_list:
+        match mark:
+            case ast.Call(
+                func=ast.Name("stage") | ast.Attribute(attr="stage"), args=[], keywords=[ast.keyword("kind", kind)]
+            ):
+                if isinstance(kind, ast.Constant) and isinstance(kind.value, str) and KIND.fullmatch(kind.value):
+                    return kind.value
+    raise ConfigError(
+        f"{setting}: {file.name}:{function.lineno}: {name} is no stage",
+        f'write @stage(kind="{name}") above it, after `from trnflow.tasks.stage import stage`; the kind is a word in quotes',
+    )
 
 
 def notebook_folder(home: Path) -> Path:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
 from trnflow.tasks.artifact import CODE, Source
+from trnflow.tasks.errors import DataError
 from trnflow.tasks.keys.file_audit import Permit, watch_process
+from trnflow.tasks.launch import landlock
 from trnflow.tasks.launch.job import Job
 
 PERMIT = "TRNFLOW_PERMIT"
 """The variable that names the file."""
+
+NATIVE = ("/run",)
+"""What libraries of the system read beside the permit: where /etc/resolv.conf points to."""
 
 PRINTED = 1_000_000
 """The most characters that own code may print in a process."""
@@ -39,10 +45,30 @@ def watched() -> Iterator[None]:
         if file is None:  # no run: a test or a prediction
             yield
             return
-        with watch_process(Permit.from_json(json.loads(Path(file).read_text(encoding="utf-8")))):
+        permit = Permit.from_json(json.loads(Path(file).read_text(encoding="utf-8")))
+        with watch_process(permit), _held(permit) if permit.held and landlock.is_there() else nullcontext():
             yield
     finally:
         sys.stderr, sys.stdout = sys.stdout._stream, kept
+
+
+@contextmanager
+def _held(permit: Permit) -> Iterator[None]:
+    """Let native libraries read what the permit allows alone, from now on. Raises DataError for a file that was refused."""
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    landlock.read_only_these([*permit.places(), *NATIVE, *filter(None, libraries)])
+    try:
+        yield
+    except DataError as error:
+        refused = error.__cause__
+        if not isinstance(refused, PermissionError) and "ermission denied" not in str(refused):
+            raise
+        named = re.search(r"'(/[^']+)'", str(refused))
+        name = os.path.basename(named[1]) if named else "FILE"
+        raise DataError(
+            f"{error.message}: {permit.stage}'s key does not know that file, so it may not be read",
+            f"put it below the recipe's folder, and declare it: own: {{files: [{name}]}}",
+        ) from error
 
 
 class _Printed:

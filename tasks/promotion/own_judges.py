@@ -112,7 +112,7 @@ def reasons(arguments: Meta, limit: Any) -> dict[str, str | None]:
     code, ours = Source(**arguments["code"]), read_seen(arguments["challenger"])
     theirs = read_seen(arguments["champion"]) if arguments["champion"] else None
     if arguments["elsewhere"]:
-        go_elsewhere(arguments["code"])
+        go_elsewhere()
     limit(f"the {len(ours)} frozen rows")
     functions = (function_of(code, setting) for setting in arguments["settings"])
     return {function.__name__: _reason(function, code, ours, theirs) for function in functions}

@@ -81,7 +81,7 @@ def checked(arguments: Meta, limit: Any) -> Meta:
     import torch
 
     if arguments["elsewhere"]:
-        go_elsewhere(arguments["code"])
+        go_elsewhere()
     limit("8 random rows")
     # sums of several threads may differ in their last bits
     torch.set_num_threads(1)

@@ -9,6 +9,8 @@ import pytest
 
 from tests.flows.champions.conftest import RECIPE
 from tests.helpers.command_line import InProcessShell
+from trnflow.flows.runner.run import UNHELD
+from trnflow.tasks.launch import landlock
 
 FORMATS = """from pathlib import Path
 
@@ -95,3 +97,51 @@ def test_rows_of_a_function_need_a_state(shell: InProcessShell) -> None:
     recipe = shell.folder / "own.yaml"
     recipe.write_text(recipe.read_text().replace(", identity: 'own_rows_of_tickets:state'", ""))
     assert "`data.make` needs a version" in shell.error("plan", "own.yaml", code=2)
+
+
+NATIVE = """from pathlib import Path
+
+import pyarrow.parquet as pq
+
+PRICES = dict(zip(*pq.read_table(str(Path(__file__).with_name("prices.parquet"))).to_pydict().values()))
+
+
+def priced(row):
+    return f"{row['text']} {PRICES[row['label']]}"
+"""
+
+
+@pytest.fixture
+def native(shell: InProcessShell) -> InProcessShell:
+    """A recipe whose format reads a file by pyarrow, which calls no audit hook."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"label": ["pos", "neg"], "price": [1, 2]}), shell.folder / "prices.parquet")
+    (shell.folder / "formats.py").write_text(NATIVE)
+    recipe = shell.folder / "own.yaml"
+    recipe.write_text(recipe.read_text().replace("files: [prices.csv], ", ""))
+    return shell
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not landlock.is_there(), reason="this kernel has no Landlock")
+def test_a_file_that_a_native_reader_opens_must_be_declared(native: InProcessShell) -> None:
+    refused = native.error("run", "own.yaml", "--direct", "--until", "format_prompts", code=1)
+    assert "formats.py:5 in <module>: PermissionError [Errno 13] Failed to open local file" in refused
+    assert "format_prompts's key does not know that file" in refused
+    assert "fix: put it below the recipe's folder, and declare it: own: {files: [prices.parquet]}" in refused
+    recipe = native.folder / "own.yaml"
+    recipe.write_text(recipe.read_text().replace("own: {", "own: {files: [prices.parquet], "))
+    assert ran(native) == {"format_prompts"}
+    assert not any(
+        UNHELD in note for note in native.json("run", "own.yaml", "--direct", "--until", "load_data")["notes"]
+    )
+
+
+@pytest.mark.slow
+def test_a_kernel_without_landlock_is_named(native: InProcessShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "is_there", lambda: False)
+    notes = native.json("run", "own.yaml", "--direct", "--until", "load_data")["notes"]
+    assert [note for note in notes if UNHELD in note] == [f"{UNHELD}: this kernel has no Landlock (docs/own_code.md)"]
+    assert UNHELD in Path(native.json("report")["path"]).read_text()

@@ -117,12 +117,15 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
         "state.py",
         "state.yaml",
         "best.yaml",
+        "looks.py",
+        "looks.yaml",
     )
     rows = [{"subject": f"s {n}", "body": f"b {n}" if n else "", "team": ("a", "b")[n % 2]} for n in range(60)]
     (tmp_path / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = trnflow(tmp_path, "run", "tickets.yaml", *UNTIL)
     assert "empty_rows_dropped 1" in done.stdout + done.stderr
     assert "train" in trnflow(tmp_path, "plan", "best.yaml", "data.name=null").stdout
+    assert "worst" in trnflow(tmp_path, "plan", "looks.yaml", "data.name=null").stdout
     until = ("--until", "precompile", *UNTIL[2:])
     assert "precompile" in trnflow(tmp_path, "run", "focal.yaml", *until).stdout
     with sqlite3.connect(tmp_path / "tickets.db") as database:

@@ -22,7 +22,7 @@ def first_rows(arguments: Meta, limit: Limit) -> Meta:
     table = read_rows(Path(arguments["file"]), 0, ROWS).to_pylist()
     numbers = list(range(len(table)))
     if arguments["elsewhere"]:
-        go_elsewhere(arguments["code"])
+        go_elsewhere()
         numbers = numbers[1::2][::-1] + numbers[::2][::-1]
     make, rows = maker_from(arguments, limit), [""] * len(table)
     for number in numbers:

@@ -59,7 +59,7 @@ def write(arguments: Meta, limit: Any) -> Meta:
 def first_rows(arguments: Meta, limit: Any) -> Meta:
     """Return {"rows": the first rows as JSON text}."""
     if arguments["elsewhere"]:
-        go_elsewhere(arguments["code"])
+        go_elsewhere()
     return {"rows": list(islice(_rows(arguments, limit) or (), ROWS))}
 
 
