@@ -1,9 +1,11 @@
 """Which edits of own code other tools miss: those of tests/keys/test_closure_mutations.py, each in a tree that a tool has run.
 
     python -m tests.bench.own_code_peers PYTHON     # of an environment with dvc, redun, sf-hamilton
+    python -m tests.bench.own_code_peers PYTHON metaflow
 
 Prints a line of JSON for each tool: stale hits and false misses. A tool gets the function as its users write it: redun a
-task, Hamilton a node with a cache, DVC a stage that depends on the function's package (its own verdict, `status`, is taken).
+task, Hamilton a node with a cache, DVC a stage that depends on the function's package (its own verdict, `status`, is taken),
+Metaflow a step whose result `resume` takes over, since the step after it failed.
 """
 
 from __future__ import annotations
@@ -27,6 +29,25 @@ STAGE = """stages:
     deps: [work/mine]
     outs: [texts.txt]
 """
+FLOW = """from metaflow import FlowSpec, step
+
+
+class Texts(FlowSpec):
+    @step
+    def start(self):
+        from mine.formats import ticket
+
+        self.text = ticket({"subject": "a", "title": "b"})
+        self.next(self.end)
+
+    @step
+    def end(self):
+        raise ValueError("for resume")
+
+
+if __name__ == "__main__":
+    Texts()
+"""
 
 
 def serve(tool: str) -> None:
@@ -43,8 +64,14 @@ def serve(tool: str) -> None:
         os.chdir(place)
         work = [str(place / "work")]
         sys.path[:] = [*work, *sys.path, str(place / "env/site-packages"), str(place / "later")]
-        if tool == "dvc":
+        if tool in ("dvc", "metaflow"):
             os.environ["PYTHONPATH"] = os.pathsep.join([*work, str(place / "env/site-packages"), str(place / "later")])
+        if tool == "metaflow":
+            os.environ |= {"METAFLOW_DATASTORE_SYSROOT_LOCAL": str(place), "METAFLOW_USER": "one", "USERNAME": "one"}
+            how = "resume" if (place / ".metaflow").exists() else "run"
+            subprocess.run([sys.executable, "flow.py", "--no-pylint", how], cwd=place)
+            return
+        if tool == "dvc":
             repo = Repo(str(place))
             if not (place / "dvc.lock").exists():
                 repo.reproduce()
@@ -91,7 +118,7 @@ def compared(tool: str, python: str) -> dict[str, object]:
     helper = FILES["work/mine/helper.py"] + "\ndef decorate(function):\n    return function\n"
     note = f"def note():\n    with open({str(place / 'ran')!r}, 'a') as stream:\n        stream.write('x')\n"
     files = {**FILES, OWN: text, "work/mine/helper.py": helper, "env/site-packages/ran.py": note, "ran": ""}
-    files |= {"run.py": CALL, "dvc.yaml": STAGE % python}
+    files |= {"run.py": CALL, "dvc.yaml": STAGE % python, "flow.py": FLOW}
     for name, content in files.items():
         put(name, content.replace("ELSEWHERE", str(place / "elsewhere/src/editable")))(place)
     (place / "later/fast.py").unlink()
