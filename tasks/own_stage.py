@@ -67,6 +67,7 @@ def own_stage(config: OwnStage, given: Input, code: Source, out: Workdir) -> Met
         return _report(call_own(f"{__name__}:made", first), out)
     away.mkdir(parents=True)
     second = {**asked, "out": str(twice), "scratch": str(away / "own"), "elsewhere": True}
+    # both at once: on two cores a proof costs no time
     with ThreadPool(2, "proof") as pool:
         there = pool.submit(lambda: call_own(f"{__name__}:made", second, OTHER, away))
         result = call_own(f"{__name__}:made", first)
@@ -111,6 +112,7 @@ def made(arguments: Meta, limit: Any) -> Meta:
     if arguments["elsewhere"]:
         go_elsewhere()
     function = function_of(code, arguments["hook"])
+    # what the process reports is passed on when it has ended; its progress would come too late
     events: list[Meta] = []
     out = Workdir(Path(arguments["out"]), Path(arguments["scratch"]), events.append)
     for folder in (out.path, out.scratch):

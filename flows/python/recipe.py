@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trnflow.flows.display import report
+from trnflow.flows.display.live_block import html_table, shown
 from trnflow.flows.finetune import finetune
-from trnflow.flows.python.frames import data_settings
-from trnflow.flows.python.functions import named_functions
-from trnflow.flows.python.live import html_table, shown
 from trnflow.flows.python.run import Run
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import ON, RecipeTree, read_tree, tree_of
@@ -29,6 +27,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.event_types import PlannedStage
+from trnflow.tasks.keys.notebook_functions import named_functions
+from trnflow.tasks.sources.frames import data_settings
 from trnflow.tasks.system.home import home_folder
 
 if TYPE_CHECKING:

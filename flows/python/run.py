@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.flows.cli.history_commands import differences, page_of, run_summary
 from trnflow.flows.cli.live.runs_command import list_runs
 from trnflow.flows.display import report
+from trnflow.flows.display.live_block import html_table
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import find_model
-from trnflow.flows.python.live import html_table
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store

@@ -40,6 +40,7 @@ def with_own_stages(
     given: {built-in stage: artifact that stands for its node}; kinds: {built-in stage: kind}. Raises ConfigError for a
     name, a kind or an `after` that can't be.
     """
+    # such as precompile, which does not run where training is a hit
     deferred = {needed.name for node in nodes for needed in node.after.values()}
     made: dict[str, Node | Artifact] = {**given, **{node.name: node for node in nodes}}
     _refuse_names(recipe.stages, made.keys() - deferred, kinds)

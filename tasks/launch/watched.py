@@ -63,6 +63,7 @@ def _held(permit: Permit) -> Iterator[None]:
         refused = error.__cause__
         if not isinstance(refused, PermissionError) and "ermission denied" not in str(refused):
             raise
+        # other libraries raise errors of their own, with the same words
         named = re.search(r"'(/[^']+)'", str(refused))
         name = os.path.basename(named[1]) if named else "FILE"
         raise DataError(

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnflow.flows.python.frames import ROWS, data_settings
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.sources.frames import ROWS, data_settings
 
 CELLS = st.fixed_dictionaries(
     {
@@ -111,7 +111,7 @@ MEMORY = """
 import resource, sys
 import numpy as np, pandas as pd
 from pathlib import Path
-from trnflow.flows.python.frames import data_settings
+from trnflow.tasks.sources.frames import data_settings
 import pyarrow.parquet
 frame = pd.DataFrame(np.random.default_rng(0).random((2_000_000, 8)), columns=list("abcdefgh"))  # 128 MB
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
