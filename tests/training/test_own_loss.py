@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.helpers.command_line import InProcessShell
@@ -57,6 +58,30 @@ def test_the_same_loss_trains_to_the_same_bits(shell: InProcessShell, engine: st
         shell.json("get", f"{folder.name.removeprefix(engine + '_')}.yaml", *settings, "train", str(folder))
     left, right = (sorted(folder.glob("*.safetensors")) for folder in files)
     assert left and [file.read_bytes() for file in left] == [file.read_bytes() for file in right]
+
+
+STEADY = ("train.learning_rate=0.5", "train.eps=1.0")
+"""With this eps AdamW follows the gradient; with its own it makes a step of each sign, also of one that is rounding."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way", [("train.devices=2", "train.micro_batch=4"), ("train.compile=true",)], ids=["ranks", "compiled"]
+)
+def test_two_ranks_and_compiled_graphs_train_as_one_process(shell: InProcessShell, way: tuple[str, ...]) -> None:
+    (shell.folder / "losses.py").write_text(FOCAL)
+    losses, weights = [], []
+    for name, settings in {"one": STEADY, way[0]: (*STEADY, *way)}.items():
+        losses.append(checkpoint(shell, "own.yaml", "train.micro_batch=8", *settings)["metrics"])
+        folder = shell.folder / f"{name}_beside_{way[0]}"
+        shell.json("get", "own.yaml", "train.micro_batch=8", *settings, "train", str(folder))
+        weights.append(
+            {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+        )
+    one, other = weights
+    assert abs(losses[0]["eval_loss"] - losses[0]["eval_loss_before"]) > 1e-3, "weights move"
+    assert losses[0]["train_loss"] == pytest.approx(losses[1]["train_loss"], abs=1e-5)
+    assert one.keys() == other.keys() and max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
 
 
 @pytest.mark.slow
