@@ -18,7 +18,7 @@ NO_NEW_PRIVS = 38
 @cache
 def is_there() -> bool:
     """Return whether this kernel has Landlock."""
-    return sys.platform == "linux" and _libc().syscall(CREATE_RULESET, None, 0, VERSION) > 0
+    return sys.platform == "linux" and bool(_libc().syscall(CREATE_RULESET, None, 0, VERSION) > 0)
 
 
 def read_only_these(paths: Iterable[str]) -> None:

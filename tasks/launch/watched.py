@@ -20,8 +20,8 @@ from trnflow.tasks.launch.job import Job
 PERMIT = "TRNFLOW_PERMIT"
 """The variable that names the file."""
 
-NATIVE = ("/run",)
-"""What libraries of the system read beside the permit: where /etc/resolv.conf points to."""
+NATIVE = ("/run", "/opt")
+"""What libraries of the system read beside the permit: where /etc/resolv.conf points to, and drivers such as ROCm's."""
 
 PRINTED = 1_000_000
 """The most characters that own code may print in a process."""
