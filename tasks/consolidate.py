@@ -27,8 +27,8 @@ from trnflow.tasks.sources.model_source import generation_config
 from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.model_process import model_environ
 from trnflow.tasks.system.optional_packages import bitsandbytes_version
-from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weights, base_weights, write_adapter
-from trnflow.tasks.training.checkpoint.starting_weights import starting_from
+from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weights, write_adapter
+from trnflow.tasks.training.checkpoint.starting_weights import base_weights, starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import auto_class
 from trnflow.tasks.training.shared_types import PARAMETER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from trnflow.tasks.stage import Workdir, write_json
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.saving import Saver
-from trnflow.tasks.training.checkpoint.starting_weights import load_start
+from trnflow.tasks.training.checkpoint.starting_weights import base_weights, load_start
 from trnflow.tasks.training.choose_engine import join_ranks, make_engine
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import cautions, check_device
@@ -22,7 +23,7 @@ from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
 from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
-from trnflow.tasks.training.model.adapters import adapter_document, loaded_dtype, prepared
+from trnflow.tasks.training.model.adapters import adapter_document, loaded_dtype, prepared, reads_parts
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
@@ -106,8 +107,11 @@ def _prepare(
     train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
-    built = build(model, packed, seed=config.seed, weights=True, dtype=loaded_dtype(config, packed.meta["task"]))
-    load_start(model, built.model)
+    dtype = loaded_dtype(config, packed.meta["task"])
+    opens = partial(base_weights, model) if reads_parts(config) and model.location["model"] else None
+    built = build(model, packed, seed=config.seed, weights=True, dtype=dtype, opens=opens)
+    if opens is None:
+        load_start(model, built.model)
     built = prepared(config, built, packed.meta, train)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
     newest = world.on_first(lambda: state_to_resume(out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.kind import Kind
@@ -35,6 +35,15 @@ class TensorSlice(NamedTuple):
     value: Tensor
 
 
+class StoredWeights(Protocol):
+    """Parameters in files, by the model's names: a pretrained model's, or a checkpoint's."""
+
+    def has(self, name: str) -> bool: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def tensor(self, name: str) -> Tensor: ...
+    def part(self, name: str, at: tuple[slice, ...]) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Built:
     """A model that is ready to train."""
@@ -56,6 +65,9 @@ class Built:
 
     lacking: tuple[str, ...] = ()
     """Parameters that the pretrained weights lack."""
+
+    stored: StoredWeights | None = None
+    """Where parameters are read from when they are placed: those that it has, but `lacking`, are blank until then."""
 
     frozen: frozenset[str] = frozenset()
     """Parameters that are not trained."""

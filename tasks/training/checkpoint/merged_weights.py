@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.sources.model_source import model_folder
 from trnflow.tasks.stage import read_json, write_json
-from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from trnflow.tasks.training.checkpoint.shards import Reader
 from trnflow.tasks.training.model.lora import CONFIG, A, B, adapter_name, scaling
-from trnflow.tasks.training.shared_types import PARAMETER
+from trnflow.tasks.training.shared_types import StoredWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +35,7 @@ class MergedWeights:
     the model's, or one is in neither.
     """
 
-    def __init__(self, shards: Input, base: Reader | PretrainedWeights, stored: Reader, model: Any) -> None:
+    def __init__(self, shards: Input, base: StoredWeights, stored: Reader, model: Any) -> None:
         self._base, self._stored = base, stored
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._trained = set(stored.names)
@@ -98,14 +96,6 @@ def _quantisation(shards: Input, model: Any) -> dict[str, Callable[[Tensor], Ten
     if kind is None:
         return {}
     return dict.fromkeys(quantised_layers(model), partial(rounded, kind=kind, dtype=getattr(torch, settings["dtype"])))
-
-
-def base_weights(model: Source, empty: Any) -> Reader | PretrainedWeights:
-    """Return what reads the weights with which training began (`starting_from`). empty: the base model on "meta"."""
-    folder = (model.location["model"] or {}).get("checkpoint")
-    if folder is not None:
-        return Reader(Path(folder), PARAMETER)
-    return PretrainedWeights(cast(Path, model_folder(model)), empty)
 
 
 def write_adapter(folder: Path, shards: Input, model: Source, trained: Reader, dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""Read a Hugging Face folder's weights one parameter at a time, by transformers' names.
+"""Read a Hugging Face folder's weights one parameter, or a part of one, at a time, by transformers' names.
 
 Files may have older names, another name (`embed_out` is `lm_head`), or several tensors a parameter (experts);
 `from_pretrained`'s rules are applied one by one. Files are memory-mapped: a stored tensor takes no memory, a made one
@@ -7,15 +7,19 @@ its size, twice while it is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.stage import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class PretrainedWeights:
@@ -43,16 +47,27 @@ class PretrainedWeights:
         held = self._known(name)
         return None if held in self._converters else self._sources[held][0][1]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a parameter's shape in the files; of one made of several tensors the model's."""
+        held = self._known(name)
+        if held in self._converters:
+            return tuple(self._model.state_dict()[held].shape)
+        return tuple(self._opened(self._sources[held][0][1], lambda stored: stored.get_shape()))
+
     def tensor(self, name: str) -> Tensor:
         """Return a parameter in the file's type. Raises ModelError when it is missing or can't be read."""
+        return self.part(name, ())
+
+    def part(self, name: str, at: tuple[slice, ...]) -> Tensor:
+        """Return the elements `at` of a parameter, as `tensor`; nothing else is read unless it is made of several."""
         held = self._known(name)
         if held not in self._converters:
-            return self._read(self._sources[held][0][1])
+            return self._read(self._sources[held][0][1], at)
         first = self._converters[held]
         if self._last[0] != first:
             self._last = ("", {})  # frees the memory before the next tensors are read
             self._last = (first, self._converted(first))
-        return self._last[1][held]
+        return self._last[1][held][at]
 
     def _check_tied(self) -> None:
         """Raise ModelError if tied parameters differ in the files."""
@@ -61,8 +76,7 @@ class PretrainedWeights:
         # transformers trains with both, and a published model could have one
         for names in {tuple(names) for names in self._aliases.values()}:
             stored = [name for name in names if name in self._sources and name not in self._converters]
-            values = [self._read(self._sources[name][0][1]) for name in stored[:2]]
-            if len(values) == 2 and not torch.equal(*values):
+            if len(stored) > 1 and not torch.equal(*(self._read(self._sources[name][0][1]) for name in stored[:2])):
                 raise ModelError(
                     f"the model ties {stored[0]} and {stored[1]}, and its files hold different values for them",
                     "set model.overrides.tie_word_embeddings=false",
@@ -110,16 +124,20 @@ class PretrainedWeights:
         converted = rule.convert(first, model=self._model, config=self._model.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
-    def _read(self, key: str) -> Tensor:
+    def _read(self, key: str, at: tuple[slice, ...] = ()) -> Tensor:
+        value: Tensor = self._opened(key, lambda stored: stored[at])
+        return value
+
+    def _opened(self, key: str, read: Callable[[Any], Any]) -> Any:
+        """Return what `read` takes from a stored tensor."""
         from safetensors import SafetensorError, safe_open
 
         file = self._files[key]
         try:
             with safe_open(file, framework="pt") as opened:
-                value: Tensor = opened.get_tensor(key)
+                return read(opened.get_slice(key))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file.name} gives no {key}: {error}", "save the model anew") from error
-        return value
 
 
 def _stored(folder: Path) -> dict[str, Path]:
@@ -133,14 +151,21 @@ def _stored(folder: Path) -> dict[str, Path]:
                 files |= dict.fromkeys(opened.keys(), file)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file.name} can't be read as safetensors: {error}", "save the model anew") from error
+    _check_index(folder, files)
     return files
+
+
+def _check_index(folder: Path, files: dict[str, Path]) -> None:
+    """Raise ModelError when the index promises a tensor that its file lacks."""
+    index = folder / INDEX
+    for name, file in read_json(index)["weight_map"].items() if index.is_file() else ():
+        if name not in files and not (folder / WHOLE).is_file():
+            raise ModelError(f"{file} lacks {name}, which {INDEX} says it holds", "save or download the model anew")
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return `model.safetensors`, else the index's files, sorted. Raises ModelError."""
-    from trnflow.tasks.stage import read_json
-
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file():
         return [whole]
     if not index.is_file():

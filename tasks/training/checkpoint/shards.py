@@ -131,42 +131,50 @@ class Reader:
         return self._prefix + name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor `name`."""
+        """Return the shape of the whole tensor `name`. Raises ModelError when it is missing."""
+        if not self.has(name):
+            raise ModelError(f"the checkpoint {self._folder} holds no tensor {name}", REMOVE)
         return tuple(self._tensors[self._prefix + name]["shape"])
 
     def tensor(self, name: str) -> Tensor:
         """Return a whole tensor, on the CPU. Raises ModelError when it or a part is missing."""
+        return self.part(name, tuple(slice(0, size) for size in self.shape(name)))
+
+    def part(self, name: str, at: tuple[slice, ...]) -> Tensor:
+        """Return the elements `at` of a tensor, as `tensor`; of its slices only what is among them is read."""
         import torch
 
-        if not self.has(name):
-            raise ModelError(f"the checkpoint {self._folder} holds no tensor {name}", REMOVE)
-        whole: Tensor | None = None
+        joined: Tensor | None = None
         filled = 0
-        for part in self._tensors[self._prefix + name]["slices"]:
-            value = self._slice(part["file"], self._prefix + name)
-            whole = torch.empty(self.shape(name), dtype=value.dtype) if whole is None else whole
-            ends = [at + size for at, size in zip(part["start"], value.shape, strict=False)]
-            if value.ndim != whole.ndim or any(end > size for end, size in zip(ends, whole.shape, strict=True)):
-                raise ModelError(
-                    f"{part['file']} in {self._folder} is of another checkpoint: its {name} has shape {list(value.shape)}",
-                    REMOVE,
-                )
-            whole[tuple(map(slice, part["start"], ends))] = value
+        for stored in self._tensors[self._prefix + name]["slices"]:
+            value, place = self._common(stored, name, at)
+            joined = (
+                torch.empty([index.stop - index.start for index in at], dtype=value.dtype) if joined is None else joined
+            )
+            joined[place] = value
             filled += value.numel()
-        if whole is None or filled != whole.numel():
+        if joined is None or filled != joined.numel():
             raise ModelError(f"the slices of {name} in {self._folder} are incomplete", REMOVE)
-        return whole
+        return joined
 
-    def _slice(self, file: str, name: str) -> Tensor:
-        """Return a slice of a tensor as it is in the shard `file`."""
+    def _common(self, stored: Meta, name: str, at: tuple[slice, ...]) -> tuple[Tensor, tuple[slice, ...]]:
+        """Return which of the elements `at` a stored slice holds, and where among them they lie."""
         from safetensors import SafetensorError, safe_open
 
+        file, start, whole = stored["file"], stored["start"], self.shape(name)
         try:
             with safe_open(self._folder / file, framework="pt") as shard:
-                value: Tensor = shard.get_tensor(name)
+                held = shard.get_slice(self._prefix + name)
+                shape = held.get_shape()
+                if len(shape) != len(whole) or any(map(lambda at, n, all: at + n > all, start, shape, whole)):
+                    raise ModelError(
+                        f"{file} in {self._folder} is of another checkpoint: its {name} has shape {shape}", REMOVE
+                    )
+                common = [_overlap(wanted, begin, size) for wanted, begin, size in zip(at, start, shape, strict=True)]
+                value: Tensor = held[_moved(common, start)]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} in {self._folder} gives no {name}: {error}", REMOVE) from error
-        return value
+        return value, _moved(common, [wanted.start for wanted in at])
 
     def check_model(self, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise ModelError unless the tensors with `prefix` have exactly these names and shapes."""
@@ -179,6 +187,17 @@ class Reader:
                     f"{_shape_text(wanted)}",
                     REMOVE,
                 )
+
+
+def _overlap(wanted: slice, start: int, size: int) -> slice:
+    """Return the indices of `wanted` that lie in the `size` from `start` on."""
+    first = max(wanted.start, start)
+    return slice(first, max(first, min(wanted.stop, start + size)))
+
+
+def _moved(at: Sequence[slice], starts: Sequence[int]) -> tuple[slice, ...]:
+    """Return the indices counted from `starts`."""
+    return tuple(slice(index.start - begin, index.stop - begin) for index, begin in zip(at, starts, strict=True))
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:

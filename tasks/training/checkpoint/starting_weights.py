@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_source import model_folder
+from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from trnflow.tasks.training.checkpoint.shards import Reader
-from trnflow.tasks.training.shared_types import PARAMETER
+from trnflow.tasks.training.shared_types import PARAMETER, StoredWeights
 
 
 def starting_from(model: Source, start: Input | None) -> Source:
@@ -28,12 +30,33 @@ def starting_from(model: Source, start: Input | None) -> Source:
     return replace(model, identity=model.identity | {"weights": weights}, location=location)
 
 
+def base_weights(source: Source, empty: Any) -> StoredWeights:
+    """Return the weights with which training begins (`starting_from`). empty: the model on "meta".
+
+    Raises ModelError for a checkpoint of another model, and for files that can't be read.
+    """
+    checkpoint = _checkpoint(source)
+    if checkpoint is None:
+        return PretrainedWeights(cast(Path, model_folder(source)), empty)
+    _check_shapes(checkpoint, empty)
+    return checkpoint
+
+
 def load_start(source: Source, model: Any) -> None:
     """Copy the parameters of the checkpoint that `source` names into `model`. Raises ModelError for other shapes."""
+    stored = _checkpoint(source)
+    if stored is not None:
+        _check_shapes(stored, model)
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(stored.tensor(name))
+
+
+def _checkpoint(source: Source) -> Reader | None:
     folder = (source.location["model"] or {}).get("checkpoint")
-    if folder is None:
-        return
-    stored = Reader(Path(folder), PARAMETER)
+    return None if folder is None else Reader(Path(folder), PARAMETER)
+
+
+def _check_shapes(stored: Reader, model: Any) -> None:
     for name, parameter in model.named_parameters():
         shape = stored.shape(name) if stored.has(name) else None
         if shape != tuple(parameter.shape):
@@ -42,4 +65,3 @@ def load_start(source: Source, model: Any) -> None:
                 f"{tuple(parameter.shape)} here",
                 "use a model of the same architecture and labels, or name what its `consolidate` made",
             )
-        parameter.data.copy_(stored.tensor(name))

@@ -13,7 +13,6 @@ from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -72,11 +71,6 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
     return tensor
 
 
-def piece_on(device: torch.device, tensor: Tensor, spec: Spec, world: World) -> Tensor:
-    """Return a contiguous copy of this rank's part of a whole tensor on a device."""
-    return piece(tensor, spec, world).to(device, copy=True).contiguous()
-
-
 def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
     """Return the shape of a rank's part, the same on all."""
     return tuple(size if axis is None else size // getattr(mesh, axis) for size, axis in zip(shape, spec, strict=True))
@@ -86,6 +80,12 @@ def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
     """Return the index in each dimension where this rank's part begins."""
     part = piece_shape(shape, spec, world.mesh)
     return tuple(0 if axis is None else size * getattr(world, axis) for size, axis in zip(part, spec, strict=True))
+
+
+def piece_slices(shape: Shape, spec: Spec, world: World) -> tuple[slice, ...]:
+    """Return the indices of this rank's part in each dimension."""
+    sizes = piece_shape(shape, spec, world.mesh)
+    return tuple(slice(at, at + size) for at, size in zip(piece_start(shape, spec, world), sizes, strict=True))
 
 
 def writes_piece(spec: Spec, world: World) -> bool:

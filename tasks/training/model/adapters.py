@@ -61,6 +61,12 @@ def loaded_dtype(config: TrainConfig, task: str) -> str:
     return config.dtype if quantises and not kind_of(task).per_row else "float32"
 
 
+def reads_parts(config: TrainConfig) -> bool:
+    """Return whether each rank reads only its parts of the weights: engine native, where a base that is quantised must be
+    whole."""
+    return config.engine == "native" and (config.lora is None or config.lora.base_dtype is None)
+
+
 def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split | None = None) -> Built:
     """Return `built` adapted and with class weights; train: None when only graphs are traced."""
     return replace(adapt(config, built), class_weights=class_weights(config, packed, train))

@@ -6,6 +6,7 @@ Weights come from safetensors alone; parameters that they lack (a new head) are 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,18 +24,27 @@ from trnflow.tasks.training.model.masks import (
     pools_positions,
     window_of,
 )
-from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, first_position, load_pretrained
-from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, blank_model, first_position, load_pretrained
+from trnflow.tasks.training.shared_types import Built, StoredWeights
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
 
 
-def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool, dtype: str = "float32") -> Built:
+def build(
+    source: Source,
+    packed: Input[PackedMeta],
+    *,
+    seed: int,
+    weights: bool,
+    dtype: str = "float32",
+    opens: Callable[[Any], StoredWeights] | None = None,
+) -> Built:
     """Build the model of `source`, with vocabulary and labels as `packed` needs.
 
-    weights: False builds on "meta", for tracing. dtype: of pretrained weights. Raises ModelError, naming the setting,
-    when model and rows do not fit.
+    weights: False builds on "meta", for tracing. dtype: of pretrained weights. opens: gets the model on "meta", and
+    returns the weights that are to be read later (`Built.stored`). Raises ModelError, naming the setting, when model and
+    rows do not fit.
     """
     # from the recipe alone, so that precompile and train build the same graph
     config = model_config(source, packed.meta)
@@ -42,9 +52,13 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
     check_sdpa(kind, config)
     torch.manual_seed(seed)
     lacking: tuple[str, ...] = ()
-    if not weights:
+    stored = None
+    if not weights or opens is not None:
         with torch.device("meta"):
             model = kind.from_config(config, **OPTIONS)
+        if opens is not None:
+            stored = opens(model)
+            model, lacking = blank_model(model, source, stored)
     elif source.identity["weights"] is None:
         model = kind.from_config(config, **OPTIONS)
     else:
@@ -54,7 +68,8 @@ def build(source: Source, packed: Input[PackedMeta], *, seed: int, weights: bool
     model.config.use_cache = False
     causal, lengths = _is_causal(config), packed.meta["lengths"]
     windowed = window_of(config.get_text_config(), max(lengths)) is not None
-    built = Built(model, packed.meta["task"], causal, first_position(model), published, lacking, windowed=windowed)
+    first = first_position(model)
+    built = Built(model, packed.meta["task"], causal, first, published, lacking, stored, windowed=windowed)
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
     if built.kind.per_row and pools_positions(model.config):

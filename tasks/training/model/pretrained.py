@@ -8,6 +8,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import model_folder
+from trnflow.tasks.training.shared_types import StoredWeights
 
 HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 
@@ -26,15 +27,50 @@ def load_pretrained(task: str, config: Any, source: Source, dtype: str, **option
     """
     import torch
 
-    model, info = auto_class(task).from_pretrained(
-        model_folder(source),
-        config=config,
-        dtype=getattr(torch, dtype),
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        **options,
+    return _checked(
+        source,
+        *auto_class(task).from_pretrained(
+            model_folder(source),
+            config=config,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        ),
     )
+
+
+def blank_model(empty: Any, source: Source, stored: StoredWeights) -> tuple[Any, tuple[str, ...]]:
+    """Return what `load_pretrained` does in fp32, but with parameters that hold one number: no value is read.
+
+    empty: the model on "meta". Buffers, and what `stored` lacks, are as `load_pretrained` makes them.
+    """
+    import torch
+
+    zero = torch.zeros(())
+    values = {name: zero.expand(stored.shape(name)) for name, _ in empty.named_parameters() if stored.has(name)}
+    values |= {name: stored.tensor(name) for name in empty.state_dict().keys() & _buffers(empty) if stored.has(name)}
+    return _checked(
+        source,
+        *type(empty).from_pretrained(
+            None,
+            config=empty.config,
+            state_dict=values,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            attn_implementation=OPTIONS["attn_implementation"],
+        ),
+    )
+
+
+def _buffers(model: Any) -> set[str]:
+    return {name for name, _ in model.named_buffers()}
+
+
+def _checked(source: Source, model: Any, info: Meta) -> tuple[Any, tuple[str, ...]]:
+    """Return the model and what the weights lack. Raises ModelError when that is not in the head."""
     lacking = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     body = sorted(name for name in lacking if not in_head(name))
     if body:

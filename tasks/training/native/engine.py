@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from trnflow.tasks.training.layout.slices import (
     fp32_shards,
     layout_of,
     piece,
-    piece_on,
     piece_start,
     writes_piece,
 )
@@ -40,6 +39,7 @@ from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
 from trnflow.tasks.training.native.accumulation import GradientSums
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
+from trnflow.tasks.training.native.first_weights import FirstWeights
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
 from trnflow.tasks.training.native.optimizers import UPDATES
 from trnflow.tasks.training.native.updates import StateTensor
@@ -81,8 +81,10 @@ class NativeEngine:
         states, specs = self._layout.states, self._layout.specs
         split = any(states[name] != specs[name] for name in states)
         apart = config.keeps_masters or (split and not config.stochastic_rounding)
-        masters = self._place_state(stored, masters=apart)
-        self._place_model()
+        weights = FirstWeights(built, stored, world, self._device)
+        masters = self._make_masters(weights) if apart else {}
+        self._state = UPDATES[config.optimizer](self._layout, world, self._device, stored)
+        self._place_model(weights, {name: value for name, value in masters.items() if states[name] == specs[name]})
         named = built.parameters()
         self._parameters: list[Tensor] = [named[name] for name in states]
         narrow = config.dtype == "bfloat16" and config.accumulation > 1
@@ -134,34 +136,30 @@ class NativeEngine:
     def peak_memory(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
-    def _place_state(self, stored: Reader | None, *, masters: bool) -> dict[str, Tensor]:
-        """Make parameters and optimizer state from `stored`; return this rank's fp32 masters beside the parameters."""
-        config, built = self._config, self._built
-        with torch.no_grad():
-            for name, parameter in built.trained().items() if stored else ():
-                parameter.copy_(stored.tensor(PARAMETER + name))  # type: ignore[union-attr]
-            # the masters are copied before the parameters lose digits in bf16
-            wide = fp32_shards(config, self._layout)
-            copies = {
-                name: piece_on(self._device, parameter.detach().float(), self._layout.states[name], self._world)
-                for name, parameter in (built.trained().items() if masters else ())
-                if name not in wide
-            }
-            self._state = UPDATES[config.optimizer](self._layout, self._world, self._device, stored)
-            if config.dtype == "bfloat16":
-                # buffers stay as they are: rotary frequencies need fp32
-                for name, parameter in built.parameters().items():
-                    if name not in wide:
-                        parameter.data = parameter.data.to(torch.bfloat16)
-        return copies
+    def _make_masters(self, weights: FirstWeights) -> dict[str, Tensor]:
+        """Return this rank's fp32 masters beside the parameters."""
+        wide = fp32_shards(self._config, self._layout)
+        # from weights that have not lost digits in bf16
+        return {
+            name: weights.part(name, spec, torch.float32)
+            for name, spec in self._layout.states.items()
+            if name not in wide
+        }
 
-    def _place_model(self) -> None:
-        """Split the model over the mesh and move it to the device."""
+    def _place_model(self, weights: FirstWeights, masters: Mapping[str, Tensor]) -> None:
+        """Split the model over the mesh, and put this rank's parts on the device.
+
+        masters: Of parameters of which a rank updates all that it holds.
+        """
         config, built = self._config, self._built
         if config.remat and config.method != "head":
             recompute(built.model, int(config.remat))
+        # buffers stay as they are: rotary frequencies need fp32
+        wide = fp32_shards(config, self._layout) if config.dtype == "bfloat16" else self._layout.shapes
+        weights.blank({name: torch.float32 if name in wide else torch.bfloat16 for name in self._layout.shapes})
         if self._world.groups is not None:
             self._exchange = self._shard()
+        weights.place(self._layout.specs, masters)
         built.model.to(self._device).train()
 
     def _choose_kernels(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_copies, piece_on
+from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_copies, piece_shape, piece_slices
 from trnflow.tasks.training.optim.adafactor import apply_update, squared_sums, update_direction, update_moments
 from trnflow.tasks.training.optim.optimizer import Scalars, is_decayed, state_shapes
 from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits, round_stochastically, row_chunks, store
@@ -52,17 +52,19 @@ class FusedAdamW:
     """
 
     def __init__(self, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None) -> None:
-        zero = torch.zeros(())
         self._layout, self._device = layout, device
         self._first, self._second = (
             [
-                piece_on(
-                    device, stored.tensor(prefix + name) if stored else zero.expand(layout.shapes[name]), spec, world
-                )
+                self._moment(prefix + name, layout.shapes[name], spec, world, stored)
                 for name, spec in layout.states.items()
             ]
             for prefix in (FIRST_MOMENT, SECOND_MOMENT)
         )
+
+    def _moment(self, name: str, whole: Shape, spec: Spec, world: World, stored: Reader | None) -> Tensor:
+        if stored is None:
+            return torch.zeros(piece_shape(whole, spec, world.mesh), device=self._device)
+        return stored.part(name, piece_slices(whole, spec, world)).to(self._device)
 
     def state(self) -> Iterator[StateTensor]:
         """Yield this rank's part of each tensor of the state."""

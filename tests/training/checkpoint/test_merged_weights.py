@@ -14,8 +14,9 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.model_folder.published_weights import model_without_values
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.train import TrainConfig
-from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, base_weights, write_adapter
+from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, write_adapter
 from trnflow.tasks.training.checkpoint.shards import Reader, write
+from trnflow.tasks.training.checkpoint.starting_weights import base_weights
 from trnflow.tasks.training.model.adapters import adapt, adapter_document
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
