@@ -81,7 +81,7 @@ def precompile(
     from trnflow.tasks.training.memory.device_fit import fit_to_device
 
     config = config.with_own_loss(code, packed=packed.meta, out=out)
-    if config.device == "neuron":
+    if config.by_neuronx_cc:
         from trnflow.tasks.training.graphs.neuron_precompile import compile_graphs as listed
     else:
         from trnflow.tasks.training.graphs.inventory import inventory as listed

@@ -14,6 +14,7 @@ from pydantic import model_validator
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.system.devices import cores
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.partition_specs import check_heads
 from trnflow.tasks.training.settings.batch import BatchSettings
 from trnflow.tasks.training.settings.computation import ComputationSettings
@@ -75,12 +76,11 @@ class TrainConfig(
 
     @property
     def shape_unit(self) -> tuple[int, int] | None:
-        """(rows, positions) to whose multiples trimmed batches are rounded up; None if compiled graphs need one shape.
-        On cuda 8 positions: tensor cores take groups of eight."""
+        """(rows, positions) to whose multiples trimmed batches are rounded up; None if compiled graphs need one shape."""
         if self.engine == "xla" or self.compile:
             return None
         positions = self.tensor_parallel_size if self.sequence_parallel else 1
-        return self.data_parallel, math.lcm(positions, 8 if self.device == "cuda" else 1)
+        return self.data_parallel, math.lcm(positions, KINDS[self.device].positions)
 
     @property
     def resolved_threads(self) -> int:
@@ -105,7 +105,7 @@ class TrainConfig(
             raise ValueError("compile works on one device: set devices=1, or compile=false")
         if self.compile_cache and not self.compile:
             raise ValueError("compile_cache keeps torch.compile's cache: set compile=true")
-        if self.loss and self.device == "neuron":
+        if self.loss and self.by_neuronx_cc:
             raise ValueError("loss is for device cpu and cuda: another program compiles the graphs of neuron")
         if self.engine != "xla" and self.compiler_flags:
             raise ValueError("compiler_flags is for engine xla: set compiler_flags=[], or engine=xla")

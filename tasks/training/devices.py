@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from trnflow.tasks.errors import MissingDependency, ModelError
@@ -13,6 +13,7 @@ from trnflow.tasks.system.gpus import usable_gpus
 from trnflow.tasks.system.memory import machine_memory
 from trnflow.tasks.system.optional_packages import require_bitsandbytes, require_torch_xla
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.device_kinds import KINDS
 
 NEURON_PACKAGES = ("libneuronxla", "neuronx-cc", "torch-neuronx")
 INSTALL_NEURON = (
@@ -24,18 +25,6 @@ NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")
 
 def check_device(config: TrainConfig) -> None:
     """Raise MissingDependency when a package is missing, ModelError when there are too few devices."""
-    if config.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ModelError(
-                "train.device is cuda, and torch finds no GPU here", "set train.device=cpu, or check the driver"
-            )
-        if torch.cuda.device_count() < config.devices:
-            raise ModelError(
-                f"train.devices is {config.devices}, and torch finds {torch.cuda.device_count()} GPUs here",
-                "lower train.devices",
-            )
     if config.compile and importlib.util.find_spec("setuptools") is None:
         raise MissingDependency(
             "train.compile is set, and torch.compile needs setuptools (and a C++ compiler), which is not installed",
@@ -43,14 +32,30 @@ def check_device(config: TrainConfig) -> None:
         )
     check_torch_xla(config)
     check_bitsandbytes(config)
-    if config.device == "neuron":
+    if config.by_neuronx_cc:
         check_neuron(config)
+    kind = KINDS[config.device]
+    if config.engine == "native":
+        kind.check(config.devices)
+    if not kind.supports(config.dtype):
+        raise ModelError(
+            f"train.dtype is {config.dtype}, in which {kind.label()} does not compute", "set train.dtype=float32"
+        )
 
 
 def check_torch_xla(config: TrainConfig) -> None:
     """Raise MissingDependency when engine xla lacks torch_xla."""
     if config.engine == "xla":
         require_torch_xla("train.engine is xla", "train.engine=native (--on cpu, --on gpu)")
+
+
+def check_torch_neuron(config: TrainConfig) -> None:
+    """Raise MissingDependency when engine native is to drive Neuron, and no package adds it to torch."""
+    if config.device == "neuron" and config.engine == "native" and not entry_points(group="torch.backends"):
+        raise MissingDependency(
+            "train.engine is native and train.device neuron, and no installed package adds Neuron to torch",
+            "set train.engine=xla, or install AWS's TorchNeuron",
+        )
 
 
 def check_bitsandbytes(config: TrainConfig) -> None:
@@ -79,23 +84,7 @@ def known_memory(config: TrainConfig) -> int | None:
 
 def device_memory(config: TrainConfig) -> int | None:
     """Return bytes of memory a device: `known_memory`, else what torch reports of a GPU, else None."""
-    known = known_memory(config)
-    if known is not None or config.device != "cuda":
-        return known
-    import torch
-
-    return int(torch.cuda.get_device_properties(0).total_memory)
-
-
-def device_name(config: TrainConfig) -> str:
-    """Return the device's name, such as "NVIDIA H200" or "cpu"; for neuron the EC2 instance type, or "neuron"."""
-    if config.device == "neuron":
-        return _line(Path("/sys/devices/virtual/dmi/id/product_name")) or config.device  # on EC2 the instance type
-    if config.device != "cuda":
-        return config.device
-    import torch
-
-    return str(torch.cuda.get_device_name())
+    return known_memory(config) or KINDS[config.device].memory()
 
 
 def check_gpu(environ: Mapping[str, str], section: str = "train", devices: int = 1) -> None:

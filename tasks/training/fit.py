@@ -56,11 +56,11 @@ def fit(
     check_device(config)
     for text in cautions(config):
         out.warn(text)
-    if config.device == "neuron":
+    if config.by_neuronx_cc:
         neuron.use_cache(graphs, out)
     compile_cache.use_cache(config, graphs, out)
     with join_ranks(config) as world:
-        if config.device == "neuron":
+        if config.by_neuronx_cc:
             world.on_first(lambda: neuron.copy_cache(graphs, out))
         return _fit(_prepare(config, model, packed, graphs, out, world, chosen), packed)
 

@@ -20,7 +20,7 @@ from trnflow.tasks.training.batches.prefetch import prefetch
 from trnflow.tasks.training.batches.sampler import Batch, Schedule, Split
 from trnflow.tasks.training.checkpoint.saving import Saver
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.devices import device_name
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.engine import Engine, Handle
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs.flops import costs, flops_per_batch, mfu
@@ -238,7 +238,8 @@ class Run:
     def measured(self, meter: Meter) -> dict[str, float]:
         """Return the figures of the steps that `meter` counted; unknown ones are left out."""
         device = self.engine.peak_memory()
-        flops = (meter.flops / meter.seconds, device_name(self.config), self.config.devices)
+        kind = KINDS[self.config.device]
+        flops = (meter.flops / meter.seconds, kind.peak_flops(kind.label()), self.config.devices)
         return {
             **({**meter.rates(), **mfu(*flops)} if meter.steps else {}),
             "data_wait_seconds": meter.waited,

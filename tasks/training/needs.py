@@ -9,7 +9,13 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Schedule
 from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
-from trnflow.tasks.training.devices import check_bitsandbytes, check_gpu, check_neuron, check_torch_xla
+from trnflow.tasks.training.devices import (
+    check_bitsandbytes,
+    check_gpu,
+    check_neuron,
+    check_torch_neuron,
+    check_torch_xla,
+)
 from trnflow.tasks.training.objective import class_weights, refuse_loss
 from trnflow.tasks.training.selection import check_selection
 
@@ -25,7 +31,8 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     if known.here is not None:
         check_torch_xla(config)
         check_bitsandbytes(config)
-    if known.here is not None and config.device == "neuron":
+        check_torch_neuron(config)
+    if known.here is not None and config.by_neuronx_cc:
         check_neuron(config)
     if known.here is not None and config.device == "cuda":
         check_gpu(known.here, devices=config.devices)

@@ -1,4 +1,4 @@
-"""What each of four ranks reads of a Llama's weights, and the memory that it takes from reading them to its first update.
+"""What each of four ranks reads of a Llama, and the memory that it takes until they are placed and in its first update: in MB.
 
 python -m tests.bench.bench_host_memory [layers]    16 layers: 0.99 B parameters, 2 GB in bf16
 """
@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.training.counted_reads import Counting, count_reads
 from tests.training.run_stage import run_stage, traced_and_trained
@@ -20,6 +21,7 @@ from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig, ranks
 from trnflow.tasks.train import environ as train_environ
+from trnflow.tasks.training import fit
 
 SIZES = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
 LAYOUTS = {"fsdp": {"fsdp": True}, "tensor parallel": {"tensor_parallel_size": 4}}
@@ -45,10 +47,20 @@ def measured(config: TrainConfig, model: Source, packed: Input, out: Workdir) ->
             peak.update({name: max(peak[name], value) for name, value in resident().items()})
             time.sleep(0.005)
 
+    made = fit.make_engine
+    placed: dict[str, int] = {}
+
+    def make_engine(*args: Any, **options: Any) -> Any:
+        engine = made(*args, **options)
+        placed.update(peak)
+        return engine
+
+    fit.make_engine = make_engine
     threading.Thread(target=watch, daemon=True).start()
     meta = traced_and_trained(config, model, packed, out)
-    more = {f"{name} MB": peak[name] - first[name] for name in peak}
-    document = {"read MB": Counting.read // 10**6, **more}
+    document = {"read": Counting.read // 10**6}
+    for when, most in (("placed", placed), ("trained", peak)):
+        document |= {f"{name} until {when}": most[name] - first[name] for name in first}
     (out.path / f"measured-{os.environ['RANK']}").write_text(json.dumps(document))
     return meta
 
@@ -57,6 +69,7 @@ def save(folder: Path, layers: int) -> Source:
     import torch
     import transformers
 
+    torch.manual_seed(0)
     sizes = {**SIZES, "num_hidden_layers": layers, "vocab_size": 4096, "max_position_embeddings": 512}
     config = transformers.AutoConfig.for_model("llama", **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

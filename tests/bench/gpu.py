@@ -185,6 +185,7 @@ def inner(arguments: argparse.Namespace) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     import torch
 
+    from trnflow.tasks.training.device_kinds import KINDS
     from trnflow.tasks.training.graphs.flops import mfu
 
     device = torch.cuda.get_device_name()
@@ -203,7 +204,7 @@ def compare(arguments: argparse.Namespace) -> None:
             continue
         found = json.loads(done.stdout.splitlines()[-1])
         rates[name] = arguments.batch * arguments.length / found["seconds"]
-        share = mfu(flops(arguments) / found["seconds"], device, 1).get("mfu", float("nan"))
+        share = mfu(flops(arguments) / found["seconds"], KINDS["cuda"].peak_flops(device), 1).get("mfu", float("nan"))
         print(
             f"{name:<22} {rates[name]:9.0f} tokens/s {arguments.batch / found['seconds']:8.1f} samples/s  MFU {share:.3f} "
             f"{found['seconds'] * 1e3:8.1f} ms a step {found['memory'] / 2**30:6.1f} GiB  loss {found['loss']:.4f}",

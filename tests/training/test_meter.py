@@ -9,6 +9,7 @@ import pytest
 
 from tests.training.toys import LLAMA, packed_lm, scratch
 from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.graphs.flops import Costs, costs, flops_per_batch, flops_per_row, mfu
 from trnflow.tasks.training.meter import Meters, host_memory
 from trnflow.tasks.training.model.build import build
@@ -73,12 +74,13 @@ def test_a_forward_pass_has_the_flops_that_torch_counts(tmp_path: Path) -> None:
 
 
 def test_utilisation_is_of_known_devices_alone() -> None:
-    assert mfu(989e12, "NVIDIA H200", 2) == {"mfu": 0.5}
-    assert mfu(835e12, "NVIDIA H200 NVL", 1) == {"mfu": 1.0}
-    assert [mfu(35e12, name, 1)["mfu"] for name in ("NVIDIA L4", "Tesla T4")] == [35 / 121, 35 / 65]
-    assert mfu(1e12, "NVIDIA L40S", 1) == {}
-    assert mfu(95e12, "trn1.2xlarge", 2) == {"mfu": 0.5}
-    assert mfu(1e12, "cpu", 1) == mfu(1e12, "NVIDIA GeForce RTX 9090", 1) == {}
+    peak = KINDS["cuda"].peak_flops
+    assert mfu(989e12, peak("NVIDIA H200"), 2) == {"mfu": 0.5}
+    assert mfu(835e12, peak("NVIDIA H200 NVL"), 1) == {"mfu": 1.0}
+    assert [mfu(35e12, peak(name), 1)["mfu"] for name in ("NVIDIA L4", "Tesla T4")] == [35 / 121, 35 / 65]
+    assert mfu(1e12, peak("NVIDIA L40S"), 1) == {}
+    assert mfu(95e12, KINDS["neuron"].peak_flops("trn1.2xlarge"), 2) == {"mfu": 0.5}
+    assert KINDS["cpu"].peak_flops("cpu") is None and mfu(1e12, peak("NVIDIA GeForce RTX 9090"), 1) == {}
 
 
 def test_memory_is_what_was_touched() -> None:

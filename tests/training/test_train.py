@@ -36,7 +36,6 @@ EACH: dict[str, Any] = {**NEURON, "xla_processes": "per_device"}
         ({"devices": 2, "fsdp": True}, "fsdp is for engine native"),
         ({"engine": "native", "devices": 2, "fsdp": True, "zero1": True}, "set zero1=false"),
         ({"engine": "native", "devices": 2, "tensor_parallel_size": 2, "fsdp": True}, "shards over the data axis"),
-        ({"engine": "native", "device": "neuron"}, "set engine=xla"),
         ({"device": "cuda"}, "set engine=native"),
         ({"xla_processes": "per_device", "devices": 2}, "XLA's CPU client does not connect processes"),
         ({**EACH, "engine": "native", "device": "cpu"}, "engine native always has one process a device"),

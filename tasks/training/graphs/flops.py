@@ -3,7 +3,6 @@ output layer too."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
@@ -11,23 +10,6 @@ from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from trnflow.tasks.training.batches.sampler import Batch, Ints
-
-# FLOPs per second of a device at half precision (bf16; V100: fp16), dense, by a part of its name; the first match
-# counts. NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312),
-# L4 (121), T4 (65, fp16) and V100 (125 SXM2), which quote sparse figures for Hopper and L4, halved here; AWS
-# Neuron's "Trainium Architecture": 190 a chip of two cores.
-PEAKS = {
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L4": 121e12,
-    "T4": 65e12,
-    "V100-SXM2": 125e12,
-    "trn1": 95e12,
-}
 
 
 class Costs(NamedTuple):
@@ -70,8 +52,6 @@ def _pairs(segments: Ints, *, causal: bool) -> int:
     return int((sizes * (sizes + 1) // 2 if causal else sizes**2).sum())
 
 
-def mfu(flops_per_second: float, device_kind: str, devices: int) -> Meta:
-    """Return {"mfu": measured speed / peak of all devices}; {} for a device not in PEAKS."""
-    # an L40S is no L4
-    peak = next((peak for name, peak in PEAKS.items() if re.search(rf"{name}\b", device_kind)), None)
+def mfu(flops_per_second: float, peak: float | None, devices: int) -> Meta:
+    """Return {"mfu": measured speed / peak of all devices}; {} where the peak is not known."""
     return {"mfu": flops_per_second / (peak * devices)} if peak else {}

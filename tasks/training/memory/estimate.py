@@ -13,15 +13,12 @@ from typing import NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.device_kinds import GIB, KINDS
 from trnflow.tasks.training.layout.slices import ShardLayout, fp32_shards, piece_shape
 from trnflow.tasks.training.optim.optimizer import bytes_8bit, state_shapes
 from trnflow.tasks.training.partition_specs import Spec
 
-GIB = 1 << 30
 FP32 = 4
-# torch and transformers on the CPU take 0.73 GiB (measured); cuda and neuron are rules of thumb
-RUNTIME = {"cpu": 0.7 * GIB, "cuda": 0.6 * GIB, "neuron": 1.0 * GIB}
-"""Bytes before the model is built."""
 
 
 class PassMemory(NamedTuple):
@@ -95,7 +92,7 @@ def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Me
     sharing = (
         config.devices if config.device == "cpu" and config.engine == "xla" else 1
     )  # the virtual devices of one process share its memory
-    runtime = int(RUNTIME[config.device]) // sharing
+    runtime = int(KINDS[config.device].runtime) // sharing
     best = masters + optimizer if config.keeps_best and config.device == "cpu" else 0
     passing = accumulated + traced.activations if accumulated else traced.peak
     if passing >= updating:

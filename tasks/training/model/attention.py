@@ -95,7 +95,7 @@ def attend_documents(
         raise ModelError(
             f"{type(module).__name__} does not pass on which documents its rows hold", "set train.attention=sdpa"
         )
-    if query.device.type == "cuda":  # of the CPU the fused kernel takes fewer heads, of CUDA not every one does
+    if query.device.type != "cpu":  # the CPU's fused kernel takes fewer heads, others' not always
         groups = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))
     rows, heads, length, width = query.shape

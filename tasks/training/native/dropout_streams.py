@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.model.build import layers_of
 from trnflow.tasks.training.model.lora import BASE
@@ -39,7 +40,7 @@ class GeneratorSwitch:
     """
 
     def __init__(self, device: torch.device, place: int) -> None:
-        self._device, self._place = device, place
+        self._device, self._place, self._kind = device, place, KINDS[device.type]
         # dropout and attention take their numbers from the default generator, so its state is switched
         self._own = False
         self._shared: Any = None
@@ -50,7 +51,7 @@ class GeneratorSwitch:
             return
         self._own = True
         generator = self._generator()
-        if self._device.type == "cuda":  # only changes the seed on the host; does not wait for the device
+        if self._kind.has_offset:  # only changes the seed on the host; does not wait for the device
             self._shared = generator.initial_seed()
             _reseed(generator, self._derived(self._shared))
             return
@@ -63,7 +64,7 @@ class GeneratorSwitch:
         if not self._own:
             return
         self._own = False
-        if self._device.type == "cuda":
+        if self._kind.has_offset:
             _reseed(self._generator(), self._shared)
         else:
             self._generator().set_state(self._shared)
@@ -91,9 +92,7 @@ class GeneratorSwitch:
             self._own, self._shared = before
 
     def _generator(self) -> Any:
-        if self._device.type == "cuda":
-            return torch.cuda.default_generators[self._device.index]
-        return torch.default_generator
+        return self._kind.generator(self._device)
 
     def _derived(self, number: int) -> int:
         digest = hashlib.blake2b(repr((number, self._place)).encode(), digest_size=8).digest()
@@ -145,7 +144,7 @@ def _dropped(streams: GeneratorSwitch, own: bool, dropout: Any, hidden: Tensor) 
 
 
 def _reseed(generator: Any, seed: int) -> None:
-    """Set the seed of a GPU's generator, and keep its offset."""
+    """Set a generator's seed, and keep its offset."""
     offset = generator.get_offset()
     generator.manual_seed(seed)
     generator.set_offset(offset)

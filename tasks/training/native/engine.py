@@ -1,4 +1,4 @@
-"""Engine native: eager PyTorch with a process a device (cpu or cuda), or torch.compile on one device.
+"""Engine native: eager PyTorch with a process a device (`device_kinds`), or torch.compile on one device.
 
 One device and a mesh differ in `layout.slices`, `sharding` and `gradient_exchange` alone. On the CPU a repeated run
 with as many threads has equal bits; on cuda it should with `train.deterministic` (several GPUs were never run).
@@ -22,6 +22,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch
 from trnflow.tasks.training.chunked_loss import in_chunks, loss_in_chunks, scores_in_chunks, uses_chunks
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.layout.slices import (
     ShardLayout,
@@ -75,9 +76,8 @@ class NativeEngine:
             return
         self._chunks = uses_chunks(config, built)
         choose_kernels(config)
-        self._device = (
-            torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
-        )
+        self._kind = KINDS[config.device]
+        self._device = self._kind.torch_device()
         states, specs = self._layout.states, self._layout.specs
         split = any(states[name] != specs[name] for name in states)
         apart = config.keeps_masters or (split and not config.stochastic_rounding)
@@ -134,7 +134,7 @@ class NativeEngine:
                 yield TensorSlice(name, self._world.rank, piece_start(whole, spec, self._world), whole, copy)
 
     def peak_memory(self) -> int | None:
-        return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+        return self._kind.peak_memory()
 
     def _make_masters(self, weights: FirstWeights) -> dict[str, Tensor]:
         """Return this rank's fp32 masters beside the parameters."""
@@ -228,7 +228,7 @@ class NativeEngine:
         """Return this rank's columns, and which of its positions have a target."""
         # counted on the host: the device would be waited for
         at = np.flatnonzero(batch.targets[self._mine(batch)] != IGNORED)
-        return self._columns(batch), self._send([torch.from_numpy(at)])[0]
+        return self._columns(batch), self._kind.sent([torch.from_numpy(at)])[0]
 
     def _mine(self, batch: Batch) -> slice:
         """Return which rows are this rank's."""
@@ -238,12 +238,7 @@ class NativeEngine:
     def _columns(self, batch: Batch) -> list[Tensor]:
         """Copy this rank's rows to the device: input ids, targets, segment ids, position ids."""
         columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
-        return self._send([torch.from_numpy(column[self._mine(batch)]) for column in columns])
-
-    def _send(self, host: list[Tensor]) -> list[Tensor]:
-        if self._device.type == "cuda":  # a copy from memory that is not pinned would wait for earlier steps
-            host = [column.pin_memory() for column in host]
-        return [column.to(self._device, non_blocking=True) for column in host]
+        return self._kind.sent([torch.from_numpy(column[self._mine(batch)]) for column in columns])
 
     def _update(self, loss: Tensor, at: Scalars, seed: int) -> Tensor:
         """Clip the gradients and apply the update, unless the loss or the gradient norm is not finite."""

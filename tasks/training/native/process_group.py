@@ -1,32 +1,28 @@
-"""Join the process group of engine native: one process a device, over gloo on CPUs and over NCCL and gloo on GPUs."""
+"""Join the process group of engine native: one process a device, over gloo and the device's own backend."""
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.world import World
-
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""{device: torch.distributed's backend}."""
 
 
 def join_processes(config: TrainConfig) -> World:
     """Join the process group and make the mesh; return this rank's `World`.
 
-    Reads RANK, LOCAL_RANK (of its GPU) and TRNFLOW_RENDEZVOUS (a file). Raises when a rank is later than
+    Reads RANK, LOCAL_RANK (of its device) and TRNFLOW_RENDEZVOUS (a file). Raises when a rank is later than
     `train.collective_timeout_seconds`.
     """
     rank = int(os.environ["RANK"])
-    if config.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    KINDS[config.device].join()
     dist.init_process_group(
-        BACKENDS[config.device],
+        KINDS[config.device].backend,
         init_method=f"file://{os.environ['TRNFLOW_RENDEZVOUS']}",
         rank=rank,
         world_size=config.devices,

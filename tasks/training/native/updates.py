@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.layout.slices import ShardLayout, piece, piece_copies, piece_shape, piece_slices
 from trnflow.tasks.training.optim.adafactor import apply_update, squared_sums, update_direction, update_moments
 from trnflow.tasks.training.optim.optimizer import Scalars, is_decayed, state_shapes
-from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits, round_stochastically, row_chunks, store
+from trnflow.tasks.training.optim.rounding import RandomBits, round_stochastically, row_chunks, store
 from trnflow.tasks.training.partition_specs import Shape, Spec
 from trnflow.tasks.training.shared_types import FIRST_MOMENT, ROW, SECOND_MOMENT
 from trnflow.tasks.training.world import World
@@ -100,7 +101,7 @@ class FusedAdamW:
                 self._fused(some, [part.weight for part in some], ratio, skip, at_rest)
                 continue
             # bf16 weights are converted to fp32, updated and rounded back a few at a time, without a whole fp32 copy
-            for group in _chunks(some, CHUNKS[self._device.type]):
+            for group in _chunks(some, KINDS[self._device.type].chunk):
                 flat, wide = _to_fp32(group)
                 self._fused(group, wide, ratio, skip, at_rest)
                 _round_back(group, flat, draws)

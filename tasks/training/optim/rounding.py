@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.partition_specs import Spec
 from trnflow.tasks.training.world import World
 
 LARGEST = 0x7F7F0000  # the bit pattern of bf16's largest number
 MAGNITUDE, LACKING = 0x7FFFFFFF, 0xFFFF  # masks of a bit pattern: all bits but the sign; the bits that bf16 lacks
-
-# few enough for a processor's cache, enough to keep a GPU busy
-CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""{device: numbers converted to fp32 at once}."""
 
 
 def round_stochastically(
@@ -66,7 +63,7 @@ class _Generators:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(seed)
-        self.size = CHUNKS[device.type]
+        self.size = KINDS[device.type].chunk
         # on the CPU, drawing each number from torch's generator takes longer than the update
         self._state = torch.empty(self.size // 4, dtype=torch.int64, device=device)
         self._state.random_(-(1 << 63), None, generator=generator)
@@ -91,7 +88,7 @@ def store(weight: Tensor, value: Tensor, spec: Spec, draws: RandomBits | None) -
 
 
 def row_chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield views of consecutive rows, of at most `CHUNKS` numbers but at least a row."""
+    """Yield views of consecutive rows, of at most the device's `chunk` of numbers but at least a row."""
     whole = tensor if tensor.dim() else tensor.unsqueeze(0)
     size = max(1, whole.numel() // max(1, len(whole)))
-    yield from torch.split(whole, max(1, CHUNKS[tensor.device.type] // size))
+    yield from torch.split(whole, max(1, KINDS[tensor.device.type].chunk // size))

@@ -18,7 +18,8 @@ class ParallelSettings(Group):
     `train:`."""
 
     engine: Annotated[Literal["xla", "native"], GRAPH] = "xla"
-    """xla: torch_xla's compiled graphs, on devices cpu and neuron. native: PyTorch with one process a device, on cpu and cuda."""
+    """xla: torch_xla's compiled graphs, on devices cpu and neuron. native: PyTorch with one process a device, on cpu and cuda,
+    and on neuron where a package adds that to torch (never run on a chip)."""
 
     device: Annotated[Literal["cpu", "cuda", "neuron"], GRAPH] = "cpu"
     """The kind of device."""
@@ -64,6 +65,11 @@ class ParallelSettings(Group):
         """Devices along "data" (replicas) and "model"."""
         return Mesh(self.data_parallel, self.tensor_parallel_size)
 
+    @property
+    def by_neuronx_cc(self) -> bool:
+        """Whether neuronx-cc compiles the graphs: engine xla on Neuron."""
+        return self.engine == "xla" and self.device == "neuron"
+
     @field_validator("tensor_parallel_rules")
     @classmethod
     def _check_styles(cls, value: dict[str, str]) -> dict[str, str]:
@@ -92,8 +98,6 @@ class ParallelSettings(Group):
             raise ValueError(
                 "sequence_parallel shards activations over the tensor parallel axis: set tensor_parallel_size > 1"
             )
-        if self.engine == "native" and self.device == "neuron":
-            raise ValueError("engine native does not drive device neuron: set engine=xla")
         if self.engine == "xla" and self.device == "cuda":
             raise ValueError("engine xla drives cpu and neuron here: set engine=native for device cuda")
         return self

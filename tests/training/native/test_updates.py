@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.native.optimizers import UPDATES
 from trnflow.tasks.training.native.updates import Adafactor, FusedAdamW
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.optim.rounding import CHUNKS, RandomBits
+from trnflow.tasks.training.optim.rounding import RandomBits
 from trnflow.tasks.training.partition_specs import Mesh, Shape
 from trnflow.tasks.training.world import ALONE
 
@@ -75,7 +76,7 @@ SHAPES: dict[str, Shape] = {
     "norm": (7,),
     "matrix": (5, 3),
     "cube": (2, 5, 3),
-    "rows": (3, CHUNKS["cpu"] // 2),
+    "rows": (3, KINDS["cpu"].chunk // 2),
 }
 
 
