@@ -95,6 +95,7 @@ class Accelerator(Cpu):
     def check(self, count: int) -> None:
         import torch
 
+        # a device that a package adds has a module only where the package is installed
         module = getattr(torch, self.name, None)
         if module is None or not module.is_available():
             raise ModelError(

@@ -52,6 +52,7 @@ class PretrainedWeights:
         held = self._known(name)
         if held in self._converters:
             return tuple(self._model.state_dict()[held].shape)
+        # a slice's header alone is read
         return tuple(self._opened(self._sources[held][0][1], lambda stored: stored.get_shape()))
 
     def tensor(self, name: str) -> Tensor:

@@ -170,6 +170,7 @@ class Reader:
                     raise ModelError(
                         f"{file} in {self._folder} is of another checkpoint: its {name} has shape {shape}", REMOVE
                     )
+                # an empty overlap is sliced too: it reads nothing, and gives the dtype
                 common = [_overlap(wanted, begin, size) for wanted, begin, size in zip(at, start, shape, strict=True)]
                 value: Tensor = held[_moved(common, start)]
         except (SafetensorError, OSError) as error:

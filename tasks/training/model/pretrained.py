@@ -48,6 +48,7 @@ def blank_model(empty: Any, source: Source, stored: StoredWeights) -> tuple[Any,
     """
     import torch
 
+    # transformers' loader decides what is missing, tied or of another shape, and initialises it with the same draws
     zero = torch.zeros(())
     values = {name: zero.expand(stored.shape(name)) for name, _ in empty.named_parameters() if stored.has(name)}
     values |= {name: stored.tensor(name) for name in empty.state_dict().keys() & _buffers(empty) if stored.has(name)}

@@ -40,6 +40,7 @@ class FirstWeights:
             value = self._held[name][at]
         else:
             value = self._built.stored.part(_stored_name(name), at)  # type: ignore[union-attr]
+        # copied: what was read is a view of the mapped file, which would stay open
         return value.to(self._device, dtype, copy=True, memory_format=torch.contiguous_format)
 
     def blank(self, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -53,6 +54,7 @@ class FirstWeights:
         for name, parameter in self._built.parameters().items():
             dtype = self._dtypes[name]
             value = known[name].to(dtype, copy=True) if name in known else self.part(name, specs[name], dtype)
+            # of a model from scratch the whole is freed before the next part is copied
             self._held.pop(name, None)
             self._replace(parameter, _like(parameter, value))
 
@@ -80,6 +82,7 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 
     if not isinstance(parameter, DTensor):
         return value
+    # shape and stride are given, since parts of uneven sizes do not tell them
     return DTensor.from_local(
         value,
         parameter.device_mesh,
