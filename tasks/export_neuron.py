@@ -44,7 +44,8 @@ def accelerator(config: ExportConfig) -> Meta:
 
 
 def needs(config: ExportConfig, known: Known) -> Iterator[str]:
-    """Yield nothing; raise MissingDependency if the target's compiler or libraries are not here."""
+    """Yield nothing; raise ModelError if the target can't hold the model, MissingDependency if what writes it is not here."""
+    TARGETS[config.target].check_model(known)
     if known.here is not None:
         TARGETS[config.target].check(config)
     yield from ()

@@ -182,7 +182,11 @@ def _exported(exported: Input | None, calls: list[ExampleCall], out: Workdir) ->
     """Return (entry of the report, metrics) of the comparison with PyTorch; report how long the export's calls took."""
     target = exported.meta["target"] if exported else "none"
     if exported is None or not calls:
-        why = {"neuron": "a Neuron export runs on Neuron only", "none": "there is no export (export.target)"}
+        why = {
+            "neuron": "a Neuron export runs on Neuron only",
+            "gguf": "llama.cpp runs a GGUF export",
+            "none": "there is no export (export.target)",
+        }
         return {"target": target, "note": f"not compared: {why.get(target, 'evaluate.export_rows is 0')}"}, {}
     from trnflow.tasks.export.agreement import call_seconds, compare
 

@@ -28,7 +28,7 @@ CHOSEN = (
 )
 """Settings that follow from the machine, unless the recipe has them."""
 
-ANYWHERE = ("onnx", "none")
+ANYWHERE = ("onnx", "gguf", "none")
 """Values of `export.target` that any machine can make: what a recipe says of them stays."""
 
 CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")

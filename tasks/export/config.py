@@ -10,10 +10,13 @@ from trnflow.tasks.config import NOT_KEYED, BatchRows, Parallel, Positive, Stage
 class ExportConfig(StageConfig):
     """Settings of `export_neuron`, which compiles or exports the trained model for inference."""
 
-    target: Literal["stablehlo", "onnx", "neuron", "none"] = "stablehlo"
+    target: Literal["stablehlo", "onnx", "gguf", "neuron", "none"] = "stablehlo"
     """The result: `stablehlo` (a portable graph for each length), `onnx` (one graph for any number of rows and tokens;
-    needs the extra `onnx`), `neuron` (compiled for NeuronCores; needs optimum-neuron), or `none`: the stage is left
-    out, and the evaluation judges the weights alone."""
+    needs the extra `onnx`), `gguf` (a language model as one file for llama.cpp and Ollama; needs the extra `gguf`),
+    `neuron` (compiled for NeuronCores; needs optimum-neuron), or `none`: the stage is left out, and the evaluation
+    judges the weights alone."""
+    gguf_type: Literal["f32", "f16", "q8_0"] = "f16"
+    """The type of the matrices in a GGUF file: `q8_0` takes 8.5 bits a number."""
     batch: BatchRows = 1
     """The rows of each call of the exported model (of an ONNX model: of the calls that are compared)."""
     length: Tokens | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,7 @@ from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
-from trnflow.tasks.stage import Workdir, read_json
+from trnflow.tasks.stage import Known, Workdir, read_json
 from trnflow.tasks.system.model_process import EAGER, model_environ
 from trnflow.tasks.system.optional_packages import export_runner, require_torch_xla
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 LOADERS = ("load_jax.py", "load_iree.py")
 """Programs for those who use a StableHLO export; the artifact has copies."""
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+GGUF_PACKAGES = ("gguf",)
 
 
 class ExportedProgram(Protocol):
@@ -67,6 +69,9 @@ class Target(ABC):
     @abstractmethod
     def check(self, config: ExportConfig) -> None:
         """Raise MissingDependency if this environment can't make it."""
+
+    def check_model(self, known: Known) -> None:  # noqa: B027 (most targets hold any model)
+        """Raise ModelError for a model that it can't hold."""
 
     @abstractmethod
     def check_runner(self) -> None:
@@ -119,17 +124,10 @@ class OnnxTarget(Target):
     name = "onnx"
 
     def accelerator(self, config: ExportConfig) -> Meta:
-        from importlib.metadata import version
-
-        return {"versions": {name: version(name) if find_spec(name) else None for name in ONNX_PACKAGES}}
+        return _versions(ONNX_PACKAGES)
 
     def check(self, config: ExportConfig) -> None:
-        missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
-        if missing:
-            raise MissingDependency(
-                f"export.target is onnx, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-                "pip install 'trnflow[onnx]', or set export.target=none",
-            )
+        _require(self.name, ONNX_PACKAGES)
 
     def check_runner(self) -> None:
         if find_spec("onnxruntime") is None:
@@ -189,7 +187,46 @@ class NeuronTarget(Target):
         raise ModelError(f"{folder} holds an export for Neuron, which does not run here", "export to another target")
 
 
-TARGETS: dict[str, Target] = {target.name: target for target in (StableHloTarget(), OnnxTarget(), NeuronTarget())}
+class GgufTarget(Target):
+    name = "gguf"
+    runs_here = False
+
+    def accelerator(self, config: ExportConfig) -> Meta:
+        return _versions(GGUF_PACKAGES)
+
+    def check(self, config: ExportConfig) -> None:
+        _require(self.name, GGUF_PACKAGES)
+
+    def check_model(self, known: Known) -> None:
+        from trnflow.tasks.export.gguf import refuse_family, refuse_task
+
+        config = known.sources["model"].identity["config"]
+        refuse_family({**(config["pretrained"] or {}), **config["overrides"]})
+        if task := known.of("chunks").get("task"):
+            refuse_task(task)
+
+    def check_runner(self) -> None:
+        raise ConfigError(
+            "a GGUF export is run by llama.cpp, not by trnflow",
+            "leave --export out, or give the file to llama.cpp or Ollama",
+        )
+
+    def write(
+        self, config: ExportConfig, weights: Input[ModelMeta], lengths: list[int], out: Workdir
+    ) -> PreTrainedModel | None:
+        from trnflow.tasks.export.gguf import refuse_task, write_gguf
+
+        refuse_task(weights.meta["task"])
+        write_gguf(out.path, _loaded(weights, lengths), weights.path, config.gguf_type)
+        return None
+
+    def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
+        raise ModelError(f"{folder} holds a GGUF file, which llama.cpp runs", "export to another target")
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (StableHloTarget(), OnnxTarget(), GgufTarget(), NeuronTarget())
+}
 
 
 def open_export(folder: Path, *, optimised: bool = False) -> ExportedProgram:
@@ -203,6 +240,22 @@ def open_export(folder: Path, *, optimised: bool = False) -> ExportedProgram:
     if target is None:
         raise ModelError(f"{folder} holds no export that this version reads", "export again")
     return target.open(folder, document, optimised=optimised)
+
+
+def _versions(packages: Sequence[str]) -> Meta:
+    from importlib.metadata import version
+
+    return {"versions": {name: version(name) if find_spec(name) else None for name in packages}}
+
+
+def _require(target: str, packages: Sequence[str]) -> None:
+    """Raise MissingDependency for packages of the extra of the target's name."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise MissingDependency(
+            f"export.target is {target}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            f"pip install 'trnflow[{target}]', or set export.target=none",
+        )
 
 
 def _loaded(weights: Input[ModelMeta], lengths: list[int]) -> PreTrainedModel:

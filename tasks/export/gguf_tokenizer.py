@@ -1,0 +1,104 @@
+"""Write a tokenizer.json into a GGUF file: byte-level BPE (GPT-2, Llama 3, Qwen), or SentencePiece's BPE (Llama 2, Gemma)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.special_tokens import read_object, special_tokens
+from trnflow.tasks.errors import ModelError
+
+FIX = "train one with tokenize.train.kind=bpe, or set export.target to stablehlo, onnx or none"
+SPACE = "▁"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {_WORDS % r"\p{N}{1,3}": "llama-bpe", _WORDS % r"\p{N}": "qwen2"}
+"""{pattern that cuts a text before BPE: llama.cpp's name for it}."""
+
+
+def write_tokenizer(gguf: Any, writer: Any, folder: Path, rows: int, stops: int | list[int] | None) -> None:
+    """Write the tokens, their kinds, and how texts become tokens. rows: of the embedding; stops: ids that end a text.
+
+    Raises ModelError for another kind of tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    document = read_object(file)
+    model: Meta = document.get("model") or {}
+    if model.get("type") != "BPE":
+        raise ModelError(f"a GGUF file holds a tokenizer of type BPE, and the model's is {model.get('type')}", FIX)
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    texts = {number: text for text, number in model["vocab"].items()}
+    added = {one["id"]: one for one in document.get("added_tokens") or []}
+    texts |= {number: one["content"] for number, one in added.items()}
+    sentencepiece = bool(model.get("byte_fallback"))
+
+    def kind(number: int) -> Any:
+        if number not in texts:
+            return gguf.TokenType.UNUSED
+        if texts[number] == model.get("unk_token"):
+            return gguf.TokenType.UNKNOWN if sentencepiece else gguf.TokenType.CONTROL
+        if number in added:
+            return gguf.TokenType.CONTROL if added[number]["special"] else gguf.TokenType.USER_DEFINED
+        is_byte = sentencepiece and re.fullmatch("<0x[0-9A-F]{2}>", texts[number])
+        return gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL
+
+    writer.add_tokenizer_model("llama" if sentencepiece else "gpt2")
+    writer.add_tokenizer_pre("default" if sentencepiece else _split(document))
+    writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(rows)])
+    writer.add_token_types([kind(number) for number in range(rows)])
+    if sentencepiece:
+        # llama.cpp joins the two pieces whose union has the highest score, where BPE takes the first merge that fits
+        first = {text.replace(" ", ""): -float(rank) for rank, text in reversed([*enumerate(merges, 1)])}
+        writer.add_token_scores([first.get(texts.get(number, ""), -1e6) for number in range(rows)])
+        writer.add_add_space_prefix(_prepends(document))
+    else:
+        writer.add_token_merges(merges)
+    _write_special(writer, folder, {text: number for number, text in texts.items()}, stops)
+    # llama.cpp frames texts itself, as the tokenizer does
+    framed, bare = (Tokenizer.from_file(str(file)).encode("a", add_special_tokens=some).ids for some in (True, False))
+    writer.add_add_bos_token(framed[:1] != bare[:1])
+    writer.add_add_eos_token(framed[-1:] != bare[-1:])
+
+
+def _write_special(writer: Any, folder: Path, ids: dict[str, int], stops: int | list[int] | None) -> None:
+    known = {role: ids[text] for role, text in (special_tokens(folder) or {}).items() if text in ids}
+    ends = dict.fromkeys([known.get("eos_token"), *(stops if isinstance(stops, list) else [stops])])
+    eos, *others = [number for number in ends if number is not None] or [None]
+    named = {"bos": known.get("bos_token"), "eos": eos, "eot": next(iter(others), None)}
+    named |= {"unk": known.get("unk_token"), "pad": known.get("pad_token")}
+    for role, number in named.items():
+        if number is not None:
+            getattr(writer, f"add_{role}_token_id")(number)
+
+
+def _steps(part: Meta | None, inner: str) -> list[Meta]:
+    """Return the steps of a normalizer or pre-tokenizer, which may be one or a sequence."""
+    if part is None:
+        return []
+    return [*part[inner]] if part["type"] == "Sequence" else [part]
+
+
+def _split(document: Meta) -> str:
+    """Return llama.cpp's name of how a byte-level tokenizer cuts texts. Raises ModelError for one that it has not."""
+    normalizers = [step["type"] for step in _steps(document.get("normalizer"), "normalizers")]
+    steps = _steps(document.get("pre_tokenizer"), "pretokenizers")
+    # of composed characters, as most texts are, NFC changes nothing; llama.cpp leaves it out of Qwen's tokenizers, too
+    plain = normalizers in ([], ["NFC"]) and steps and steps[-1]["type"] == "ByteLevel"
+    if plain and not steps[-1]["add_prefix_space"]:
+        if len(steps) == 1 and steps[0].get("use_regex", True):
+            return "gpt-2"
+        if len(steps) == 2 and steps[0]["type"] == "Split" and not steps[1].get("use_regex", True):
+            pattern = steps[0]["pattern"].get("Regex")
+            if pattern in SPLITS and steps[0]["behavior"] == "Isolated" and not steps[0]["invert"]:
+                return SPLITS[pattern]
+    shown = ", ".join([*normalizers, *(step["type"] for step in steps)]) or "nothing"
+    raise ModelError(f"llama.cpp has no tokenizer that prepares texts by {shown} as this one does", FIX)
+
+
+def _prepends(document: Meta) -> bool:
+    """Return whether a space is put before a text."""
+    steps = _steps(document.get("normalizer"), "normalizers") + _steps(document.get("pre_tokenizer"), "pretokenizers")
+    return any(step["type"] == "Prepend" or step.get("prepend_scheme", "never") != "never" for step in steps)
