@@ -226,9 +226,7 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
     kind = FORMATS[config.task]
     if kind.per_row:
-        return pa.schema(
-            [("text", pa.string()), ("label", pa.list_(pa.float32()) if kind.reads_targets else pa.int64())]
-        )
+        return pa.schema([("text", pa.string()), ("label", kind.label_type())])
     plain = [("plain", pa.bool_())] if is_framed(config) else []
     return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
 

@@ -125,11 +125,12 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
     where = part_of(
         load_layout(_layout_folder(shared.path, part["split"], part["length"])), part["first"], part["last"]
     )
-    block = fill(
-        where, part["length"], ids, None if kind.per_row else _loss_mask(part["split"], tokens), tokens.meta["pad_id"]
-    )
-    if kind.per_row:
-        block["labels"] = load_array(source / "labels.npy", mapped=True)[where.pieces.row]
+    labels = load_array(source / "labels.npy", mapped=True) if kind.per_row else None
+    mask = None if kind.per_row else _loss_mask(part["split"], tokens)
+    of_tokens = labels if kind.per_position else None
+    block = fill(where, part["length"], ids, mask, tokens.meta["pad_id"], of_tokens)
+    if labels is not None and not kind.per_position:
+        block["labels"] = labels[where.pieces.row]
     for name, values in block.items():
         np.save(out.path / f"{name}.npy", values)
     return {"supervised": int((block["labels"] != IGNORED).sum())}
@@ -197,7 +198,7 @@ def _check(config: PackConfig, task: str) -> None:
     per_row = kind_of(task).per_row
     if per_row and config.strategy in ("concat", "bfd"):
         raise ConfigError(
-            f"pack.strategy: {config.strategy} puts several rows in a chunk, but {task} labels a row",
+            f"pack.strategy: {config.strategy} puts several rows in a chunk, but a row of {task} stands alone",
             "use bucket or pad",
         )
     if per_row and config.overlong == "split":

@@ -19,7 +19,6 @@ from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, 
 from trnflow.tasks.data.tables import read_rows
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoders import (
-    CausalEncoder,
     ClassEncoder,
     Encoder,
     encoder_type,
@@ -171,7 +170,7 @@ def tokenize_text(
 ) -> TokensMeta:
     """Write a folder for each split, and `tokenizer/`.
 
-    Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows] or float32 [rows,
+    Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows or tokens] or float32 [rows,
     outputs] or `loss_mask.npy` uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut).
 
     Returns metadata:
@@ -266,7 +265,7 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
 
     extra, kind = encoder_type(texts.meta["task"]).extra, kind_of(texts.meta["task"])
     extra_type = {"int32": "<i4", "float32": "<f4"}[kind.target_type] if kind.per_row else "|u1"
-    width = len(texts.meta["labels"] or ()) if kind.reads_targets else None
+    width = len(texts.meta["labels"] or ()) if kind.reads_targets and not kind.per_position else None
     folder, total, count = out.path / split, texts.meta["splits"][split], Count()
     with ExitStack() as stack:
         ids = stack.enter_context(GrowingArray(folder / "input_ids.npy", "<i4"))
@@ -306,9 +305,10 @@ def _encoder(folder: Path, config: str, texts: str) -> Encoder:
     # cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
     # words
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
-    if encoder_type(meta["task"]) is ClassEncoder:
-        return ClassEncoder(loaded, settings.max_length, settings.overlong)
-    return CausalEncoder(
+    encoder = encoder_type(meta["task"])
+    if issubclass(encoder, ClassEncoder):
+        return encoder(loaded, settings.max_length, settings.overlong)
+    return encoder(
         loaded,
         settings.max_length,
         settings.overlong,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trnflow.flows.authoring.look import Column, Looked
+from trnflow.flows.authoring.tagged import refuse_numbers, spans_in, words_and_tags
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import messages_of
 from trnflow.tasks.data.load.labels import parse_rule
@@ -91,6 +92,7 @@ def choose(looked: Looked, given: Meta) -> Draft:
     task = form.get("task") or ("classification" if data.get("label") else None)
     makers: dict[str, Callable[[dict[str, Column], Meta, Meta], Draft | None]] = {
         "chat": _chat,
+        "token_classification": _token_classification,
         "instruction": _instruction,
         "multi_label": _multi_label,
         "classification": _classification,
@@ -129,6 +131,7 @@ _NAME_THEM = {
     "chat": "name the column of messages: format.messages=COLUMN",
     "instruction": "name them: format.instruction=COLUMN format.response=COLUMN",
     "classification": "name them: data.text=COLUMN data.label=COLUMN",
+    "token_classification": "name them: format.words=COLUMN format.target=COLUMN",
     "multi_label": "name them: data.text=COLUMN format.target=COLUMN",
     "regression": "name them: data.text=COLUMN format.target=COLUMN",
     "text": "name it: data.text=COLUMN",
@@ -227,6 +230,26 @@ def _instruction(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | 
     if (ask, answer) == ("instruction", "output"):
         settings["style"] = "alpaca"
     settings |= {role: column.name for role, column in taken.items() if column.name != role}
+    return draft
+
+
+def _token_classification(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for words and tags, or for a text with spans; None without them. Raises ConfigError."""
+    draft = Draft("token-classification")
+    draft.settings["format"] = {"task": "token_classification"}
+    if found := words_and_tags(columns, form.get("words"), form.get("target")):
+        words, target = found
+        refuse_numbers(target, form.get("labels"))
+        draft.taken = [("words", words), ("target", target)]
+        draft.settings["format"] |= {"target": target.name, "words": words.name}
+        return draft
+    spans = spans_in(columns, form.get("target"))
+    texts = _texts(columns, data.get("text"), {spans.name}) if spans else []
+    if spans is None or not texts:
+        return None
+    draft.taken = [("text", texts[0]), ("target", spans)]
+    draft.settings["data"]["text"] = texts[0].name
+    draft.settings["format"] |= {"target": spans.name, "words": None}
     return draft
 
 

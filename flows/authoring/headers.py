@@ -25,9 +25,8 @@ def refuse_tags(name: str, head: bytes) -> None:
     lines = [line for line in head.splitlines()[:-1] if line.strip()]
     if len(lines) > 1 and all(map(_TAGGED.fullmatch, lines)):
         raise ConfigError(
-            f"{name} has a token and its tag in each line (CoNLL), and no task here tags tokens",
-            "nearest is an instruction and its answer: write the sentence and its entities as "
-            '{"instruction": "I am in Paris", "response": "location: Paris"}, a line each, into a file named .jsonl',
+            f"{name} has a token and its tag in each line (CoNLL), which its name does not show",
+            "data.format=conll reads it",
         )
 
 

@@ -28,7 +28,7 @@ MANY_ROWS = 5000
 LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 ENCODER, DECODER = "base/scratch/encoder", "base/scratch/decoder"
-ENCODERS = ("classify", "multi-label", "regression")
+ENCODERS = ("classify", "multi-label", "regression", "token-classification")
 SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), "instruct": DECODER, "chat": DECODER}
 """{shipped recipe: the model from scratch that stands in for its base}."""
 PREFECT_FILE = "prefect.yaml"
@@ -128,7 +128,7 @@ def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
 def _length(draft: Draft) -> int:
     """Return the tokens that nearly all rows fit in, by their bytes."""
     sizes = [0.0]
-    for _, column in draft.taken:
+    for column in (column for role, column in draft.taken if role != "target"):  # which the model does not read
         lengths = sorted(len(text.encode()) for text in map(_letters, column.examples))
         sizes.append(lengths[int(0.98 * (len(lengths) - 1))] if lengths else 0)
     most = LENGTHS[:-1] if draft.base in ENCODERS else LENGTHS

@@ -278,7 +278,7 @@ class Recipe(StageConfig):
     @property
     def loading(self) -> DataConfig:
         """The section `data`, with the columns that `format.target` names among those that are kept."""
-        return self.data.keeping(self.format.targets)
+        return self.data.keeping((*self.format.targets, *filter(None, [self.format.words])))
 
     @property
     def training(self) -> TrainConfig:

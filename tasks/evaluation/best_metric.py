@@ -11,7 +11,7 @@ from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.kinds.targets import Outputs, TargetKind
+from trnflow.tasks.kinds.targets import TargetKind
 
 if TYPE_CHECKING:
     from trnflow.tasks.training.selection import Validated
@@ -33,17 +33,15 @@ def measure(metric: Source, *, packed: Input, **unused: Any) -> Callable[[Valida
 
 
 def predictions_of(kind: Kind, seen: Validated) -> Any:
-    """Return `ClassPredictions`, or of a task with float targets `Outputs`, with what the task chooses on validation."""
+    """Return `ClassPredictions`, or of a task with targets in columns `Outputs`, with what the task chooses on validation."""
     import numpy as np
     import torch
 
     logits, targets = torch.from_numpy(seen.logits), torch.from_numpy(seen.expected)
     if isinstance(kind, TargetKind):
-        values = kind.values_of(logits).numpy()
-        loss = kind.each_loss(logits, targets).double().mean(-1).numpy()
-        outputs = Outputs(seen.expected, values, values, loss)
+        outputs = kind.outputs(logits, targets)
         # consolidate chooses the same of the same weights, before evaluate_model decides
-        return outputs._replace(decided=kind.decided(values, kind.decide(outputs)))
+        return outputs._replace(decided=kind.decided(outputs.decided, kind.decide(outputs)))
     # the operations and dtypes of evaluate_model's forward pass
     loss = torch.nn.functional.cross_entropy(logits, targets.long(), reduction="none").double().numpy()
     return ClassPredictions(seen.expected.astype(np.int64), logits.argmax(-1).numpy(), logits.softmax(-1).numpy(), loss)

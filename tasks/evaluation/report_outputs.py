@@ -1,9 +1,8 @@
-"""Report the predictions of a task whose targets are floats (`TargetKind`)."""
+"""Report the predictions of a task with targets in columns (`TargetKind`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.evaluation.predictions import text_of, write_answers
@@ -27,9 +26,6 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
     write_answers(kind.row_answers(found, labels), found.loss, rows, texts, folder / "predictions.parquet")
     kind.draw(found, labels, folder, plots)
     worst = np.argsort(-found.loss, kind="stable")[:WORST]
-    answers = kind.row_answers(
-        Outputs(found.expected[worst], found.values[worst], found.decided[worst], found.loss[worst]), labels
-    )
     return {
         "metrics": values_of(task, found),
         "intervals": intervals_of(task, found),
@@ -37,15 +33,11 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
         "worst": [
             {
                 "row": int(rows[at]) + 1,
-                "label": _shown(answers["label"][number]),
-                "predicted": _shown(answers["predicted"][number]),
+                "label": kind.shown(found.expected[at], labels),
+                "predicted": kind.shown(found.decided[at], labels),
                 "loss": float(found.loss[at]),
                 "text": text_of(texts, int(rows[at]))[:LONGEST],
             }
-            for number, at in enumerate(worst)
+            for at in worst
         ],
     }
-
-
-def _shown(values: Any) -> str:
-    return ", ".join(value if isinstance(value, str) else f"{value:.4g}" for value in values) or "none"

@@ -142,9 +142,9 @@ def _export(report: Meta) -> str:
     if "note" in export:
         return f"{export['target']}: {export['note']}"
     metrics = report["metrics"]
-    per_row = kind_of(report["task"]).per_row
-    what = f"{export['compared']:,} {'rows' if per_row else 'tokens'}"
-    if not per_row and "rows" in export:  # absent in evaluations of earlier versions
-        what += f" of {export['rows']:,} chunks"
+    kind = kind_of(report["task"])
+    what = f"{export['compared']:,} {'tokens' if kind.per_position else 'rows'}"
+    if kind.per_position and "rows" in export:  # absent in evaluations of earlier versions
+        what += f" of {export['rows']:,} {'rows' if kind.per_row else 'chunks'}"
     same = f"the same prediction as the weights' for {100 * metrics['export_agreement']:.6g}% of {what}"
     return f"{export['target']}: {same}; the largest difference of two logits is {number(metrics['export_max_difference'])}."

@@ -1,4 +1,4 @@
-"""Batches of a split for a text classifier, and what one with float targets (`TargetKind`) gives for each row."""
+"""Batches of a split for a text classifier, and what one with targets in columns (`TargetKind`) gives for each row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.kinds.targets import Outputs, TargetKind
+from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined
 from trnflow.tasks.training.batches.sampler import Batch, Split
 
 
@@ -15,23 +15,21 @@ def row_outputs(
     model: Any, split: Split, task: str, batch: int, decision: Meta, report: Callable[[int], None]
 ) -> Outputs:
     """Run a model on every row of a split, `batch` rows a forward pass. decision: from its `trnflow.json`."""
-    import numpy as np
     import torch
 
     kind = kind_of(task)
     assert isinstance(kind, TargetKind)
-    columns: list[tuple[Any, Any, Any]] = []
+    parts: list[Outputs] = []
     rows = 0
     with torch.inference_mode():
         for part in whole_batches(split, batch):
             input_ids, attention_mask = plain_inputs(part, model.device)
             logits = model(input_ids=input_ids, attention_mask=attention_mask).logits.float()
-            loss = kind.each_loss(logits, torch.from_numpy(part.targets).to(model.device)).double().mean(-1)
-            columns.append((part.targets, kind.values_of(logits).cpu().numpy(), loss.cpu().numpy()))
+            parts.append(kind.outputs(logits, torch.from_numpy(part.targets).to(model.device)))
             rows += part.samples
             report(rows)
-    expected, values, losses = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return Outputs(expected, values, kind.decided(values, decision), losses)
+    found = joined(parts)
+    return found._replace(decided=kind.decided(found.decided, decision))
 
 
 def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:

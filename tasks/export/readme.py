@@ -76,7 +76,7 @@ def _names(document: Meta) -> str:
 
 
 def _what(meta: ExportedMeta) -> str:
-    return "each row" if kind_of(meta["task"]).per_row else "each position"
+    return "each position" if kind_of(meta["task"]).per_position else "each row"
 
 
 def _graphs(document: Meta) -> str:

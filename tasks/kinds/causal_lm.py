@@ -9,6 +9,7 @@ class CausalLM(Kind):
     name = "causal_lm"
     formats = ("instruction", "chat", "text")
     per_row = False
+    per_position = True
     auto_class = "AutoModelForCausalLM"
     pipeline = "text-generation"
     adapter = "CAUSAL_LM"

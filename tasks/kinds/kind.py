@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Row = dict[str, Any]
+
+IGNORED = -100
+"""The target of a position that has none."""
 
 
 class Metric(NamedTuple):
@@ -40,11 +44,15 @@ class Kind:
     formats: tuple[str, ...] = ()
     """The values of `format.task` that make its rows, if the name is none."""
     per_row = True
-    """Whether a row has one target, predicted by a text classifier's head; else each position has one."""
+    """Whether a row is a text with targets, alone in its chunk; else parts of texts, of which the next token is learnt."""
+    per_position = False
+    """Whether each position has a target, int32, IGNORED for none; else the row."""
     one_class = False
     """Whether the target is one class of several."""
     reads_targets = False
-    """Whether targets are read from `format.target` as float32 [rows, outputs]; NaN is no target."""
+    """Whether targets are read from `format.target`; of rows they are float32 [rows, outputs], NaN for none."""
+    settings: tuple[str, ...] = ()
+    """The settings of `format` that few tasks have, and this one reads."""
     auto_class = "AutoModelForSequenceClassification"
     """The class of transformers that loads its models."""
     pipeline = "text-classification"
@@ -63,11 +71,11 @@ class Kind:
 
     @property
     def target_type(self) -> str:
-        return "float32" if self.reads_targets else "int32"
+        return "float32" if self.reads_targets and not self.per_position else "int32"
 
     def target_shape(self, rows: int, length: int, outputs: int) -> tuple[int, ...]:
         """Return the shape of the targets of rows of `length` tokens. outputs: of the model's head."""
-        if not self.per_row:
+        if self.per_position:
             return (rows, length)
         return (rows, outputs) if self.reads_targets else (rows,)
 
@@ -93,6 +101,24 @@ class Kind:
         """Return the function from a row and its name in errors to its target. Raises DataError."""
         raise NotImplementedError
 
+    def label_type(self) -> Any:
+        """Return the Arrow type of a row's target in the files of `format_prompts`."""
+        import pyarrow as pa
+
+        return pa.list_(pa.float32()) if self.reads_targets else pa.int64()
+
+    def example_of(
+        self, settings: Any, labels: list[str], nested: Iterable[str], text: Callable[[Row, str], str] | None
+    ) -> Callable[[Row, str], Row | None]:
+        """Return the function from a row and its name in errors to its text and target, None for a row without.
+
+        text: Makes a row's text; None if the recipe names no text. Raises DataError, ConfigError.
+        """
+        target = self.target_of(settings, labels, nested)
+        if text is None:
+            raise ConfigError(f"format.task: {settings.task} needs to know the text", "set data.text")
+        return lambda row, where: {"text": text(row, where), "label": target(row, where)}
+
     def shown(self, target: Any, labels: list[str]) -> str:
         """Return a row's target as text."""
         return labels[int(target)]
@@ -110,11 +136,20 @@ class Kind:
         return {}
 
     def decided(self, values: Any, decision: Meta) -> Any:
-        """Return decisions for the array values [rows, outputs], of the same shape."""
+        """Return decisions for an array, of the same shape. values: `decided` of `Outputs` before anything is chosen."""
         return values
 
     def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
         """Return a row's prediction for `trnflow predict`. values: of `values_of`."""
+        raise NotImplementedError
+
+    def answer_in(
+        self, text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str], decision: Meta
+    ) -> Meta:
+        """Return the prediction for a text of a task with targets by position.
+
+        places: First character and end of each token, None of a special token; values: [position][output].
+        """
         raise NotImplementedError
 
     def line(self, answer: Meta) -> str:

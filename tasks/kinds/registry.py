@@ -7,8 +7,11 @@ from trnflow.tasks.kinds.classification import Classification
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.multi_label import MultiLabel
 from trnflow.tasks.kinds.regression import Regression
+from trnflow.tasks.kinds.token_classification import TokenClassification
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Classification(), MultiLabel(), Regression(), CausalLM())}
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (Classification(), MultiLabel(), Regression(), TokenClassification(), CausalLM())
+}
 """{name in the metadata of artifacts: task}."""
 
 FORMATS: dict[str, Kind] = {name: kind for kind in KINDS.values() for name in kind.formats or (kind.name,)}

@@ -1,13 +1,13 @@
-"""What tasks share whose targets are read from `format.target`, a float32 for each output of the model's head."""
+"""What tasks share whose targets are read from `format.target`: a float32 for each output, or a tag for each position."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.kinds.kind import Kind, Metric, Row
+from trnflow.tasks.kinds.kind import IGNORED, Kind, Metric, Row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,19 +19,22 @@ class Outputs(NamedTuple):
     """What a model gave for rows, in the split's order.
 
     expected: float32 [rows, outputs]; values: the same of the model, probabilities or numbers; decided: the values, or 0
-    and 1; loss: float64 [rows], the mean over outputs.
+    and 1; loss: float64 [rows], the mean over targets. Of positions expected and decided are int32 [rows, positions],
+    IGNORED for none, and values the probability of what is decided.
     """
 
-    expected: NDArray[np.float32]
+    expected: NDArray[Any]
     values: NDArray[np.float32]
-    decided: NDArray[np.float32]
+    decided: NDArray[Any]
     loss: NDArray[np.float64]
 
 
 class TargetKind(Kind):
-    """A task with float targets. A subclass gives `each_loss`, `target_of` and what users see."""
+    """A task with targets in columns. A subclass gives `each_loss` and `target_of`, or `outputs` and `example_of`, and
+    what users see."""
 
     reads_targets = True
+    settings = ("target", "labels")
 
     def each_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each target. Both are [rows, outputs]."""
@@ -44,6 +47,11 @@ class TargetKind(Kind):
         # a NaN must not reach the loss: its gradient is NaN, even where it is masked
         each = self.each_loss(logits, targets.where(there, targets.new_zeros(())))
         return each.where(there, each.new_zeros(())).sum()
+
+    def outputs(self, logits: Tensor, targets: Tensor) -> Outputs:
+        """Return what a model gave for a batch, before anything is chosen on validation."""
+        values, loss = self.values_of(logits).cpu().numpy(), self.each_loss(logits, targets).double().mean(-1)
+        return Outputs(targets.cpu().numpy(), values, values, loss.cpu().numpy())
 
     def values(self, outputs: Outputs) -> dict[str, float]:
         """Return {metric: value}."""
@@ -65,6 +73,24 @@ class TargetKind(Kind):
                 f"format.target: the rows have no column {missing[0]}",
                 f"set it to what they have: {', '.join(meta['columns'])}",
             )
+
+
+def stacked(arrays: Sequence[Any]) -> Any:
+    """Return the rows of several arrays, in the second dimension filled up with IGNORED to the longest."""
+    import numpy as np
+
+    if arrays[0].ndim == 1:
+        return np.concatenate(arrays)
+    longest, rest = max(array.shape[1] for array in arrays), [(0, 0)] * (arrays[0].ndim - 2)
+    fills = [[(0, 0), (0, longest - array.shape[1]), *rest] for array in arrays]
+    return np.concatenate(
+        [np.pad(array, fill, constant_values=IGNORED) for array, fill in zip(arrays, fills, strict=True)]
+    )
+
+
+def joined(parts: Sequence[Outputs]) -> Outputs:
+    """Return the outputs of several batches as one."""
+    return Outputs(*map(stacked, zip(*parts, strict=True)))
 
 
 def loss_metric() -> Metric:

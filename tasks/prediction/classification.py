@@ -5,7 +5,6 @@ A StableHLO export is for checking what it predicts, not for speed: a graph is c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_format import RowFormat
-from trnflow.tasks.data.tokenization.encoders import ClassEncoder
+from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
@@ -53,7 +52,8 @@ class Classifier:
         tokenizer, self._kind, self._decision = read_tokenizer(folder), kind_of(rows.task), rows.decision
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
-        self._encoder = ClassEncoder(tokenizer, self.max_length, "truncate")
+        of_tokens = self._kind.per_position
+        self._encoder = (TokenEncoder if of_tokens else ClassEncoder)(tokenizer, self.max_length, "truncate")
         self._pad = tokenizer.pad_id
         named = read_json(folder / "config.json")["id2label"]
         self.labels = [str(named[str(index)]) for index in range(len(named))]
@@ -69,19 +69,26 @@ class Classifier:
             for row, values in zip(chosen, self._values([rows[row] for row in chosen]), strict=True):
                 predicted[row] = {
                     "text": texts[row],
-                    **self._kind.answer(values, self.labels, self._decision),
+                    **self._answer(texts[row], values, len(rows[row])),
                     **({"cut": cut[row]} if cut[row] else {}),
                 }
         return predicted
 
+    def _answer(self, text: str, values: Any, tokens: int) -> Meta:
+        if not isinstance(self._encoder, TokenEncoder):
+            return self._kind.answer(values, self.labels, self._decision)
+        places = self._encoder.places(text, tokens)
+        return self._kind.answer_in(text, places, values[:tokens], self.labels, self._decision)
+
     def _tokens(self, texts: Sequence[str]) -> tuple[list[Ints], list[int]]:
         """Return (token ids of each text, tokens left out of each)."""
-        labels = pa.array([0] * len(texts), pa.int64())  # of any task: they are not read
+        nothing = [] if self._kind.per_position else 0  # labels are not read
+        labels = pa.array([nothing] * len(texts), self._kind.label_type() if self._kind.per_position else pa.int64())
         encoded = self._encoder.encode(pa.table({"text": pa.array(texts, pa.string()), "label": labels}))
         return np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1]), (encoded.lengths - encoded.sizes).tolist()
 
-    def _values(self, rows: list[Ints]) -> list[list[float]]:
-        """Return [row][label] of at most a batch."""
+    def _values(self, rows: list[Ints]) -> list[Any]:
+        """Return [row][label], or [row][position][label], of at most a batch."""
         length = self._program.length(max(len(row) for row in rows))
         count = self._program.batch if self._program.fixed else len(rows)
         input_ids = torch.full((count, length), self._pad, dtype=torch.int64)
@@ -93,10 +100,10 @@ class Classifier:
             attention_mask[at, : len(row)] = 1
         with torch.inference_mode():
             logits = self._program.call(input_ids, attention_mask)[: len(rows)].float()
-        predicted: list[list[float]] = self._kind.values_of(logits).tolist()
-        if not all(math.isfinite(value) for values in predicted for value in values):
+        values = self._kind.values_of(logits)
+        if not values.isfinite().all():
             raise ModelError("the model's logits are not finite", "the weights are broken: train again")
-        return predicted
+        return list(values.tolist())
 
 
 def _eager(folder: Path, task: str) -> Program:

@@ -25,6 +25,7 @@ from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import recorded_code, refuse_missing
+from trnflow.tasks.kinds.tagged_words import joined_words
 from trnflow.tasks.system.home import home_folder
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
         context = context_column(config, rows.columns)
         optional = [context] if context else []
         return Shape([config.instruction], optional, lambda row, where: _plain(write(row, where)))
+    if config.words:
+        words = config.words
+        return Shape([words], [], lambda row, where: _plain(joined_words(row[words], where)))
     columns = rows.text or [config.text]
     return Shape(columns, [], lambda row, where: _plain(config.separator.join(str(row[name]) for name in columns)))
 

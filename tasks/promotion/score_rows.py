@@ -16,7 +16,7 @@ from trnflow.tasks.data.format.source_rows import read_source_rows
 from trnflow.tasks.errors import DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.kinds.targets import Outputs, TargetKind
+from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined, stacked
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.system.arrays import load_array
@@ -130,18 +130,18 @@ def _targets(tokens: Input, model: PreTrainedModel, decision: Meta, out: Workdir
 
     kind, (ids, offsets) = kind_of(tokens.meta["task"]), _arrays(tokens)
     assert isinstance(kind, TargetKind)
-    expected = load_array(tokens.path / SPLIT / "labels.npy")
-    values, loss = np.zeros_like(expected), np.zeros(len(expected))
-    windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(expected))]
+    labels, parts, order = load_array(tokens.path / SPLIT / "labels.npy"), list[Outputs](), list[int]()
+    windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(offsets) - 1)]
     for part in _passes(windows, PASS_TOKENS, out):
         logits = _logits(model, ids, part, tokens.meta["pad_id"]).float()
-        rows = [window.row for window in part]
-        wanted = torch.from_numpy(expected[rows]).to(logits.device)
-        loss[rows] = kind.each_loss(logits, wanted).cpu().double().mean(-1).numpy()
-        values[rows] = kind.values_of(logits).cpu().numpy()
-    found = Outputs(expected, values, kind.decided(values, decision), loss)
+        of_rows = [labels[window.start : window.end][None] for window in part] if kind.per_position else None
+        wanted = stacked(of_rows) if of_rows else labels[[window.row for window in part]]
+        parts.append(kind.outputs(logits, torch.from_numpy(wanted).to(logits.device)))
+        order += [window.row for window in part]
+    found = Outputs(*(column[np.argsort(order)] for column in joined(parts)))
+    found = found._replace(decided=kind.decided(found.decided, decision))
     columns = {name: pa.array(list(column)) for name, column in found._asdict().items()}
-    table = pa.table({"row": pa.array(range(len(loss)), pa.int64()), **columns})
+    table = pa.table({"row": pa.array(range(len(order)), pa.int64()), **columns})
     return table, kind.values(found)
 
 

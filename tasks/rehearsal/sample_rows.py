@@ -57,18 +57,26 @@ def sample_rows(config: SampleConfig, rows: Input[RowsMeta], out: Workdir) -> Ro
 
 
 def _choose(rows: Input[RowsMeta], split: str, most: int) -> list[int]:
-    """Return numbers of rows, ascending: the first of each label and kind, the longest, then rows at equal distances."""
+    """Return numbers of rows, ascending: the first of each label (also in lists) and kind, the longest, then rows at equal
+    distances."""
     nested = rows.meta.get("nested", [])
     longest = (0, 0)
     labels: dict[int | None, int] = {}
     kinds: dict[Any, int] = {}
+    listed: dict[str, dict[str, int]] = {name: {} for name in nested}
     number = -1
     for number, row in enumerate(_rows(rows, split)):
         labels.setdefault(row.get("label"), number)
         if len(kinds) < KINDS:
             kinds.setdefault(kind_of(row, nested), number)
+        for name, firsts in listed.items():
+            # a column of more values holds no labels, but words
+            if len(firsts) <= KINDS:
+                for value in labels_in(row[name]):
+                    firsts.setdefault(value, number)
         longest = max(longest, (sum(len(text) for text in row.values() if isinstance(text, str)), number))
     chosen = {*labels.values(), *kinds.values(), longest[1]}
+    chosen |= {number for firsts in listed.values() if len(firsts) <= KINDS for number in firsts.values()}
     step = max(1, (number + 1) // most)
     for more in range(0, number + 1, step):
         if len(chosen) >= most:
@@ -87,6 +95,15 @@ def kind_of(row: Mapping[str, Any], nested: list[str]) -> tuple[Any, ...]:
         else True
         for name, value in row.items()
     )  # fmt: skip
+
+
+def labels_in(text: str | None) -> Iterator[str]:
+    """Yield what may be labels in a list: its values, or `label` of its objects."""
+    values = json.loads(text) if text else []
+    for value in values if isinstance(values, list) else ():
+        label = value.get("label") if isinstance(value, dict) else value
+        if isinstance(label, str | int):
+            yield str(label)
 
 
 def _kind_of_turns(text: str) -> tuple[Any, ...]:

@@ -18,7 +18,8 @@ ALIASES = {
 """{word in a file name: the split that it means}."""
 FORMATS = {
     ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".arrow": "arrow", ".feather": "arrow", ".txt": "txt",
+    ".arrow": "arrow", ".feather": "arrow", ".txt": "txt", ".conll": "conll", ".bio": "conll", ".iob": "conll",
+    ".iob2": "conll",
 }  # fmt: skip
 """File extensions -> format, a value of `data.format`. `tasks/data/load/readers.py` has a reader of each."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")

@@ -158,6 +158,6 @@ def _signature(event: Meta) -> ModelSignature | None:
     # any type: `trnflow predict` writes numbers, lists and messages into the text, too
     needed = [ColSpec(AnyType(), name) for name in event["columns"]]
     inputs = [*needed, *(ColSpec(AnyType(), name, required=False) for name in event["optional"])]
-    maps = {"map": Map(DataType.double), "list": Array(DataType.string)}
+    maps = {"map": Map(DataType.double), "list": Array(DataType.string), "any": AnyType()}
     outputs = [ColSpec(maps.get(kind, kind), name) for name, kind in kind_of(event["task"]).answers.items()]
     return ModelSignature(Schema(inputs), Schema(outputs))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def loss_sum_of(kind: Kind) -> Callable[..., Tensor]:
     """Return the loss of a task, summed over all targets; called as `loss_sum`."""
-    return kind.loss_sum if isinstance(kind, TargetKind) else loss_sum
+    return kind.loss_sum if isinstance(kind, TargetKind) and not kind.per_position else loss_sum
 
 
 def training_loss(config: TrainConfig, kind: Kind) -> Callable[..., Tensor]:
@@ -27,7 +27,7 @@ def training_loss(config: TrainConfig, kind: Kind) -> Callable[..., Tensor]:
 
 def hits_of(kind: Kind, logits: Tensor, targets: Tensor) -> Tensor:
     """Count a task's right predictions, as a float32 scalar; 0 where it counts none."""
-    return logits.new_zeros(()) if isinstance(kind, TargetKind) else correct(logits, targets)
+    return logits.new_zeros(()) if kind.target_type == "float32" else correct(logits, targets)
 
 
 def reads_rows(config: TrainConfig, kind: Kind) -> bool:

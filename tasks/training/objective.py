@@ -20,7 +20,7 @@ def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) 
     train: None when only graphs are traced.
     """
     wanted, labels = config.class_weights, packed["labels"] or []
-    if config.label_smoothing and kind_of(packed["task"]).reads_targets:
+    if config.label_smoothing and kind_of(packed["task"]).target_type == "float32":
         raise ConfigError(
             f"train.label_smoothing is for classes and tokens, and the task is {packed['task']}",
             "leave train.label_smoothing out",

@@ -51,7 +51,7 @@ def imported(config: TrainConfig, code: Source, packed: PackedMeta, out: Workdir
 
 
 def _call(function: Callable[..., Any], kind: Kind, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Any:
-    if kind.reads_targets:
+    if kind.target_type == "float32":
         return function(logits, targets, weights)
     return function(logits.flatten(0, -2), targets.flatten().long(), weights)
 
@@ -108,7 +108,7 @@ def checked(arguments: Meta, limit: Any) -> Meta:
         raise DataError(
             f"{at}: rows without a target change the loss from {whole.item():.6g} to {masked.item():.6g}",
             "leave out targets that are NaN"
-            if kind.reads_targets
+            if kind.target_type == "float32"
             else f"leave out targets of {IGNORED} (ignore_index)",
         )
     # equal losses may hide other gradients, as of a dropout in the backward pass
@@ -122,7 +122,7 @@ def _targets(kind: Kind, outputs: int, random: Any) -> Tensor:
     """Return targets of 8 rows, and of 2 more that have none."""
     import torch
 
-    if kind.reads_targets:
+    if kind.target_type == "float32":
         bits = torch.randint(0, 2, (10, outputs), generator=random).float()
         bits[8:] = float("nan")
         return bits

@@ -21,6 +21,7 @@ from trnflow.tasks.training.model.transformers_tables import (
     CONFIG,
     LANGUAGE,
     MASKED,
+    TAGGER,
     code_file,
     config_code,
     model_code,
@@ -53,14 +54,17 @@ def refuse_unfit_model(config: TrainConfig, known: Known) -> None:
         raise _unknown(model_type, fields)
     _refuse_unknown_fields(model_type, source["overrides"])
     per_row = task is not None and kind_of(task).per_row
-    if per_row and model_type not in tables()[CLASSIFIER]:
+    table = LANGUAGE if not per_row else TAGGER if kind_of(str(task)).per_position else CLASSIFIER
+    if per_row and model_type not in tables()[table]:
+        what = kind_of(str(task)).auto_class.removeprefix("AutoModelFor")
         raise ModelError(
-            f"transformers has no classifier of model_type {model_type}", "choose another model, such as BERT"
+            f"transformers has no {'classifier' if table == CLASSIFIER else what} of model_type {model_type}",
+            "choose another model, such as BERT",
         )
     if task is not None and not per_row:
         _refuse_no_language_model(model_type, fields)
     if task is not None:
-        _refuse_settings(config, model_type, fields, CLASSIFIER if per_row else LANGUAGE)
+        _refuse_settings(config, model_type, fields, table)
         _refuse_rows(fields, known.of("chunks"), scratch=source["pretrained"] is None)
 
 

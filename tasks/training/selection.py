@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.targets import stacked
 from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 class Validated(NamedTuple):
     """What an evaluation of the validation split gave. loss: summed over `targets`; expected: targets [rows, ...], and
-    logits: float32 [rows, outputs], in the split's order, empty unless the engine returns them (`reads_rows`)."""
+    logits: float32 [rows, ..., outputs], in the split's order, empty unless the engine returns them (`reads_rows`)."""
 
     loss: float
     targets: int
@@ -75,8 +76,9 @@ def validated(numbers: Sequence[Sequence[float]], targets: int, rows: Sequence[B
         # masked rows only fill the batch; evaluate_model does not see them
         real = (batch.segment_ids != 0).any(1)
         expected.append(batch.targets[real])
-        logits.append(np.array(values, np.float32).reshape(len(batch.targets), -1)[real])
-    of_rows = (np.concatenate(column) if column else np.empty(0) for column in (expected, logits))
+        of_positions = batch.targets.shape[1:] if batch.targets.dtype.kind == "i" else ()
+        logits.append(np.array(values, np.float32).reshape(len(batch.targets), *of_positions, -1)[real])
+    of_rows = (stacked(column) if column else np.empty(0) for column in (expected, logits))
     return Validated(math.fsum(found[0] for found in numbers), targets, *of_rows)
 
 

@@ -55,7 +55,7 @@ def test_a_second_entry_is_refused_with_both_places(registry: list[Score]) -> No
 
 def test_which_end_is_good() -> None:
     more = [name for name in scores.NAMES if not scores.is_less_better(name)]
-    of_targets = ["f1_micro", "pearson", "spearman"]
+    of_targets = ["f1_micro", "pearson", "spearman", "span_f1", "span_precision", "span_recall"]
     at_half = ["f1_micro_at_half", "f1_macro_at_half"]
     of_classes = ["accuracy", "f1_weighted", "f1_macro"]
     assert more == [*of_targets, *of_classes, *at_half, "exact_match", "rougeL", "eval_accuracy"]
@@ -63,8 +63,8 @@ def test_which_end_is_good() -> None:
 
 
 def test_the_default_of_each_task_is_first() -> None:
-    tasks = ("classification", "causal_lm", "multi_label", "regression")
-    defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse"]
+    tasks = ("classification", "causal_lm", "multi_label", "regression", "token_classification")
+    defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse", "span_f1"]
     assert [scores.promoting(task)[0].name for task in tasks] == defaults
     with pytest.raises(ConfigError, match="promote.metric is perplexity, which is none of .*f1_macro"):
         load("demo", ["promote.metric=perplexity"])

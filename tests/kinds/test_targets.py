@@ -69,7 +69,7 @@ def test_a_target_that_is_none_is_named(rows: list[Any], settings: dict[str, Any
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": "classification", "target": "y"}, "`target` is for multi_label and regression"),
+        ({"task": "classification", "target": "y"}, "`target` is for multi_label, regression"),
         ({"task": "regression", "labels": ["a", "b"]}, "`labels` is for multi_label"),
         ({"task": "multi_label", "target": ["a"]}, "two labels or more"),
         (

@@ -1,4 +1,4 @@
-"""Tasks with float targets train as transformers' Trainer does, on both engines, and resume to the same bits."""
+"""Tasks with targets in columns train as transformers' Trainer does, on both engines, and resume to the same bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.helpers.products import few, sampled
 from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, packed_targets, pretrained
 from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 
@@ -19,6 +20,7 @@ TASKS = {
     "multi_label": ("multi_label", ["red", "green", "blue"], "multi_label_classification"),
     "score": ("regression", ["score"], "regression"),
     "scores": ("regression", ["joy", "anger"], "regression"),
+    "tags": ("token_classification", ["O", "B-place", "I-place", "B-name", "I-name"], None),
 }
 COMMON: dict[str, Any] = {
     "global_batch": 8,
@@ -31,7 +33,7 @@ COMMON: dict[str, Any] = {
 ENGINES: dict[str, dict[str, Any]] = {"native": {"engine": "native"}, "xla": {"engine": "xla", "devices": 2}}
 
 
-def started(folder: Path, labels: list[str], problem: str) -> Source:
+def started(folder: Path, labels: list[str], problem: str | None, task: str = "regression") -> Source:
     """A model with all its weights, head included, in `folder`."""
     import torch
     import transformers
@@ -48,7 +50,7 @@ def started(folder: Path, labels: list[str], problem: str) -> Source:
         pad_token_id=0,
         initializer_range=0.2,
     )
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    getattr(transformers, kind_of(task).auto_class).from_config(config).save_pretrained(folder)
     return pretrained(folder)
 
 
@@ -64,7 +66,7 @@ def of_trainer(model: Path, packed: Input, folder: Path) -> list[float]:
         {
             "input_ids": torch.from_numpy(batch.input_ids).long(),
             "attention_mask": torch.from_numpy(batch.segment_ids).long(),
-            "labels": torch.from_numpy(batch.targets),
+            "labels": torch.from_numpy(batch.targets if batch.targets.dtype.kind == "f" else batch.targets.astype(int)),
         }
         for batch in batches
     ]
@@ -78,7 +80,7 @@ def of_trainer(model: Path, packed: Input, folder: Path) -> list[float]:
         weight_decay=0.0, logging_steps=1, logging_nan_inf_filter=False, save_strategy="no", report_to="none",
         disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(model)
+    loaded = getattr(transformers, kind_of(packed.meta["task"]).auto_class).from_pretrained(model)
     trainer = InOrder(loaded, arguments, train_dataset=rows, data_collator=lambda items: items[0])
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -88,7 +90,10 @@ def of_trainer(model: Path, packed: Input, folder: Path) -> list[float]:
 @sampled("case, engine", [*TASKS], [*ENGINES])
 def test_losses_are_those_of_transformers_trainer(case: str, engine: str, tmp_path: Path) -> None:
     task, labels, problem = TASKS[case]
-    source, packed = started(tmp_path / "model", labels, problem), packed_targets(tmp_path / "packed", task, labels)
+    source, packed = (
+        started(tmp_path / "model", labels, problem, task),
+        packed_targets(tmp_path / "packed", task, labels),
+    )
     config = TrainConfig(**COMMON, **ENGINES[engine])
     ours = run_stage(traced_and_trained, config, tmp_path / "run", model=source, packed=packed).curve("loss")
     theirs = of_trainer(tmp_path / "model", packed, tmp_path / "theirs")
@@ -101,12 +106,14 @@ def test_losses_are_those_of_transformers_trainer(case: str, engine: str, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "engine"),
-    few([("multi_label", "native"), ("score", "native"), ("multi_label", "xla"), ("score", "xla")], 1),
+    few(
+        [("multi_label", "native"), ("score", "native"), ("tags", "native"), ("multi_label", "xla"), ("tags", "xla")], 1
+    ),
 )
 def test_a_killed_run_resumes_to_the_same_bits(case: str, engine: str, tmp_path: Path) -> None:
     task, labels, problem = TASKS[case]
     inputs = {
-        "model": started(tmp_path / "model", labels, problem),
+        "model": started(tmp_path / "model", labels, problem, task),
         "packed": packed_targets(tmp_path / "packed", task, labels),
     }
     fields = {**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad"}

@@ -139,7 +139,7 @@ def packed_classes(
 def packed_targets(
     folder: Path, task: str, labels: list[str], rows: int = 44, lengths: Sequence[int] = (8, 16)
 ) -> Input:
-    """Rows whose targets are 0 and 1, or numbers, that follow from their first tokens."""
+    """Rows whose targets are 0 and 1, or numbers, that follow from their first tokens; or a tag for every other token."""
     random = np.random.default_rng(3)
 
     def split(count: int, length: int) -> dict[str, np.ndarray]:
@@ -148,6 +148,8 @@ def packed_targets(
         segments = (np.arange(length)[None] < real).astype(int)
         numbers = ids[:, : len(labels)] / VOCABULARY * 4 - 1
         targets = (numbers > 1).astype(float) if task == "multi_label" else numbers
+        if task == "token_classification":
+            targets = np.where((segments == 1) & (np.arange(length) % 2 == 1), ids % len(labels), -100)
         positions = np.where(segments, np.arange(length)[None], 0)
         return {"input_ids": ids * segments, "labels": targets, "segment_ids": segments, "position_ids": positions}
 

@@ -16,16 +16,22 @@ from trnflow.tasks.kinds.registry import FORMATS
 class FormatConfig(StageConfig):
     """Settings of `format_prompts`: what text the model reads for each row, and which part of it is trained on."""
 
-    task: Literal["classification", "multi_label", "regression", "instruction", "chat", "text"] = "classification"
+    task: Literal[
+        "classification", "multi_label", "regression", "token_classification", "instruction", "chat", "text"
+    ] = "classification"
     """What a row becomes: `classification` (text and label), `multi_label` (text and any number of labels), `regression`
-    (text and numbers), `instruction` (a question and its answer; only the answer is trained on), `chat` (a conversation;
-    the assistant's turns are trained on) or `text` (all of it is trained on)."""
+    (text and numbers), `token_classification` (words and their tags, or a text with spans), `instruction` (a question and
+    its answer; only the answer is trained on), `chat` (a conversation; the assistant's turns are trained on) or `text`
+    (all of it is trained on)."""
     target: Annotated[str | tuple[str, ...], WHEN_SET] = "label"
     """The column, or the list of columns, that `multi_label` and `regression` learn: one column of lists of labels (or of
-    texts with commas between them), or a column of 0 and 1 for each label; columns of numbers."""
+    texts with commas between them), or a column of 0 and 1 for each label; columns of numbers. Of `token_classification`
+    the column of tags, or without `words` of spans of characters."""
     labels: Annotated[tuple[str, ...] | None, WHEN_SET] = None
     """The names of the labels of `multi_label`, which rows give by name or by number from 0. Default: the labels that rows
-    of train have, sorted; of several columns their names."""
+    of train have, sorted; of several columns their names. Of `token_classification` the tags that rows give by number."""
+    words: Annotated[str | None, WHEN_SET] = None
+    """The column of the words that `token_classification` tags: a list in each row. Default: rows are texts with spans."""
     separator: str = "\n"
     """The text between two columns, where classification joins several columns of `data.text`."""
     instruction: str = "instruction"
@@ -89,11 +95,11 @@ class FormatConfig(StageConfig):
     @model_validator(mode="after")
     def _targets_have_a_task(self) -> FormatConfig:
         kind = FORMATS[self.task]
-        for name in ("target", "labels"):
-            if not kind.reads_targets and getattr(self, name) != FormatConfig.model_fields[name].default:
-                raise ValueError(
-                    f"`{name}` is for multi_label and regression, not {self.task}: of classes, set data.{name}"
-                )
+        for name in ("target", "labels", "words"):
+            if name not in kind.settings and getattr(self, name) != FormatConfig.model_fields[name].default:
+                others = ", ".join(task for task, other in FORMATS.items() if name in other.settings)
+                classes = f": of classes, set data.{name}" if kind.one_class and name != "words" else ""
+                raise ValueError(f"`{name}` is for {others}, not {self.task}{classes}")
         if kind.reads_targets:
             kind.check_settings(self)
         return self

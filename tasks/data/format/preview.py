@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.arrays import load_array
 
@@ -47,12 +48,16 @@ def preview(tokens: Input[TokensMeta], split: str, count: int) -> list[Row]:
     ids = load_array(folder / "input_ids.npy", mapped=True)
     names, rows = tokens.meta["labels"], range(min(count, tokens.meta["splits"][split]))
     labels = load_array(folder / "labels.npy", mapped=True) if names else None
+    kind = kind_of(tokens.meta["task"])
     mask = None if names else load_array(folder / "loss_mask.npy", mapped=True)
+    if labels is not None and kind.per_position:
+        mask = labels != IGNORED
     decoded = []
     for row in rows:
         here = slice(int(offsets[row]), int(offsets[row + 1]))
-        trained = np.zeros(here.stop - here.start, np.uint8) if mask is None else np.array(mask[here])
-        label = None if labels is None or names is None else kind_of(tokens.meta["task"]).shown(labels[row], names)
+        trained = np.zeros(here.stop - here.start, np.uint8) if mask is None else np.array(mask[here], np.uint8)
+        target = None if labels is None else labels[here] if kind.per_position else labels[row]
+        label = None if target is None or names is None else kind.shown(target, names)
         spans = tuple(spans_of(tokenizer, np.array(ids[here]), trained))
         decoded.append(Row(row + 1, len(trained), int(trained.sum()), spans, label))
     return decoded

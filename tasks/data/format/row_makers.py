@@ -58,19 +58,15 @@ def maker_from(arguments: Meta, limit: Limit) -> Maker:
 
 
 def _labelled(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
-    columns, kind = meta["text"], FORMATS[config.task]
-    target = kind.target_of(config, meta["labels"] or [], meta.get("nested", ()))
-    text = row_template(config, "prompt_template", meta, limit)[0] if config.prompt_template else None
-    if not columns and text is None:
-        raise ConfigError(f"format.task: {config.task} needs to know the text", "set data.text")
+    columns, text = meta["text"], None
+    if config.prompt_template:
+        text = row_template(config, "prompt_template", meta, limit)[0]
+    elif columns:
 
-    def make(row: Row, where: str) -> Row:
-        return {
-            "text": text(row, where) if text else config.separator.join(row[name] for name in columns),
-            "label": target(row, where),
-        }
+        def text(row: Row, where: str) -> str:
+            return config.separator.join(row[name] for name in columns)
 
-    return make
+    return FORMATS[config.task].example_of(config, meta["labels"] or [], meta.get("nested", ()), text)
 
 
 def _own_labelled(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:

@@ -1,4 +1,4 @@
-"""Read rows from parquet, csv, tsv, json lines, arrow and text files, in batches of the columns asked for.
+"""Read rows from parquet, csv, tsv, json lines, arrow, CoNLL and text files, in batches of the columns asked for.
 
 Takes one batch of memory (4,096 rows), but the whole of a JSON array. Columns of csv and tsv are strings.
 """
@@ -17,6 +17,8 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trnflow.tasks.data.load.class_names import class_names, named
+from trnflow.tasks.data.load.conll import TAGS, WORDS, sentences
 from trnflow.tasks.data.load.json_rows import open_json
 from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines, max_cell, open_text, too_long, whole_lines
 from trnflow.tasks.errors import CodeError, DataError
@@ -61,7 +63,27 @@ def open_file(path: Path, kind: str, name: str) -> RowReader:
     twice = [column for column, count in Counter(rows.schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{name} has two columns named {twice[0]}", "rename one in the file")
-    return rows
+    return with_class_names(rows)
+
+
+def with_class_names(rows: RowReader) -> RowReader:
+    """Return rows whose lists of class numbers hold the classes' names, where the file has them."""
+    names = class_names(rows.schema)
+    if not names:
+        return rows
+    fields = [field.with_type(pa.list_(pa.string())) if field.name in names else field for field in rows.schema]
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        before = 0
+        for batch in rows.batches(columns):
+            arrays = [
+                named(array, names[column], f"{rows.name} row {{}}: {column}", before) if column in names else array
+                for column, array in zip(columns, batch.columns, strict=True)
+            ]
+            before += batch.num_rows
+            yield pa.record_batch(arrays, names=columns)
+
+    return RowReader(rows.name, pa.schema(fields, rows.schema.metadata), batches)
 
 
 def open_table(table: pa.Table, name: str) -> RowReader:
@@ -104,6 +126,19 @@ def _text(path: Path, name: str) -> RowReader:
             yield pa.record_batch([pa.array(batch, pa.string())] * len(columns), names=columns)
 
     return RowReader(name, pa.schema([("text", pa.string())]), batches)
+
+
+@reads("conll")
+def _conll(path: Path, name: str) -> RowReader:
+    """One row for each sentence, with the lists `words` and `tags`."""
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        rows = sentences(path, name)
+        while batch := list(islice(rows, BATCH)):
+            lists = dict(zip((WORDS, TAGS), zip(*batch, strict=True), strict=True))
+            yield pa.record_batch([pa.array(lists[column], pa.list_(pa.string())) for column in columns], names=columns)
+
+    return RowReader(name, pa.schema([(column, pa.list_(pa.string())) for column in (WORDS, TAGS)]), batches)
 
 
 @reads("tsv")

@@ -48,8 +48,11 @@ def part_of(layout: ChunkLayout, first: int, last: int) -> ChunkLayout:
     return ChunkLayout(layout.pieces.where(here), layout.chunk[here] - first, layout.offset[here], last - first)
 
 
-def fill(layout: ChunkLayout, length: int, ids: Array, mask: Array | None, pad_id: int) -> dict[str, Array]:
-    """Compute a layout's columns, each int32 [chunks, length]; labels only with a mask (uint8 [tokens])."""
+def fill(
+    layout: ChunkLayout, length: int, ids: Array, mask: Array | None, pad_id: int, labels: Array | None = None
+) -> dict[str, Array]:
+    """Compute a layout's columns, each int32 [chunks, length]; labels only with a mask (uint8 [tokens]) of tokens to learn,
+    or the labels of tokens (int32 [tokens])."""
     import numpy as np
 
     size, chunk = layout.pieces.size, layout.chunk
@@ -66,6 +69,8 @@ def fill(layout: ChunkLayout, length: int, ids: Array, mask: Array | None, pad_i
         # a piece's first token is predicted by nothing
         supervised = (mask[source] == 1) & (position > 0)
         values["labels"] = (np.where(supervised, values["input_ids"][0], IGNORED), IGNORED)
+    elif labels is not None:
+        values["labels"] = (labels[source], IGNORED)
     block = {}
     for name, (filled, padding) in values.items():
         flat = np.full(layout.chunks * length, padding, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Encode texts as rows of token ids, with a label (classification) or a loss mask (causal texts, in parts).
+"""Encode texts as rows of token ids, with a label (classification), labels of tokens, or a loss mask (causal, in parts).
 
 Rows longer than `max_length` are truncated, split or dropped (`overlong`); with "error" they are returned whole.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
+from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Encoded(NamedTuple):
     Attributes:
         ids: int32 [tokens].
         sizes: int64 [rows].
-        extra: Loss mask uint8 [tokens], or labels int32 [rows] or float32 [rows, outputs].
+        extra: Loss mask uint8 [tokens], or labels int32 [rows or tokens] or float32 [rows, outputs].
         row: int64 [rows], source row from 0.
         lengths: int64 [source rows], tokens before any cut.
         forged: (source row, token) of each that spells a special token.
@@ -61,9 +62,7 @@ class ClassEncoder:
         import numpy as np
 
         texts = texts_of(rows)
-        pieces = self._words.pieces(texts.array, texts.rows, self._words.find_added(texts.data, texts.rows, {}))
-        ids, per_piece = self._words.encode(texts.data, pieces)
-        bounds = _row_tokens(texts, pieces, per_piece)
+        ids, bounds, marks = self._tokens(texts, rows)
         frame = sum(map(len, self._frame))
         lengths = np.diff(bounds) + frame
         kept = np.arange(len(lengths))
@@ -72,9 +71,67 @@ class ClassEncoder:
             sizes = np.minimum(sizes, max(self._max_length - frame, 0))
         elif self._overlong == "drop":
             kept = kept[lengths <= self._max_length]
-        framed, sizes = _framed(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
-        labels = _labels(rows.column("label").combine_chunks())[kept]
-        return Encoded(framed, sizes, labels, kept, lengths, _forged(texts, self._words, None))
+        framed, total = _framed(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
+        if marks is None:
+            labels = _labels(rows.column("label").combine_chunks())[kept]
+        else:
+            outside = tuple([IGNORED] * len(side) for side in self._frame)
+            labels, _ = _framed(gather(marks, bounds[kept], sizes[kept]), sizes[kept], outside)
+        return Encoded(framed, total, labels, kept, lengths, _forged(texts, self._words, None))
+
+    def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Ints, Longs, Ints | None]:
+        """Return ids, each row's first token [rows + 1], and labels of tokens, if these have them."""
+        pieces = self._words.pieces(texts.array, texts.rows, self._words.find_added(texts.data, texts.rows, {}))
+        ids, per_piece = self._words.encode(texts.data, pieces)
+        return ids, _row_tokens(texts, pieces, per_piece), None
+
+
+class TokenEncoder(ClassEncoder):
+    """Encodes texts whose words are labelled: `label` is list<struct<start, end, label>>, characters and a number. The
+    first token of a word has its number, others IGNORED."""
+
+    def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str) -> None:
+        super().__init__(loaded, max_length, overlong)
+        self._tokenizer = loaded.tokenizer
+
+    def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Ints, Longs, Ints | None]:
+        import numpy as np
+
+        # places of tokens are of whole texts, so no word is tokenised apart
+        given = rows.column("text").to_pylist()
+        encodings = self._tokenizer.encode_batch(given, add_special_tokens=False)
+        words = rows.column("label").to_pylist()
+        labels = [
+            first_pieces(text, encoding.offsets, own)
+            for text, encoding, own in zip(given, encodings, words, strict=True)
+        ]
+        bounds = np.cumsum([0, *map(len, labels)])
+        ids = [np.array(encoding.ids, np.int32) for encoding in encodings]
+        return np.concatenate(ids), bounds, np.array([label for row in labels for label in row], np.int32)
+
+    def places(self, text: str, tokens: int) -> list[tuple[int, int] | None]:
+        """Return first character and end of each token of an encoded row, None of a special token."""
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        before, after = map(len, self._frame)
+        return [*[None] * before, *offsets[: tokens - before - after], *[None] * after]
+
+
+def first_pieces(text: str, offsets: list[tuple[int, int]], words: list[dict[str, int]]) -> list[int]:
+    """Return a label for each token: that of the word in which it is the first to begin, else IGNORED.
+
+    offsets: characters of tokens; words: {start, end, label}, ascending, apart.
+    """
+    labels, at = [IGNORED] * len(offsets), 0
+    for token, (start, end) in enumerate(offsets):
+        # some tokenizers count the blank before a word to it
+        while start < end and text[start].isspace():
+            start += 1
+        while at < len(words) and words[at]["end"] <= start:
+            at += 1
+        if start < end and at < len(words) and words[at]["start"] <= start:
+            labels[token] = words[at]["label"]
+            at += 1
+    return labels
 
 
 def _labels(column: pa.Array) -> Extra:
@@ -211,7 +268,8 @@ Encoder = ClassEncoder | CausalEncoder
 
 def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
     """Return the encoder class for a task."""
-    return ClassEncoder if kind_of(task).per_row else CausalEncoder
+    kind = kind_of(task)
+    return CausalEncoder if not kind.per_row else TokenEncoder if kind.per_position else ClassEncoder
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:

@@ -63,7 +63,7 @@ class Batch:
     Attributes:
         length: Before positions were trimmed.
         input_ids: int32 [rows, length].
-        targets: int32 [rows] (class) or [rows, length] (next token), -100 for none; float32 [rows, outputs], NaN for
+        targets: int32 [rows] (class) or [rows, length] (next token, or tag), -100 for none; float32 [rows, outputs], NaN for
             none.
         segment_ids: int32 [rows, length], from 1; 0 for padding.
         position_ids: int32 [rows, length], from 0 in each segment.
@@ -121,7 +121,7 @@ class Split:
         self.rows = {int(length): int(count) for length, count in counts.items() if count}
         self._unit = unit
         kind = kind_of(packed.meta["task"])
-        self._per_row, self._none = kind.per_row, float("nan") if kind.reads_targets else IGNORED
+        self._kind, self._none = kind, float("nan") if kind.target_type == "float32" else IGNORED
         self._padding = {"input_ids": packed.meta["pad_id"], "labels": IGNORED}
         self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
 
@@ -132,7 +132,7 @@ class Split:
         masked = address.rows < 0
         columns = self._gather(address._replace(rows=np.where(masked, 0, address.rows)))
         ids, labels, segments, positions = (columns[name] for name in COLUMNS)
-        targets = labels if self._per_row else shift_targets(labels, segments)
+        targets = labels if self._kind.per_row else shift_targets(labels, segments)
         targets[masked] = self._none
         segments[masked] = 0
         batch = Batch(address.length, ids, targets, segments, positions, samples=int((~masked).sum()))
@@ -155,7 +155,7 @@ class Split:
         for length in sorted(set(address.lengths.tolist())):
             here = np.flatnonzero(address.lengths == length)
             for name, column in self._columns[length].items():
-                by_row = name == "labels" and self._per_row
+                by_row = name == "labels" and not self._kind.per_position
                 shape = (len(address.rows), *(column.shape[1:] if by_row else (address.length,)))
                 whole = gathered.setdefault(name, np.full(shape, self._padding.get(name, 0), column.dtype))
                 whole[here if by_row else (here, slice(length))] = column[address.rows[here]]

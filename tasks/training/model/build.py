@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.config import check_positions
 from trnflow.tasks.training.model.masks import (
@@ -72,7 +73,7 @@ def build(
     built = Built(model, packed.meta["task"], causal, first, published, lacking, stored, windowed=windowed)
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
-    if built.kind.per_row and pools_positions(model.config):
+    if _pools(built.kind, model.config):
         mask_below_head(model, causal=causal)
     return built
 
@@ -97,7 +98,7 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
     """Return what keeps segments apart: a mask, the lengths of documents, or a block mask."""
     if built.attention == "sdpa":
         config, dtype = built.model.config, next(built.model.parameters()).dtype
-        if built.kind.per_row and pools_positions(config):
+        if _pools(built.kind, config):
             return {"attention_mask": segment_ids}
         config = config.get_text_config()
         return {"attention_mask": attention_masks(config, segment_ids, causal=built.causal, dtype=dtype)}
@@ -108,8 +109,12 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
     return {"attention_mask": block_mask(segment_ids)}
 
 
+def _pools(kind: Kind, config: Any) -> bool:
+    return kind.per_row and not kind.per_position and pools_positions(config)
+
+
 def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
-    """Return float32 [rows, labels], or of a language model [rows, length, vocabulary]."""
+    """Return float32 [rows, labels], of positions [rows, length, labels], of a language model [rows, length, vocabulary]."""
     logits: Tensor = built.model(**inputs_of(built, input_ids, segment_ids, position_ids)).logits
     return logits.float()
 

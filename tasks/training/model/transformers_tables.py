@@ -11,9 +11,10 @@ from trnflow.tasks.training.model.transformers_classes import ClassCode, class_c
 
 CONFIG, MODULE = "CONFIG", "SPECIAL_MODEL_TYPE_TO_MODULE"
 LANGUAGE, MASKED, CLASSIFIER = "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL_FOR_SEQUENCE_CLASSIFICATION"
+TAGGER = "MODEL_FOR_TOKEN_CLASSIFICATION"
 TABLES = {
     "auto_mappings.py": {"CONFIG_MAPPING_NAMES": CONFIG, "SPECIAL_MODEL_TYPE_TO_MODULE_NAME": MODULE},
-    "modeling_auto.py": {f"{table}_MAPPING_NAMES": table for table in (LANGUAGE, MASKED, CLASSIFIER)},
+    "modeling_auto.py": {f"{table}_MAPPING_NAMES": table for table in (LANGUAGE, MASKED, CLASSIFIER, TAGGER)},
 }
 """{file: {variable: table}}"""
 

@@ -113,6 +113,15 @@ SOUND = {
                                                "text"),
     "lists of labels": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": KINDS[: n % 3]}),
                         {"text": ["text"], "target": ["labels"]}, "multi_label"),
+    "words and tags": ("t.conll", b"Ann\tB-name\nsits\tO\n\nBob\tB-name\n\n" * 30, {"words": ["words"], "target": ["tags"]},
+                       "token_classification"),
+    "tokens and tags in lists": (
+        "t.jsonl", lines(lambda n: {"id": n, "pos": ["X", "Y"], "tokens": ["Ann", "sits"], "ner_tags": ["B-name", "O"]}),
+        {"words": ["tokens"], "target": ["ner_tags"]}, "token_classification"),
+    "spans": ("t.jsonl", lines(lambda n: {"text": sentence(n), "spans": [{"start": 0, "end": 3, "label": "x"}] * (n % 2)}),
+              {"text": ["text"], "target": ["spans"]}, "token_classification"),
+    "spans of doccano": ("t.jsonl", lines(lambda n: {"id": n, "text": sentence(n), "label": [[0, 3, "x"]]}),
+                         {"text": ["text"], "target": ["label"]}, "token_classification"),
     "plain text": ("t.txt", "\n".join(map(sentence, range(60))).encode(), {"text": ["text"]}, "text"),
     "one column of texts": ("t.csv", table("id", "story", story=sentence), {"text": ["story"]}, "text"),
 }  # fmt: skip
@@ -175,8 +184,10 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "one JSON object": ("t.json", json.dumps({"data": [{"text": "a"}]}).encode(), ConfigError, "no column holds texts", ""),
     "a list of texts": ("t.json", json.dumps(["a", "b"]).encode(), DataError, "is not an object", ""),
     "unknown extension": ("t.dat", b"word\tno\nother\tno\n", ConfigError, "does not show its format", "data.format="),
-    "tokens and tags called txt": ("t.txt", b"Paris B-place\nis O\n\nfar O\n", ConfigError, "no task here tags tokens",
-                                   '{"instruction": '),
+    "tokens and tags called txt": ("t.txt", b"Paris B-place\nis O\n\nfar O\n", ConfigError, "a token and its tag in each line",
+                                   "data.format=conll"),
+    "numbers of tags": ("t.jsonl", lines(lambda n: {"tokens": ["Ann", "sits"], "ner_tags": [1, 0]}), ConfigError,
+                        "ner_tags holds the numbers of tags, without names", "format.labels=[O, B-PER"),
     "bars": ("t.csv", table("text", "label", mark="|", label=KINDS), ConfigError, "separated by `|`", "commas"),
     "tabs called csv and no header": (
         "t.csv", table("text", "label", mark="\t", label=KINDS).partition(b"\n")[2], ConfigError,
@@ -198,8 +209,6 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "numbers alone": ("t.csv", table("a", "b", a=lambda n: n / 3, b=[1, 2]), ConfigError, "no column holds texts", ""),
     "two columns of one name": ("t.csv", b"text,text\n" + b"a b c d,e\n" * 30, DataError, "two columns named text", ""),
     "only blanks": ("t.csv", b"text,label\n" + b" , \n" * 30, ConfigError, "no column holds texts", ""),
-    "words of tokens": ("t.jsonl", lines(lambda n: {"tokens": ["a", "b"], "ner_tags": [0, 1]}), ConfigError,
-                        "no column holds texts", ""),
 }  # fmt: skip
 
 
@@ -246,6 +255,7 @@ REAL: dict[str, dict[str, Any]] = {
     "emotion": {"text": ["text"], "label": ["label"]},
     "imdb": {"text": ["text"], "label": ["label"]},
     "sentiment_amharic": {"text": ["tweet"], "label": ["label"]},
+    "wnut17": {"words": ["words"], "target": ["tags"]},
 }
 REAL_ASKED = {
     "goemotions": "the first line looks like a row",
@@ -254,7 +264,6 @@ REAL_ASKED = {
     "preferences/dpo_zh_demo.json": "preferences",
     "preferences/kto_en_demo.json": "marked good and bad",
     "stsbenchmark": "separated by tabs",
-    "wnut17": "no task here tags tokens",
     "README.md": "does not show its format",
 }
 

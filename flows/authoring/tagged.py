@@ -1,0 +1,67 @@
+"""Find columns of words and their tags, or of spans of characters, in data that was looked at."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from trnflow.flows.authoring.look import Column
+from trnflow.tasks.errors import ConfigError
+
+WORDS = ("words", "tokens", "text", "sentence")
+"""Names that columns of words usually have, the likeliest first."""
+# also of schemes that are refused later, with the row
+_TAG = re.compile(r"O|[BIESLU]-.+", re.DOTALL)
+
+
+def words_and_tags(columns: dict[str, Column], words: str | None, target: str | None) -> tuple[Column, Column] | None:
+    """Return the columns of words and of tags, None without them. words, target: named by the user.
+
+    Raises ConfigError for tags that are numbers alone, without names.
+    """
+    lists = {name: column for name, column in columns.items() if _lists_of(column, (str, int))}
+    named = [lists[target]] if target in lists else [*lists.values()]
+    tags = [column for column in named if all(_TAG.fullmatch(str(tag)) for tag in _values(column))]
+    numbers = [column for column in named if column.name.endswith("tags") and _lists_of(column, (int,))]
+    for column in tags or numbers:
+        sizes = [*map(len, column.examples)]
+        others = [c for n, c in lists.items() if c is not column and words in (None, n) and _lists_of(c, (str,))]
+        alike = [other for other in others if [*map(len, other.examples)] == sizes]
+        if alike:
+            best = min(alike, key=lambda c: WORDS.index(c.name) if c.name in WORDS else len(WORDS))
+            return best, column
+    return None
+
+
+def spans_in(columns: dict[str, Column], target: str | None) -> Column | None:
+    """Return the column of spans: objects with start and end, or lists of start, end and type."""
+    wanted = [column for name, column in columns.items() if target in (None, name) and column.nested]
+    return next((column for column in wanted if _is_spans(column)), None)
+
+
+def refuse_numbers(column: Column, labels: Any) -> None:
+    """Raise ConfigError for tags that are numbers, if the user names none."""
+    if labels is None and any(isinstance(tag, int) for tag in _values(column)):
+        raise ConfigError(
+            f"{column.name} holds the numbers of tags, without names",
+            "name them in the order of their numbers: format.labels=[O, B-PER, I-PER, ...]",
+        )
+
+
+def _values(column: Column) -> list[Any]:
+    return [tag for value in column.examples for tag in value]
+
+
+def _lists_of(column: Column, kinds: tuple[type, ...]) -> bool:
+    lists = [value for value in column.examples if isinstance(value, list)]
+    return len(lists) == len(column.examples) > 0 and all(type(entry) in kinds for value in lists for entry in value)
+
+
+def _is_spans(column: Column) -> bool:
+    spans = [span for value in column.examples if isinstance(value, list) for span in value]
+    return bool(spans) and all(
+        {"start", "end"} <= span.keys()
+        if isinstance(span, dict)
+        else isinstance(span, list) and [*map(type, span)] == [int, int, str]
+        for span in spans
+    )

@@ -1,0 +1,72 @@
+"""Count entities in IOB tags as seqeval does by default. Tags are numbers: 0 is O, 2 t + 1 begins type t, 2 t + 2 goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trnflow.tasks.kinds.kind import IGNORED
+from trnflow.tasks.kinds.targets import Outputs
+
+
+def entities_in(tags: Any) -> Any:
+    """Return int64 [entities, 4]: row, first and last position among labelled ones, type; as seqeval counts by default: an
+    I after O, or of another type than the one before, begins an entity. tags: int [rows, positions]."""
+    import numpy as np
+
+    rows, places = np.nonzero(tags != IGNORED)
+    now = tags[rows, places].astype(np.int64)
+    # in each row an O comes first
+    before = np.where(np.diff(rows, prepend=-1) > 0, 0, np.roll(now, 1))
+    leaves = (now == 0) | (now % 2 == 1) | ((now - 1) // 2 != (before - 1) // 2)
+    first = np.flatnonzero((now > 0) & leaves)
+    after = np.where(np.diff(rows, append=-1) != 0, True, np.roll(leaves, -1))
+    last = np.flatnonzero((now > 0) & after)
+    starts = np.searchsorted(rows, rows[first])
+    return np.stack([rows[first], first - starts, last - starts, (now[first] - 1) // 2], axis=1)
+
+
+def found_in(outputs: Outputs) -> tuple[Any, Any, Any]:
+    """Return the entities that are right, predicted and true, as `entities_in`."""
+    true, said = ({*map(tuple, entities_in(tags).tolist())} for tags in (outputs.expected, outputs.decided))
+    return tuple(_table(some) for some in (true & said, said, true))  # type: ignore[return-value]
+
+
+def _table(entities: set[tuple[int, ...]]) -> Any:
+    import numpy as np
+
+    return np.array(sorted(entities), np.int64).reshape(-1, 4)
+
+
+def of_row(outputs: Outputs) -> Any:
+    """Return right, predicted and true entities of each row: float64 [rows, 3]."""
+    import numpy as np
+
+    counts = [np.bincount(some[:, 0], minlength=len(outputs.loss)) for some in found_in(outputs)]
+    return np.stack(counts, axis=1).astype(np.float64)
+
+
+def share(above: Any, below: Any) -> Any:
+    import numpy as np
+
+    return np.divide(above, below, out=np.zeros(np.shape(above)), where=np.asarray(below) > 0)
+
+
+def scores_of(right: Any, said: Any, true: Any) -> tuple[Any, Any, Any]:
+    """Return precision, recall and F1, 0 where there is nothing to divide by; to the last digit as seqeval."""
+    precision, recall = share(right, said), share(right, true)
+    return precision, recall, share(2.0 * precision * recall, precision + recall)
+
+
+def score(place: int) -> Callable[[Any, Any], Any]:
+    return lambda sums, rows: scores_of(sums[..., 0], sums[..., 1], sums[..., 2])[place]
+
+
+def of_pieces(outputs: Outputs) -> Any:
+    """Return labelled pieces, those with the right tag, and their loss, of each row: float64 [rows, 3]."""
+    import numpy as np
+
+    there = outputs.expected != IGNORED
+    counts = there.sum(1)
+    right = (there & (outputs.expected == outputs.decided)).sum(1)
+    return np.stack([counts, right, outputs.loss * counts], axis=1).astype(np.float64)

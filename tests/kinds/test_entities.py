@@ -1,0 +1,83 @@
+"""Entities are counted as seqeval counts them, and compared between models."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trnflow.tasks.evaluation.scores import intervals_of, values_of
+from trnflow.tasks.kinds.kind import IGNORED
+from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.targets import Outputs, joined
+from trnflow.tasks.promotion.bootstrap import compare_scores
+from trnflow.tasks.promotion.settings import PromoteConfig
+
+LABELS = ["O", "B-a", "I-a", "B-b-c", "I-b-c", "B-d", "I-d"]
+RARE = len(LABELS) - 2
+"""The first tag of a type that no row has, though a model predicts it."""
+
+
+def tagged(rows: int = 300, wrong: float = 0.3, seed: int = 0) -> Outputs:
+    """Random tags, some of them no proper IOB, with unlabelled pieces between them."""
+    random = np.random.default_rng(seed)
+    expected = random.integers(0, RARE, (rows, 12)) * (random.random((rows, 12)) < 0.6)
+    noise = random.random((rows, 12)) < wrong
+    decided = np.where(noise, random.integers(0, len(LABELS), (rows, 12)), expected)
+    none = random.random((rows, 12)) < 0.4
+    none[:, 0] = False
+    expected, decided = (np.where(none, IGNORED, tags).astype(np.int32) for tags in (expected, decided))
+    return Outputs(expected, random.random((rows, 12)).astype(np.float32), decided, random.random(rows))
+
+
+def names(tags: np.ndarray) -> list[list[str]]:
+    return [[LABELS[tag] for tag in row if tag != IGNORED] for row in tags]
+
+
+@pytest.mark.parametrize(("seed", "wrong"), [(0, 0.3), (1, 0.05), (2, 0.9), (3, 0.0), (4, 1.0)])
+def test_metrics_are_those_of_seqeval_to_the_last_digit(seed: int, wrong: float) -> None:
+    from seqeval.metrics import accuracy_score, classification_report, f1_score, precision_score, recall_score
+
+    found = tagged(seed=seed, wrong=wrong)
+    expected, decided = names(found.expected), names(found.decided)
+    values = values_of("token_classification", found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of types that no row has
+        for name, theirs in (
+            ("span_f1", f1_score), ("span_precision", precision_score), ("span_recall", recall_score),
+            ("accuracy", accuracy_score),
+        ):  # fmt: skip
+            assert values[name] == theirs(expected, decided), name
+        report = classification_report(expected, decided, output_dict=True)
+    for row in kind_of("token_classification").table(found, LABELS):
+        theirs = report.get(row["label"], {"precision": 0, "recall": 0, "f1-score": 0, "support": 0})
+        ours = [row[name] for name in ("precision", "recall", "f1", "support")]
+        assert ours == [theirs[name] for name in ("precision", "recall", "f1-score", "support")]
+
+
+def test_each_metric_lies_in_its_interval_and_rows_of_any_length_join() -> None:
+    found = tagged()
+    values, intervals = values_of("token_classification", found), intervals_of("token_classification", found)
+    assert all(intervals[name][0] < value < intervals[name][1] for name, value in values.items())
+    wider = Outputs(*(np.pad(c, ((0, 0), (0, 5)), constant_values=IGNORED) if c.ndim == 2 else c for c in found))
+    both = joined([found, wider])
+    assert len(both.loss) == 2 * len(found.loss)
+    assert values_of("token_classification", both)["span_f1"] == pytest.approx(values["span_f1"], abs=1e-12)
+    nothing = found._replace(expected=np.minimum(found.expected, 0), decided=np.minimum(found.decided, 0))
+    assert values_of("token_classification", nothing)["span_f1"] == 0
+
+
+def test_a_better_model_wins_and_an_equal_one_does_not(tmp_path: Path) -> None:
+    for name, wrong in (("old", 0.5), ("new", 0.1)):
+        columns = {field: pa.array(list(column)) for field, column in tagged(wrong=wrong)._asdict().items()}
+        rows = pa.array(range(300), pa.int64())
+        pq.write_table(pa.table({"row": rows, "frozen_row": rows, **columns}), tmp_path / name)
+    for metric in ("span_f1", "span_precision", "span_recall", "accuracy"):
+        config = PromoteConfig(metric=metric)
+        judged = compare_scores(tmp_path / "old", tmp_path / "new", "token_classification", config, 0.01)
+        assert judged.is_better and judged.low < judged.difference < judged.high
+        assert not compare_scores(tmp_path / "old", tmp_path / "old", "token_classification", config, 0.01).is_better
