@@ -1,10 +1,14 @@
-"""Count entities in IOB tags as seqeval does by default. Tags are numbers: 0 is O, 2 t + 1 begins type t, 2 t + 2 goes on."""
+"""Count entities in IOB tags as seqeval does by default, and group pieces into entities.
+
+Tags are numbers: 0 is O, 2 t + 1 begins type t, 2 t + 2 goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.targets import Outputs
 
@@ -70,3 +74,28 @@ def of_pieces(outputs: Outputs) -> Any:
     counts = there.sum(1)
     right = (there & (outputs.expected == outputs.decided)).sum(1)
     return np.stack([counts, right, outputs.loss * counts], axis=1).astype(np.float64)
+
+
+def grouped(text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str]) -> list[Meta]:
+    """Return the entities of a text, {type, text, start, end, score}, as transformers' `aggregation_strategy="simple"`.
+
+    places, values: As of `Kind.answer_in`.
+    """
+    groups: list[tuple[int, list[tuple[int, int, float]]]] = []
+    kind = -1
+    for place, scores in zip(places, values, strict=True):
+        if place is None:
+            continue
+        best, before = max(range(len(labels)), key=scores.__getitem__), kind
+        kind = (best - 1) // 2
+        # all pieces count, and any tag but B continues the type of the piece before
+        if best and (best % 2 == 1 or kind != before):
+            groups.append((kind, []))
+        if best:
+            groups[-1][1].append((*place, scores[best]))
+    return [_entity(text, labels[2 * kind + 1][2:], pieces) for kind, pieces in groups]
+
+
+def _entity(text: str, name: str, pieces: list[tuple[int, int, float]]) -> Meta:
+    start, end, score = pieces[0][0], pieces[-1][1], sum(piece[2] for piece in pieces) / len(pieces)
+    return {"type": name, "text": text[start:end], "start": start, "end": end, "score": score}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.kinds.entities import entities_in, found_in, of_pieces, of_row, score, scores_of, share
+from trnflow.tasks.kinds.entities import entities_in, found_in, grouped, of_pieces, of_row, score, scores_of, share
 from trnflow.tasks.kinds.kind import IGNORED, Metric, Row
 from trnflow.tasks.kinds.tagged_words import OUTSIDE, cut, inside, spans_of, tagged, tags_of, type_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, value_of
@@ -89,8 +89,8 @@ class TokenClassification(TargetKind):
         return [OUTSIDE, *(f"{side}-{name}" for name in named for side in "BI")]
 
     def fixed(self, settings: Meta, labels: list[str] | None) -> Meta:
-        wanted = labels if settings["words"] else [name[2:] for name in labels or () if name.startswith("B-")]
-        return settings if settings["labels"] else {**settings, "labels": wanted}
+        wanted = labels if settings.get("words") else [name[2:] for name in (labels or ())[1::2]]
+        return settings if settings.get("labels") else {**settings, "labels": wanted}
 
     def label_type(self) -> Any:
         import pyarrow as pa
@@ -146,19 +146,7 @@ class TokenClassification(TargetKind):
     def answer_in(
         self, text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str], decision: Meta
     ) -> Meta:
-        # as transformers' aggregation_strategy="simple": all pieces speak, and a tag other than B continues its type
-        entities: list[Meta] = []
-        kind = None
-        for place, scores in zip(places, values, strict=True):
-            if place is None:
-                continue
-            best = max(range(len(labels)), key=scores.__getitem__)
-            begins, kind = best == 0 or best % 2 == 1 or (best - 1) // 2 != kind, (best - 1) // 2 if best else None
-            if begins and best:
-                entities.append({"type": labels[best][2:], "start": place[0], "scores": []})
-            if best:
-                entities[-1] |= {"end": place[1], "scores": [*entities[-1]["scores"], scores[best]]}
-        return {"entities": [_entity(text, found) for found in entities]}
+        return {"entities": grouped(text, places, values, labels)}
 
     def line(self, answer: Meta) -> str:
         found = (f"{entity['type']}: {entity['text']} ({entity['score']:.2f})" for entity in answer["entities"])
@@ -186,9 +174,3 @@ class TokenClassification(TargetKind):
         rows = sorted(self.table(outputs, labels), key=lambda row: (-row["support"], row["label"]))
         names, values = [f"{row['label']} ({row['support']})" for row in rows], [row["f1"] for row in rows]
         plots.bars(names, values, "F1", "types (entities)", folder / "f1_of_types.png")
-
-
-def _entity(text: str, found: Meta) -> Meta:
-    place = {"start": found["start"], "end": found["end"]}
-    score = sum(found["scores"]) / len(found["scores"])
-    return {"type": found["type"], "text": text[found["start"] : found["end"]], **place, "score": score}

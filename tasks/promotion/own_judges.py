@@ -143,7 +143,8 @@ def _seen(scores: Input, frozen: Input, out: Workdir) -> Meta:
     write = partial(write_seen, out.scratch / scores.path.name, kind.name, "frozen")
     if kind.reads_targets:
         given = {"expected": "expected", "predicted": "decided", "probabilities": "values"}
-        found = {name: np.array(table.column(of).to_pylist(), np.float32) for name, of in given.items()}
+        found = {name: np.array(table.column(of).to_pylist()) for name, of in given.items()}
+        found = {name: array.astype("f4" if array.dtype.kind == "f" else "i4") for name, array in found.items()}
         return write(scores.meta["labels"], file, numbers, {**found, "loss": table.column("loss").to_numpy()})
     if not kind.one_class:
         return write((), file, numbers, {name: table.column(name).to_numpy() for name in ("nll", "tokens", "bytes")})

@@ -142,7 +142,8 @@ def _form(model: Model, answer: Callable[[Row], Meta], title: str) -> Any:
     import gradio
 
     columns = [*model.shape.columns, *model.shape.optional]
-    if nested := [column for column in columns if column in model.rows.nested]:
+    # words are given as their text
+    if nested := [name for name in columns if name in model.rows.nested and name != model.rows.settings.get("words")]:
         raise ConfigError(
             f"the model reads lists or objects in the column {nested[0]}, which the page can't ask for",
             "give rows by --file",
