@@ -17,6 +17,7 @@ from pydantic import field_validator
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
+from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
@@ -30,7 +31,7 @@ from trnflow.tasks.system.optional_packages import bitsandbytes_version
 from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weights, write_adapter
 from trnflow.tasks.training.checkpoint.starting_weights import base_weights, starting_from
 from trnflow.tasks.training.model.lora import CONFIG
-from trnflow.tasks.training.model.pretrained import auto_class
+from trnflow.tasks.training.model.pretrained import TOKEN_TYPES, auto_class, takes_token_types
 from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
@@ -128,11 +129,14 @@ def consolidate(
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if not kind_of(shards.meta["task"]).per_row:
         write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
-    write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty))
+    is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR)
+    # a fast tokenizer of no family leaves token types out
+    inputs = ("input_ids", TOKEN_TYPES, "attention_mask") if is_pair and takes_token_types(empty) else ()
+    write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty), inputs)
     _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, dtype)
-        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty))
+        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty), inputs)
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)
     write_card(out.path, shards.meta, document, origin)

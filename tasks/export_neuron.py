@@ -60,7 +60,7 @@ def needs(config: ExportConfig, known: Known) -> Iterator[str]:
     needs=needs,
 )
 def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir) -> ExportedMeta:
-    """Export the model as graphs from (input_ids, attention_mask) to logits, of StableHLO one for each length.
+    """Export the model as graphs from `input_names` to logits, of StableHLO one for each length.
 
     Returns metadata:
         batch: Rows of a call.
@@ -136,7 +136,7 @@ def _eager_calls(
     calls_by_length: dict[int, list[ExampleCall]] = {length: [] for length in lengths}
     for length, calls in calls_by_length.items():
         for number in range(count):
-            calls.append(eager_call(model, *example(model, batch, length, number), batch, positions))
+            calls.append(eager_call(model, example(model, batch, length, number), batch, positions))
             out.progress(number + 1, count, f"calls of the weights, {length} tokens")
     return calls_by_length
 

@@ -31,6 +31,7 @@ from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import read_rows, write_rows
+from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.sources.model_source import tokenizer_folder
@@ -169,7 +170,8 @@ def format_prompts(
     """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
     one.
 
-    Columns: `text: string` and `label: int64` or `list<float>`, or `parts: list<struct<text, train>>`.
+    Columns: `text: string`, perhaps `text_pair: string`, and `label: int64` or `list<float>`; or
+    `parts: list<struct<text, train>>`.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -226,7 +228,8 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
     kind = FORMATS[config.task]
     if kind.per_row:
-        return pa.schema([("text", pa.string()), ("label", kind.label_type())])
+        texts = ["text", PAIR] if config.text_pair else ["text"]
+        return pa.schema([*((name, pa.string()) for name in texts), ("label", kind.label_type())])
     plain = [("plain", pa.bool_())] if is_framed(config) else []
     return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
 

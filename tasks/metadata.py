@@ -107,6 +107,8 @@ class TokensMeta(SpecialIds, TaskMeta, SplitMeta):
     """{kind: the first text of it}."""
     row_lengths: dict[str, Meta]
     """{split: percentiles and histogram}."""
+    pair: NotRequired[bool]
+    """Whether rows have two texts."""
     metrics: dict[str, float]
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
 from trnflow.tasks.data.tables import read_rows
+from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoders import (
     ClassEncoder,
@@ -25,6 +26,7 @@ from trnflow.tasks.data.tokenization.encoders import (
     without_unsupervised,
 )
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
+from trnflow.tasks.data.tokenization.pair_encoder import PairEncoder
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
@@ -121,7 +123,7 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     """Tokenise a shard: {split, first, count} rows. Returns a Count as JSON.
 
     Writes `input_ids.npy` int32 [tokens], `lengths.npy` int32 [rows], `labels.npy` or `loss_mask.npy`, `source_row.npy`
-    int64 [rows], `source_tokens.npy` int32 [rows].
+    int64 [rows], `source_tokens.npy` int32 [rows]; of rows with two texts `token_types.npy` uint8 [tokens].
     """
     import numpy as np
 
@@ -150,6 +152,8 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     np.save(out.path / "input_ids.npy", encoded.ids)
     np.save(out.path / "lengths.npy", encoded.sizes.astype(np.int32))
     np.save(out.path / f"{encoder.extra}.npy", encoded.extra)
+    if encoded.types is not None:
+        np.save(out.path / TYPES_FILE, encoded.types)
     np.save(out.path / "source_row.npy", encoded.row.astype(np.int64))
     np.save(out.path / "source_tokens.npy", encoded.lengths[encoded.row].astype(np.int32))
     return count.meta()
@@ -171,7 +175,8 @@ def tokenize_text(
     """Write a folder for each split, and `tokenizer/`.
 
     Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows or tokens] or float32 [rows,
-    outputs] or `loss_mask.npy` uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut).
+    outputs] or `loss_mask.npy` uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut);
+    of rows with two texts `token_types.npy` uint8 [tokens].
 
     Returns metadata:
         splits, tokens: {split: number}.
@@ -195,13 +200,16 @@ def tokenize_text(
     truncated = overlong if config.overlong == "truncate" else dict.fromkeys(counts, 0)
     unsupervised = {split: count.unsupervised for split, count in counts.items()}
     lost = {"rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values())}
-    return {
+    meta: TokensMeta = {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
         "splits": {split: count.rows for split, count in counts.items()},
         "tokens": {split: count.tokens for split, count in counts.items()},
         "longest": max(count.longest for count in counts.values()),
-        **special,
+        "vocab_size": special["vocab_size"],
+        "pad_id": special["pad_id"],
+        "bos_id": special["bos_id"],
+        "eos_id": special["eos_id"],
         "max_length": config.max_length,
         "overlong": overlong,
         "truncated": truncated,
@@ -216,6 +224,9 @@ def tokenize_text(
             **next(iter(lengths.values()))["percentiles"],
         },
     }
+    if has_pairs(texts.meta):
+        meta["pair"] = True
+    return meta
 
 
 def _tokenizer(
@@ -246,7 +257,12 @@ def _texts(path: Path) -> Iterator[str]:
 
     for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(BATCH):
         for row in batch.to_pylist():
-            yield row["text"] if "text" in row else "".join(part["text"] for part in row["parts"])
+            yield text_of_example(row)
+
+
+def has_pairs(texts: TextsMeta) -> bool:
+    """Return whether examples have two texts."""
+    return bool(texts["rows"]["settings"].get(PAIR))
 
 
 def _identity(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> Meta:
@@ -272,12 +288,15 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type, width))
         source_row = stack.enter_context(GrowingArray(folder / "source_row.npy", "<i8"))
+        types = stack.enter_context(GrowingArray(folder / TYPES_FILE, "|u1")) if has_pairs(texts.meta) else None
         source_tokens = stack.enter_context(GrowingArray(folder / "source_tokens.npy", "<i4"))
         offsets.append(np.zeros(1, dtype=np.int64))
         for _, here, meta in parts.of(split=split):
             offsets.append(np.cumsum(load_array(here / "lengths.npy"), dtype=np.int64) + ids.size)
             ids.append(load_array(here / "input_ids.npy"))
             extras.append(load_array(here / f"{extra}.npy"))
+            if types is not None:
+                types.append(load_array(here / TYPES_FILE))
             source_row.append(load_array(here / "source_row.npy") + count.read)
             source_tokens.append(load_array(here / "source_tokens.npy"))
             count.add(meta)
@@ -305,7 +324,7 @@ def _encoder(folder: Path, config: str, texts: str) -> Encoder:
     # cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
     # words
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
-    encoder = encoder_type(meta["task"])
+    encoder = PairEncoder if has_pairs(meta) else encoder_type(meta["task"])
     if issubclass(encoder, ClassEncoder):
         return encoder(loaded, settings.max_length, settings.overlong)
     return encoder(

@@ -29,8 +29,12 @@ AMOUNTS = ("score", "target", "label", "labels", "y", "rating", "value", "simila
 """Names of columns that are meant to be predicted also where they hold amounts."""
 ASIDE = ("lang", "language", "locale", "source", "split", "user", "author", "country", "gender", "year", "month", "url")
 """Names of columns that are rarely what is to be predicted."""
-PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"))
-"""Two texts that are classified together."""
+PAIRS = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
+    ("text", "text_pair"), ("sentence_a", "sentence_b"), ("question", "passage"), ("query", "passage"),
+    ("query", "document"), ("question", "sentence"),
+)  # fmt: skip
+"""Two texts that are judged together."""
 TURNS = (
     ("instruction", "input", "output"),
     ("instruction", "context", "response"),
@@ -291,11 +295,10 @@ def _with_targets(task: str, columns: dict[str, Column], data: Meta, form: Meta,
     texts = _texts(columns, data.get("text"), {column.name for column in targets})
     if not texts or not targets:
         return None
-    text = _pair(texts) or texts[:1] if not data.get("text") else texts
-    draft = Draft(task.replace("_", "-"), [*(("text", column) for column in text), *(("target", c) for c in targets)])
-    texts_named, targets_named = ([column.name for column in some] for some in (text, targets))
-    draft.settings["data"]["text"] = texts_named if len(text) > 1 else texts_named[0]
-    draft.settings["format"] = {"task": task, "target": targets_named if len(targets) > 1 else targets_named[0]}
+    draft, names = Draft(task.replace("_", "-")), [column.name for column in targets]
+    draft.settings["format"] = {"task": task, "target": names if len(names) > 1 else names[0]}
+    _take_texts(draft, columns, texts, data, form)
+    draft.taken += [("target", column) for column in targets]
     return draft
 
 
@@ -312,17 +315,31 @@ def _classification(columns: dict[str, Column], data: Meta, form: Meta) -> Draft
     if chosen is None:
         return None
     labels = [chosen] if isinstance(chosen, Column) else chosen
-    text = _pair(texts) or texts[:1] if not data.get("text") else texts
-    draft.taken = [*(("text", column) for column in text), ("label", labels[0])]
     draft.settings["format"]["task"] = "classification"
-    names = [column.name for column in text]
-    draft.settings["data"] |= {"text": names if len(names) > 1 else names[0], "label": label or labels[0].name}
-    if len(text) == 1 and len(texts) > 1 and not data.get("text"):
+    _take_texts(draft, columns, texts, data, form)
+    if len(draft.taken) == 1 and len(texts) > 1 and not data.get("text"):
         more = [column.name for column in columns.values() if column in texts[:2]]
         draft.others["data.text"] = [(more, f"both, joined; {texts[1].name}: {texts[1].describe()}")]
+    draft.taken.append(("label", labels[0]))
+    draft.settings["data"]["label"] = label or labels[0].name
     draft.others["data.label"] = [(column.name, column.describe()) for column in labels[1:2]]
     _check_label(labels[0], rule is not None, label is not None)
     return draft
+
+
+def _take_texts(draft: Draft, columns: dict[str, Column], texts: list[Column], data: Meta, form: Meta) -> None:
+    """Enter the texts that the user named, else a known pair, else the likeliest one."""
+    named, second = bool(data.get("text")), form.get("text_pair")
+    pair = _column(columns, second, "format.text_pair") if second else None
+    first = [column for column in texts if column is not pair][: None if named else 1]
+    if not named and not pair and (known := _pair(texts)):
+        first, pair = known[:1], known[1]
+    draft.taken += [("text", column) for column in first]
+    names = [column.name for column in first]
+    draft.settings["data"]["text"] = names if len(names) > 1 else names[0]
+    if pair:
+        draft.taken.append(("text_pair", pair))
+        draft.settings["format"]["text_pair"] = pair.name
 
 
 def _column(columns: dict[str, Column], name: str, setting: str) -> Column:

@@ -277,8 +277,10 @@ class Recipe(StageConfig):
 
     @property
     def loading(self) -> DataConfig:
-        """The section `data`, with the columns that `format.target` names among those that are kept."""
-        return self.data.keeping((*self.format.targets, *filter(None, [self.format.words])))
+        """The section `data`, with the column of `format.text_pair` among the texts, and those of `format.target` and
+        `format.words` among the columns that are kept."""
+        kept = (*self.format.targets, *filter(None, [self.format.words]))
+        return self.data.reading(self.format.text_pair).keeping(kept)
 
     @property
     def training(self) -> TrainConfig:

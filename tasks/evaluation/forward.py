@@ -59,9 +59,8 @@ def classify(model: Any, split: Split, batch: int, report: ReportRows) -> ClassP
     expected, predicted, probabilities, losses, rows = [], [], [], [], 0
     with torch.inference_mode():
         for part in whole_batches(split, batch):
-            input_ids, attention_mask = plain_inputs(part, model.device)
             targets = torch.from_numpy(part.targets).long().to(model.device)
-            logits = model(input_ids=input_ids, attention_mask=attention_mask).logits.float()
+            logits = model(**plain_inputs(part, model)).logits.float()
             losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").double().cpu().numpy())
             probabilities.append(logits.softmax(-1).cpu().numpy())
             expected.append(part.targets.astype(np.int64))
@@ -133,8 +132,8 @@ def single_row_seconds(model: Any, split: Split) -> list[float]:
     with torch.inference_mode():
         # the first pass is a warm-up, and not counted
         for address in [addresses[0], *addresses]:
-            input_ids, attention_mask = plain_inputs(split.read(address), model.device)
+            inputs = plain_inputs(split.read(address), model)
             begun = time.perf_counter()
-            model(input_ids=input_ids, attention_mask=attention_mask).logits.sum().item()  # waits for the device
+            model(**inputs).logits.sum().item()  # waits for the device
             seconds.append(time.perf_counter() - begun)
     return seconds[1:]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from trnflow.tasks.data.format.row_format import has_pairs
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.model_process import EAGER as EAGER
-from trnflow.tasks.training.model.pretrained import first_position
+from trnflow.tasks.training.model.pretrained import TOKEN_TYPES, first_position, takes_token_types
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+INPUTS = ("input_ids", "attention_mask", TOKEN_TYPES)
 
 
 def load_model(folder: Path, task: str) -> PreTrainedModel:
@@ -31,7 +34,13 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
             "run consolidate again; a model type that transformers does not know can't be evaluated or exported",
         ) from error
     model.config.use_cache = False
+    model.reads_types = has_pairs(folder) and takes_token_types(model)
     return model.eval()
+
+
+def input_names(model: Any) -> tuple[str, ...]:
+    """Return the inputs of a model that `load_model` loaded: token types only where rows are pairs of texts."""
+    return INPUTS if getattr(model, "reads_types", False) else INPUTS[:2]
 
 
 def longest_sequence(model: PreTrainedModel) -> int | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.data.tables import read_rows, write_rows
+from trnflow.tasks.data.texts import text_of_example
 from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def write_losses(losses: RowLosses, texts: Path, to: Path) -> None:
 
 def text_of(texts: Path, row: int) -> str:
     """Return the text of one row of a Parquet file of format_prompts."""
-    return _text(read_rows(texts, row, 1).to_pylist()[0])
+    return text_of_example(read_rows(texts, row, 1).to_pylist()[0])
 
 
 def _write(rows: Ints, table: pa.Table, texts: Path, to: Path) -> None:
@@ -99,8 +100,4 @@ def _texts(texts: Path) -> Iterator[list[str]]:
     with ParquetFile(texts, pre_buffer=False) as file:
         columns = [name for name in file.schema_arrow.names if name != "label"]
         for batch in file.iter_batches(BATCH, columns=columns):
-            yield [_text(row) for row in batch.to_pylist()]
-
-
-def _text(row: Any) -> str:
-    return str(row["text"]) if "text" in row else "".join(part["text"] for part in row["parts"])
+            yield [text_of_example(row) for row in batch.to_pylist()]

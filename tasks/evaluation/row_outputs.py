@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.models import input_names
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined
 from trnflow.tasks.training.batches.sampler import Batch, Split
@@ -23,8 +24,7 @@ def row_outputs(
     rows = 0
     with torch.inference_mode():
         for part in whole_batches(split, batch):
-            input_ids, attention_mask = plain_inputs(part, model.device)
-            logits = model(input_ids=input_ids, attention_mask=attention_mask).logits.float()
+            logits = model(**plain_inputs(part, model)).logits.float()
             parts.append(kind.outputs(logits, torch.from_numpy(part.targets).to(model.device)))
             rows += part.samples
             report(rows)
@@ -32,12 +32,13 @@ def row_outputs(
     return found._replace(decided=kind.decided(found.decided, decision))
 
 
-def plain_inputs(part: Batch, device: Any = "cpu") -> tuple[Any, Any]:
-    """Return (input_ids, attention_mask) of a batch, int64 [rows, length] on `device`."""
+def plain_inputs(part: Batch, model: Any) -> dict[str, Any]:
+    """Return a batch as the model's arguments, int64 [rows, length] on its device."""
     import torch
 
-    input_ids = torch.from_numpy(part.input_ids).long()
-    return input_ids.to(device), torch.from_numpy(part.segment_ids != 0).long().to(device)
+    segments = torch.from_numpy(part.segment_ids).long()
+    columns = (torch.from_numpy(part.input_ids).long(), (segments != 0).long(), (segments - 1).clamp(min=0))
+    return {name: column.to(model.device) for name, column in zip(input_names(model), columns, strict=False)}
 
 
 def whole_batches(split: Split, rows: int) -> Iterator[Batch]:

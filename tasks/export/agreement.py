@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.evaluation.models import input_names
 from trnflow.tasks.evaluation.row_outputs import plain_inputs
 from trnflow.tasks.export.targets import ExportedProgram, open_export
 from trnflow.tasks.kinds.registry import kind_of
@@ -52,13 +53,12 @@ class ExampleCall(NamedTuple):
     """The inputs of one call, and eager PyTorch's logits.
 
     Attributes:
-        input_ids, attention_mask: int64 [batch, length].
+        inputs: int64 [batch, length] each, as `input_names` of the model.
         compared: bool [batch]; of a language model [batch, length].
         logits: float [compared, labels or vocabulary].
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
+    inputs: tuple[Tensor, ...]
     compared: Tensor
     logits: Tensor
 
@@ -84,17 +84,17 @@ def positions_of_a_row(rows: int, vocabulary: int) -> int:
     return max(HELD // (4 * vocabulary * rows), 1)
 
 
-def eager_call(model: Any, input_ids: Tensor, attention_mask: Tensor, rows: int, positions: int) -> ExampleCall:
+def eager_call(model: Any, inputs: Sequence[Tensor], rows: int, positions: int) -> ExampleCall:
     """Call the PyTorch model with one batch [batch, length]; compare its first `rows` rows.
 
     positions: Of a language model's row, spread evenly over those without padding.
     """
     with torch.inference_mode():
-        logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
-        compared = torch.arange(len(input_ids)) < rows
+        logits = model(**dict(zip(input_names(model), inputs, strict=True))).logits
+        compared = torch.arange(len(inputs[0])) < rows
         if logits.ndim == 3:
-            compared = _evenly(attention_mask.bool() & compared[:, None], positions)
-        return ExampleCall(input_ids, attention_mask, compared, logits[compared])
+            compared = _evenly(inputs[1].bool() & compared[:, None], positions)
+        return ExampleCall(tuple(inputs), compared, logits[compared])
 
 
 def eager_calls(
@@ -110,7 +110,7 @@ def eager_calls(
         calls = calls_by_default(model.num_parameters(), lengths, batch, compiles_once=once)
     else:
         calls = math.ceil(rows / (batch * len(lengths)))
-    inputs = [inputs_of_call for length in lengths for inputs_of_call in _inputs(split, length, batch, calls)]
+    inputs = [inputs_of_call for length in lengths for inputs_of_call in _inputs(split, model, length, batch, calls)]
     positions = positions_of_a_row(max(len(inputs), 1) * batch, model.config.get_text_config().vocab_size)
     examples = []
     for number, inputs_of_call in enumerate(inputs, 1):
@@ -143,7 +143,7 @@ def compare(
 
 def compared_logits(program: ExportedProgram, call: ExampleCall) -> tuple[float, Tensor]:
     """Return (largest absolute difference, NaN if one is; the program's logits, as those of the call)."""
-    ran = program(call.input_ids, call.attention_mask)[call.compared]
+    ran = program(*call.inputs)[call.compared]
     apart = float((ran.float() - call.logits.float()).abs().max())
     return apart, ran
 
@@ -155,12 +155,12 @@ def call_seconds(exported: Input[ExportedMeta], calls: list[ExampleCall]) -> lis
     if not program.compiles_once:
         return []
     seconds = []
-    for length in sorted({call.input_ids.shape[1] for call in calls}):
-        chosen = [call for call in calls if call.input_ids.shape[1] == length][:TIMED]
+    for length in sorted({call.inputs[0].shape[1] for call in calls}):
+        chosen = [call for call in calls if call.inputs[0].shape[1] == length][:TIMED]
         # the first call compiles, so it is made twice and timed once
         for call in [chosen[0], *chosen]:
             begun = time.perf_counter()
-            program(call.input_ids, call.attention_mask).sum().item()  # waits for the result
+            program(*call.inputs).sum().item()  # waits for the result
             seconds.append(time.perf_counter() - begun)
         del seconds[-len(chosen) - 1]
     return seconds
@@ -176,14 +176,13 @@ def _evenly(real: Tensor, most: int) -> Tensor:
     return kept
 
 
-def _inputs(split: Split, length: int, batch: int, calls: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield a split's first rows as (input_ids, attention_mask, new rows), cut or padded to [batch, length]."""
+def _inputs(split: Split, model: Any, length: int, batch: int, calls: int) -> Iterator[tuple[list[Tensor], int]]:
+    """Yield a split's first rows as (the model's inputs, new rows), cut or padded to [batch, length]."""
     packed = length if length in split.rows else max(split.rows)
     there = split.rows[packed]
     for start in range(0, min(calls * batch, there), batch):
         # the last batch is filled up with rows that came before
         rows = np.arange(start, start + batch) % there
-        whole = plain_inputs(split.read(BatchAddress(packed, rows)))
-        input_ids, attention_mask = (torch.nn.functional.pad(column, (0, max(length - packed, 0))) for column in whole)
-        new = min(batch, there - start)
-        yield input_ids[:, :length].contiguous(), attention_mask[:, :length].contiguous(), new
+        whole = plain_inputs(split.read(BatchAddress(packed, rows)), model).values()
+        padded = [torch.nn.functional.pad(column, (0, max(length - packed, 0))) for column in whole]
+        yield [column[:, :length].contiguous() for column in padded], min(batch, there - start)

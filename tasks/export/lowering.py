@@ -16,8 +16,7 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 
 from trnflow.tasks.errors import ModelError
-
-INPUTS = ("input_ids", "attention_mask")
+from trnflow.tasks.evaluation.models import INPUTS
 
 ERF_LIMIT = 3.832506856900711
 """Beyond this, erf is 1 in single precision."""
@@ -65,14 +64,14 @@ class Graph:
     tensors: dict[str, torch.Tensor]
 
 
-def lower(model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Graph:
+def lower(model: torch.nn.Module, *inputs: torch.Tensor) -> Graph:
     """Lower a Hugging Face model with a head; the inputs, int64 [batch, length], give the static shape.
 
     Raises ModelError when an operator has no StableHLO form, or only a custom call.
     """
     try:
         with torch.no_grad(), experts_of_one_shape(model):
-            program = torch.export.export(logits_of(model), (input_ids, attention_mask), strict=False)
+            program = torch.export.export(logits_of(model), inputs, strict=False)
             program = program.run_decompositions(_decompositions())
             if missing := _not_lowered(program):
                 raise _cannot(model, f"XLA has no form of {', '.join(missing)}")
@@ -109,15 +108,21 @@ def custom_calls(bytecode: bytes) -> list[str]:
 
 
 def logits_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Wrap a model as a module from (input_ids, attention_mask) to its logits alone."""
+    """Wrap a model as a module from `INPUTS` to its logits alone."""
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        def forward(
+            self,
+            input_ids: torch.Tensor,
+            attention_mask: torch.Tensor,
+            token_type_ids: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+            logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
             return logits
 
     return Logits()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import CompileError, MissingDependency
-from trnflow.tasks.evaluation.models import load_model
+from trnflow.tasks.evaluation.models import input_names, load_model
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import Workdir, read_json, write_json
@@ -158,7 +158,7 @@ def _trace(config: ExportConfig, weights: Input[ModelMeta], length: int, folder:
     model = load_model(weights.path, weights.meta["task"])
     inputs = torch.ones((config.batch, length), dtype=torch.long)
     compiler = ["--auto-cast", config.auto_cast, "--auto-cast-type", config.auto_cast_type]
-    traced = torch_neuronx.trace(logits_of(model), (inputs, inputs), compiler_args=compiler)
+    traced = torch_neuronx.trace(logits_of(model), (inputs,) * len(input_names(model)), compiler_args=compiler)
     folder.mkdir(parents=True)
     torch.jit.save(traced, folder / "model.neuron")  # type: ignore[no-untyped-call]
     for name in ("config.json", *TOKENIZER_FILES):

@@ -15,7 +15,7 @@ import torch
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.examples import example
-from trnflow.tasks.export.lowering import INPUTS, experts_of_one_shape, logits_of
+from trnflow.tasks.export.lowering import experts_of_one_shape, logits_of
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.system.devices import cores
 
@@ -34,7 +34,7 @@ DIMENSIONS = ("batch", "length")
 def write_onnx(folder: Path, model: PreTrainedModel, about: Meta) -> None:
     """Write the model, which becomes float32 in place: few of onnxruntime's CPU kernels take half precision.
 
-    about: Further entries of export.json, with `lengths`. Raises ModelError when the model can't be written.
+    about: Further entries of export.json, with `inputs` and `lengths`. Raises ModelError when the model can't be written.
     """
     model.float()
     dynamic = dict.fromkeys(range(len(DIMENSIONS)), torch.export.Dim.DYNAMIC)
@@ -43,8 +43,8 @@ def write_onnx(folder: Path, model: PreTrainedModel, about: Meta) -> None:
     try:
         with torch.no_grad(), experts_of_one_shape(model):
             written = torch.onnx.export(
-                logits_of(model), inputs, dynamo=True, dynamic_shapes=(dynamic, dynamic), verbose=False,
-                input_names=list(INPUTS), output_names=["logits"],
+                logits_of(model), inputs, dynamo=True, dynamic_shapes=(dynamic,) * len(inputs), verbose=False,
+                input_names=about["inputs"], output_names=["logits"],
             )  # fmt: skip
     except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
         why = str(error.__cause__ or error).strip().partition("\n")[0]
@@ -57,7 +57,7 @@ def write_onnx(folder: Path, model: PreTrainedModel, about: Meta) -> None:
     size = sum(value.const_value.nbytes for value in written.model.graph.initializers.values())
     written.save(folder / FILE, external_data=size > WITHIN)
     opset = written.model.opset_imports[""]
-    document = {"format": FORMAT, "version": VERSION, "file": FILE, "opset": opset, "inputs": list(INPUTS), **about}
+    document = {"format": FORMAT, "version": VERSION, "file": FILE, "opset": opset, **about}
     write_json(folder / "export.json", document)
 
 
@@ -94,15 +94,15 @@ class OnnxProgram:
             )
         self.batch = int(document["batch"])
         self.lengths = sorted(document["lengths"])
-        self._file = folder / document["file"]
+        self._file, self.inputs = folder / document["file"], document["inputs"]
         self._session: Any = None
 
-    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         if self._session is None:
             onnxruntime = import_module("onnxruntime")
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = cores()
             options.log_severity_level = 3  # errors
             self._session = onnxruntime.InferenceSession(self._file, options, providers=["CPUExecutionProvider"])
-        given = dict(zip(INPUTS, (input_ids.numpy(), attention_mask.numpy()), strict=True))
+        given = {name: column.numpy() for name, column in zip(self.inputs, inputs, strict=True)}
         return torch.from_numpy(self._session.run(["logits"], given)[0])

@@ -9,6 +9,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.model_folder.model_card import table
 from trnflow.tasks.stage import read_json
+from trnflow.tasks.training.model.pretrained import TOKEN_TYPES
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import ExportedMeta
@@ -22,9 +23,13 @@ input_ids = np.full(({batch}, {length}), {padding}, dtype=np.int64)  # {padding}
 attention_mask = np.zeros(({batch}, {length}), dtype=np.int64)  # 1: a token of the text, 0: padding
 input_ids[:, : len(tokens)] = tokens
 attention_mask[:, : len(tokens)] = 1
-{run}
+{types}{run}
 print(logits.shape)
 """
+TYPES = """\
+token_type_ids = np.zeros(({batch}, {length}), dtype=np.int64)  # of two texts, 1 from the second one's first token on
+"""
+IN_A_DICT = '"{name}": {name}'
 
 
 def write_readme(folder: Path, meta: ExportedMeta) -> None:
@@ -47,7 +52,7 @@ def _onnx(document: Meta, meta: ExportedMeta, architecture: str, padding: int) -
     script = _script(
         document, padding, min(document["lengths"]), max(document["lengths"]), "import onnxruntime",
         f"session = onnxruntime.InferenceSession(\"{document['file']}\")\n"
-        'logits = session.run(["logits"], {"input_ids": input_ids, "attention_mask": attention_mask})[0]',
+        f'logits = session.run(["logits"], {{{_given(document, IN_A_DICT)}}})[0]',
     )  # fmt: skip
     return [
         f"# {architecture} as ONNX",
@@ -72,7 +77,12 @@ def _stablehlo(document: Meta, meta: ExportedMeta, architecture: str, padding: i
 
 
 def _names(document: Meta) -> str:
-    return " and ".join(f"`{name}`" for name in document["inputs"])
+    return " and ".join(f"`{name}`" for name in document["inputs"]).replace(" and ", ", ", len(document["inputs"]) - 2)
+
+
+def _given(document: Meta, form: str) -> str:
+    """Return the arguments of a call. form: of each, by its name."""
+    return ", ".join(form.format(name=name) for name in document["inputs"])
 
 
 def _what(meta: ExportedMeta) -> str:
@@ -107,7 +117,7 @@ def _how_to_run(document: Meta, padding: int) -> str:
     script = _script(
         document, padding, length, length, "from load_jax import load",
         f'run = load(".", {length})  # compiles the graph; `run` can be called often\n'
-        "logits = np.asarray(run(input_ids=input_ids, attention_mask=attention_mask))",
+        f"logits = np.asarray(run({_given(document, '{name}={name}')}))",
     )  # fmt: skip
     return (
         "## Run\n\nIn this folder, after `pip install jax safetensors`:\n\n"
@@ -119,12 +129,13 @@ def _how_to_run(document: Meta, padding: int) -> str:
 
 def _script(document: Meta, padding: int, length: int, longest: int, imports: str, run: str) -> str:
     tokens = ", ".join([str(token) for token in range(1, 5) if token != padding][:length])
+    shape = {"batch": document["batch"], "length": length}
     return SCRIPT.format(
+        types=TYPES.format(**shape) if TOKEN_TYPES in document["inputs"] else "",
         imports=imports,
         tokens=tokens,
         longest=longest,
-        batch=document["batch"],
-        length=length,
         padding=padding,
+        **shape,
         run=run,
     )

@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.export.lowering import INPUTS, Graph, Spec
+from trnflow.tasks.export.lowering import Graph, Spec
 from trnflow.tasks.export.program_runners import JaxRunner, ProgramRunner, TorchXlaRunner
 from trnflow.tasks.stage import read_json, write_json
 from trnflow.tasks.system.optional_packages import export_runner
@@ -43,7 +43,7 @@ def write_stablehlo(
     Args:
         graphs: {tokens of a row: graph}.
         weights: The Hugging Face folder.
-        about: Further entries of export.json.
+        about: Further entries of export.json, with `inputs`.
         renamed: {name in the graphs: name in the weight files}.
     """
     for file in sorted(weights.glob(_WEIGHTS)):
@@ -63,12 +63,12 @@ def write_stablehlo(
         }
     if stored_tensors.constants:
         (folder / _CONSTANTS).write_bytes(save(stored_tensors.constants))
-    document = {"format": FORMAT, "version": VERSION, "inputs": list(INPUTS), "functions": functions, **about}
+    document = {"format": FORMAT, "version": VERSION, "inputs": about["inputs"], "functions": functions, **about}
     write_json(folder / "export.json", document)
 
 
 class StableHlo:
-    """An exported model: (input_ids, attention_mask), int64 [batch, length], -> logits, on the CPU.
+    """An exported model: its inputs, int64 [batch, length] each, -> logits, on the CPU.
 
     Attributes:
         document: The content of `export.json`.
@@ -81,7 +81,7 @@ class StableHlo:
     def __init__(self, folder: Path, document: Meta, *, optimised: bool = False) -> None:
         self.folder = folder
         self.document = document
-        self.batch = int(document["batch"])
+        self.batch, self.inputs = int(document["batch"]), document["inputs"]
         self.lengths = sorted(int(length) for length in document["functions"])
         self.runner = export_runner()
         self._optimised = optimised
@@ -94,9 +94,9 @@ class StableHlo:
         # torch_xla 2.9 compiles a graph again at every call
         return self.runner == "jax"
 
-    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return the logits. Raises ModelError when there is no graph of that shape."""
-        rows, length = input_ids.shape
+        rows, length = inputs[0].shape
         if rows != self.batch or length not in self.lengths:
             raise ModelError(
                 f"the exported model takes {self.batch} rows of {self.lengths} tokens, not {rows} of {length}",
@@ -108,7 +108,7 @@ class StableHlo:
                 self._runner = JaxRunner(self.folder, read, optimised=self._optimised)
             else:
                 self._runner = TorchXlaRunner(self.folder, read)
-        given = dict(zip(self.document["inputs"], (input_ids, attention_mask), strict=True))
+        given = dict(zip(self.inputs, inputs, strict=True))
         return self._runner(self.document["functions"][str(length)], given)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, ModelError
-from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.stage import Known, Workdir, read_json
 from trnflow.tasks.system.model_process import EAGER, model_environ
@@ -33,14 +33,16 @@ GGUF_PACKAGES = ("gguf",)
 
 
 class ExportedProgram(Protocol):
-    """An exported model: (input_ids, attention_mask), int64 [rows, length], -> logits, on the CPU.
+    """An exported model: its inputs, int64 [rows, length] each, -> logits, on the CPU.
 
     Attributes:
+        inputs: Names of what it takes.
         batch, lengths: Rows and tokens of a call, the lengths ascending.
         fixed: Whether calls have exactly these; else fewer or more rows and tokens, up to the longest, will do.
         compiles_once: Whether a graph is compiled at its first call alone.
     """
 
+    inputs: list[str]
     batch: int
     lengths: list[int]
     fixed: bool
@@ -48,7 +50,7 @@ class ExportedProgram(Protocol):
     @property
     def compiles_once(self) -> bool: ...
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor: ...
+    def __call__(self, *inputs: Tensor) -> Tensor: ...
 
 
 class Target(ABC):
@@ -108,7 +110,8 @@ class StableHloTarget(Target):
 
         model = _loaded(weights, lengths)
         graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
-        about = {"batch": config.batch, "task": weights.meta["task"], "labels": weights.meta["labels"]}
+        about = {"inputs": list(input_names(model)), "batch": config.batch, "task": weights.meta["task"]}
+        about |= {"labels": weights.meta["labels"]}
         write_stablehlo(out.path, graphs, weights.path, about, renamed_parameters(model))
         for name in LOADERS:
             shutil.copyfile(Path(__file__).parent / "loaders" / name, out.path / name)
@@ -142,8 +145,8 @@ class OnnxTarget(Target):
         from trnflow.tasks.export.onnx import write_onnx
 
         model, meta = _loaded(weights, lengths), weights.meta
-        about = {"batch": config.batch, "lengths": lengths, "task": meta["task"], "labels": meta["labels"]}
-        write_onnx(out.path, model, about)
+        about = {"inputs": list(input_names(model)), "batch": config.batch, "lengths": lengths, "task": meta["task"]}
+        write_onnx(out.path, model, {**about, "labels": meta["labels"]})
         return model
 
     def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:

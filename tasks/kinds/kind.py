@@ -108,16 +108,16 @@ class Kind:
         return pa.list_(pa.float32()) if self.reads_targets else pa.int64()
 
     def example_of(
-        self, settings: Any, labels: list[str], nested: Iterable[str], text: Callable[[Row, str], str] | None
+        self, settings: Any, labels: list[str], nested: Iterable[str], texts: Callable[[Row, str], Row] | None
     ) -> Callable[[Row, str], Row | None]:
         """Return the function from a row and its name in errors to its text and target, None for a row without.
 
-        text: Makes a row's text; None if the recipe names no text. Raises DataError, ConfigError.
+        texts: Makes {"text", of a pair "text_pair"} of a row; None if the recipe names no text. Raises DataError, ConfigError.
         """
         target = self.target_of(settings, labels, nested)
-        if text is None:
+        if texts is None:
             raise ConfigError(f"format.task: {settings.task} needs to know the text", "set data.text")
-        return lambda row, where: {"text": text(row, where), "label": target(row, where)}
+        return lambda row, where: {**texts(row, where), "label": target(row, where)}
 
     def shown(self, target: Any, labels: list[str]) -> str:
         """Return a row's target as text."""

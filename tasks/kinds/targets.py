@@ -34,7 +34,7 @@ class TargetKind(Kind):
     what users see."""
 
     reads_targets = True
-    settings = ("target", "labels")
+    settings: tuple[str, ...] = ("target", "labels")
 
     def each_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each target. Both are [rows, outputs]."""

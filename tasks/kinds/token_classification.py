@@ -98,7 +98,7 @@ class TokenClassification(TargetKind):
         return pa.list_(pa.struct([(name, pa.int32()) for name in ("start", "end", "label")]))
 
     def example_of(
-        self, settings: Any, labels: list[str], nested: Iterable[str], text: Callable[[Row, str], str] | None
+        self, settings: Any, labels: list[str], nested: Iterable[str], texts: Callable[[Row, str], Row] | None
     ) -> Callable[[Row, str], Row | None]:
         ids = {name: number for number, name in enumerate(labels)}
 
@@ -107,8 +107,8 @@ class TokenClassification(TargetKind):
             if settings.words:
                 whole, words = tagged(value_of(row, settings.words, nested, where), value, settings, where)
             else:
-                assert text is not None
-                whole = text(row, where)
+                assert texts is not None
+                whole = texts(row, where)["text"]
                 words = cut(whole, inside(whole, spans_of(value, settings.target, where), where))
             for _, _, tag in words:
                 if tag not in ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,20 @@ def generation_settings(config: Json, base: Meta | None) -> Meta:
     return {**{name: value for name, value in ids.items() if value is not None}, **known}
 
 
-def write_tokenizer(folder: Path, to: Path, positions: int | None) -> None:
-    """Copy the tokenizer's files, with `model_max_length` at most `positions`."""
+def write_tokenizer(folder: Path, to: Path, positions: int | None, inputs: Sequence[str] = ()) -> None:
+    """Copy the tokenizer's files, with `model_max_length` at most `positions`. inputs: what the tokenizer is to give, if
+    not what its class does."""
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, to / file.name)
     settings = to / "tokenizer_config.json"
     document: Meta = read_json(settings) if settings.exists() else {}
+    given: Meta = {"model_input_names": [*inputs]} if inputs else {}
     limit = document.get("model_max_length")
     # with a larger one, or none, a pipeline fails on a long text: `truncation=True` cuts nothing
     if positions is not None and (not isinstance(limit, int | float) or limit > positions):
-        write_json(settings, {**document, "model_max_length": positions})
+        given["model_max_length"] = positions
+    if given:
+        write_json(settings, {**document, **given})
 
 
 def positions_of(model: Any) -> int | None:

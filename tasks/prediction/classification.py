@@ -16,29 +16,34 @@ from torch import Tensor
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_format import RowFormat
+from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder
+from trnflow.tasks.data.tokenization.pair_encoder import PairEncoder
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
 from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import read_json
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 BATCH = 32
+TEXTS = ("text", PAIR)
 
 
 class Program(NamedTuple):
     """A classifier's forward pass.
 
     Attributes:
-        call: int64 [rows, length] twice -> float [rows, labels].
+        call: `inputs`, int64 [rows, length] each -> float [rows, labels].
+        inputs: Their number: with token types 3.
         longest: Most tokens of a row, or None.
         length: Tokens of a batch's longest row -> tokens to pad to.
         batch: Most rows of a call; all calls have it if `fixed`.
     """
 
-    call: Callable[[Tensor, Tensor], Tensor]
+    call: Callable[..., Tensor]
+    inputs: int
     longest: int | None
     length: Callable[[int], int]
     batch: int
@@ -52,24 +57,25 @@ class Classifier:
         tokenizer, self._kind, self._decision = read_tokenizer(folder), kind_of(rows.task), rows.decision
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
-        of_tokens = self._kind.per_position
-        self._encoder = (TokenEncoder if of_tokens else ClassEncoder)(tokenizer, self.max_length, "truncate")
+        encoder = PairEncoder if rows.settings.get(PAIR) else TokenEncoder if self._kind.per_position else ClassEncoder
+        self._encoder = encoder(tokenizer, self.max_length, "truncate")
         self._pad = tokenizer.pad_id
         named = read_json(folder / "config.json")["id2label"]
         self.labels = [str(named[str(index)]) for index in range(len(named))]
 
-    def predict(self, texts: Sequence[str]) -> list[Meta]:
-        """Return {text, the task's answer, cut: tokens left out, if any} of each text. Raises ModelError."""
+    def predict(self, texts: Sequence[Sequence[str]]) -> list[Meta]:
+        """Return {text, the task's answer, cut: tokens left out, if any} of each row; texts: its text, of a pair both, then
+        also text_pair. Raises ModelError."""
         rows, cut = self._tokens(texts)
         # rows of like length share a batch, which pads least
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
         predicted: list[Meta] = [{}] * len(rows)
         for start in range(0, len(order), self._program.batch):
             chosen = order[start : start + self._program.batch]
             for row, values in zip(chosen, self._values([rows[row] for row in chosen]), strict=True):
                 predicted[row] = {
-                    "text": texts[row],
-                    **self._answer(texts[row], values, len(rows[row])),
+                    **dict(zip(TEXTS, texts[row], strict=False)),
+                    **self._answer(texts[row][0], values, len(rows[row][0])),
                     **({"cut": cut[row]} if cut[row] else {}),
                 }
         return predicted
@@ -80,36 +86,45 @@ class Classifier:
         places = self._encoder.places(text, tokens)
         return self._kind.answer_in(text, places, values[:tokens], self.labels, self._decision)
 
-    def _tokens(self, texts: Sequence[str]) -> tuple[list[Ints], list[int]]:
-        """Return (token ids of each text, tokens left out of each)."""
-        nothing = [] if self._kind.per_position else 0  # labels are not read
+    def _tokens(self, texts: Sequence[Sequence[str]]) -> tuple[list[tuple[Ints, ...]], list[int]]:
+        """Return (token ids and types of each row, tokens left out of each)."""
+        columns = {
+            name: pa.array(column, pa.string()) for name, column in zip(TEXTS, zip(*texts, strict=True), strict=False)
+        }
+        nothing: Any = [] if self._kind.per_position else 0  # labels are not read
         labels = pa.array([nothing] * len(texts), self._kind.label_type() if self._kind.per_position else pa.int64())
-        encoded = self._encoder.encode(pa.table({"text": pa.array(texts, pa.string()), "label": labels}))
-        return np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1]), (encoded.lengths - encoded.sizes).tolist()
+        encoded = self._encoder.encode(pa.table({**columns, "label": labels}))
+        types = np.zeros_like(encoded.ids) if encoded.types is None else encoded.types
+        ends = np.cumsum(encoded.sizes)[:-1]
+        rows = zip(np.split(encoded.ids, ends), np.split(types, ends), strict=True)
+        return [*rows], (encoded.lengths - encoded.sizes).tolist()
 
-    def _values(self, rows: list[Ints]) -> list[Any]:
+    def _values(self, rows: list[tuple[Ints, ...]]) -> list[Any]:
         """Return [row][label], or [row][position][label], of at most a batch."""
-        length = self._program.length(max(len(row) for row in rows))
+        length = self._program.length(max(len(ids) for ids, _ in rows))
         count = self._program.batch if self._program.fixed else len(rows)
         input_ids = torch.full((count, length), self._pad, dtype=torch.int64)
-        attention_mask = torch.zeros_like(input_ids)
+        attention_mask, types = torch.zeros_like(input_ids), torch.zeros_like(input_ids)
         for at in range(count):
             # an export takes whole batches: copies of the last row fill it up
-            row = rows[min(at, len(rows) - 1)]
-            input_ids[at, : len(row)] = torch.from_numpy(row).long()
-            attention_mask[at, : len(row)] = 1
+            for column, values in zip((input_ids, types), rows[min(at, len(rows) - 1)], strict=True):
+                column[at, : len(values)] = torch.from_numpy(values).long()
+                attention_mask[at, : len(values)] = 1
+        given = (input_ids, attention_mask, types)[: self._program.inputs]
         with torch.inference_mode():
-            logits = self._program.call(input_ids, attention_mask)[: len(rows)].float()
-        values = self._kind.values_of(logits)
-        if not values.isfinite().all():
+            logits = self._program.call(*given)[: len(rows)].float()
+        predicted = self._kind.values_of(logits)
+        if not predicted.isfinite().all():
             raise ModelError("the model's logits are not finite", "the weights are broken: train again")
-        return list(values.tolist())
+        return list(predicted.tolist())
 
 
 def _eager(folder: Path, task: str) -> Program:
     model = load_model(folder, task)
+    names = input_names(model)
     return Program(
-        lambda input_ids, attention_mask: model(input_ids=input_ids, attention_mask=attention_mask).logits,
+        lambda *inputs: model(**dict(zip(names, inputs, strict=True))).logits,
+        len(names),
         longest_sequence(model),
         lambda tokens: tokens,
         BATCH,
@@ -123,4 +138,5 @@ def _exported(folder: Path) -> Program:
     def length(tokens: int) -> int:
         return next(length for length in program.lengths if length >= tokens) if program.fixed else tokens
 
-    return Program(program, program.lengths[-1], length, program.batch if program.fixed else BATCH, program.fixed)
+    batch = program.batch if program.fixed else BATCH
+    return Program(program, len(program.inputs), program.lengths[-1], length, batch, program.fixed)

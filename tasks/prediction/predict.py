@@ -78,5 +78,5 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
 
 def _classified(model: Model, classifier: Classifier, rows: Iterator[Named]) -> Iterator[Meta]:
     while window := list(islice(rows, WINDOW)):
-        texts = ["".join(part["text"] for part in model.shape.of_row(row, where)) for where, row in window]
+        texts = [[part["text"] for part in model.shape.of_row(row, where)] for where, row in window]
         yield from classifier.predict(texts)

@@ -19,6 +19,7 @@ from trnflow.tasks.data.format.row_makers import (
     context_column,
     instruction_prompt,
     row_template,
+    texts_of_row,
 )
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns
 
 Parts = list[Meta]
-"""Dicts with `text`, `train` (false) and perhaps `plain`: special tokens in it are read as text."""
+"""Dicts with `text`, `train` (false) and perhaps `plain`: special tokens in it are read as text. Of a pair of texts two."""
 
 
 class Shape(NamedTuple):
@@ -94,7 +95,8 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
         words = config.words
         return Shape([words], [], lambda row, where: _plain(joined_words(row[words], where)))
     columns = rows.text or [config.text]
-    return Shape(columns, [], lambda row, where: _plain(config.separator.join(str(row[name]) for name in columns)))
+    texts = texts_of_row(config, columns)
+    return Shape(columns, [], lambda row, where: [part for text in texts(row, where).values() for part in _plain(text)])
 
 
 def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:

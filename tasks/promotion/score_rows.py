@@ -13,8 +13,9 @@ from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import StageConfig, Tokens
 from trnflow.tasks.data.format.row_format import decision_of
 from trnflow.tasks.data.format.source_rows import read_source_rows
+from trnflow.tasks.data.texts import TYPES_FILE
 from trnflow.tasks.errors import DataError, MissingDependency, ModelError
-from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
+from trnflow.tasks.evaluation.models import EAGER, input_names, load_model, longest_sequence
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined, stacked
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
@@ -108,8 +109,9 @@ def _classes(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Ta
     labels, names = load_array(tokens.path / SPLIT / "labels.npy").astype(np.int64), tokens.meta["labels"]
     predicted, loss = np.zeros(len(labels), np.int64), np.zeros(len(labels))
     windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(labels))]
+    types = load_array(tokens.path / SPLIT / TYPES_FILE) if tokens.meta.get("pair") else None
     for part in _passes(windows, PASS_TOKENS, out):
-        logits = _logits(model, ids, part, tokens.meta["pad_id"]).float()
+        logits = _logits(model, ids, part, tokens.meta["pad_id"], types).float()
         rows = [window.row for window in part]
         wanted = torch.from_numpy(labels[rows]).to(logits.device)
         loss[rows] = torch.nn.functional.cross_entropy(logits, wanted, reduction="none").cpu().double().numpy()
@@ -132,13 +134,15 @@ def _targets(tokens: Input, model: PreTrainedModel, decision: Meta, out: Workdir
     assert isinstance(kind, TargetKind)
     labels, parts, order = load_array(tokens.path / SPLIT / "labels.npy"), list[Outputs](), list[int]()
     windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(offsets) - 1)]
+    types = load_array(tokens.path / SPLIT / TYPES_FILE) if tokens.meta.get("pair") else None
     for part in _passes(windows, PASS_TOKENS, out):
-        logits = _logits(model, ids, part, tokens.meta["pad_id"]).float()
+        logits = _logits(model, ids, part, tokens.meta["pad_id"], types).float()
         of_rows = [labels[window.start : window.end][None] for window in part] if kind.per_position else None
         wanted = stacked(of_rows) if of_rows else labels[[window.row for window in part]]
         parts.append(kind.outputs(logits, torch.from_numpy(wanted).to(logits.device)))
         order += [window.row for window in part]
-    found = Outputs(*(column[np.argsort(order)] for column in joined(parts)))
+    sorted_rows: list[Any] = [column[np.argsort(order)] for column in joined(parts)]
+    found = Outputs(*sorted_rows)
     found = found._replace(decided=kind.decided(found.decided, decision))
     columns = {name: pa.array(list(column)) for name, column in found._asdict().items()}
     table = pa.table({"row": pa.array(range(len(order)), pa.int64()), **columns})
@@ -208,20 +212,22 @@ def _passes(windows: list[Window], most: int, out: Workdir) -> Iterator[list[Win
         out.progress(len(ordered), len(ordered))
 
 
-def _logits(model: PreTrainedModel, ids: NDArray[np.int32], part: list[Window], pad_id: int) -> Any:
-    """Return the logits of a group of windows, padded on the right."""
+def _logits(model: PreTrainedModel, ids: NDArray[np.int32], part: list[Window], pad_id: int, types: Any = None) -> Any:
+    """Return the logits of a group of windows, padded on the right. types: uint8 [tokens] of pairs of texts."""
     import numpy as np
     import torch
 
     longest = max(window.end - window.start for window in part)
     batch, mask = np.full((len(part), longest), pad_id, np.int64), np.zeros((len(part), longest), np.int64)
+    kinds = np.zeros_like(mask)
     for number, window in enumerate(part):
         batch[number, : window.end - window.start] = ids[window.start : window.end]
         mask[number, : window.end - window.start] = 1
+        if types is not None:
+            kinds[number, : window.end - window.start] = types[window.start : window.end]
+    columns = zip(input_names(model), (batch, mask, kinds), strict=False)
     with torch.inference_mode():
-        return model(
-            input_ids=torch.from_numpy(batch).to(model.device), attention_mask=torch.from_numpy(mask).to(model.device)
-        ).logits
+        return model(**{name: torch.from_numpy(column).to(model.device) for name, column in columns}).logits
 
 
 def _first_bytes(

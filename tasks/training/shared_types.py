@@ -81,6 +81,9 @@ class Built:
     windowed: bool = False
     """Whether rows are longer than the sliding window of some layers."""
 
+    pair: bool = False
+    """Whether rows have two texts, which their segment ids tell apart."""
+
     @property
     def kind(self) -> Kind:
         """What the model learns."""

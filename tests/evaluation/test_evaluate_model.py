@@ -170,7 +170,7 @@ from trnflow.tasks.artifact import Input
 from trnflow.tasks.evaluation.models import load_model
 from trnflow.tasks.export.agreement import compare, eager_call
 folder = Path(sys.argv[1])
-call = eager_call(load_model(folder / "bert", "classification"), *torch.ones(2, 2, 16, dtype=torch.long), 2, 1)
+call = eager_call(load_model(folder / "bert", "classification"), [*torch.ones(2, 2, 16, dtype=torch.long)], 2, 1)
 exported = Input(folder / "bert-export", "exported", {"batch": 2, "lengths": [16], "task": "classification"}, "sha256:3")
 apart = compare(exported, [call._replace(logits=call.logits + 1), call], lambda *done: None)[1]
 print(apart["export_max_difference"])

@@ -67,10 +67,10 @@ def test_positions_are_spread_over_what_is_not_padding(tmp_path: Path) -> None:
     model = load_model(small_models.llama(tmp_path / "llama").path, "causal_lm")
     input_ids, attention_mask = torch.ones(3, 16, dtype=torch.long), torch.ones(3, 16, dtype=torch.long)
     attention_mask[1, 9:] = 0
-    call = eager_call(model, input_ids, attention_mask, 2, 3)
+    call = eager_call(model, (input_ids, attention_mask), 2, 3)
     assert [row.nonzero().flatten().tolist() for row in call.compared] == [[0, 8, 15], [0, 4, 8], []]
     assert (call.rows, tuple(call.logits.shape)) == (2, (6, small_models.VOCABULARY))
-    assert eager_call(model, input_ids, attention_mask, 3, 100).compared.equal(attention_mask.bool())
+    assert eager_call(model, (input_ids, attention_mask), 3, 100).compared.equal(attention_mask.bool())
 
 
 def test_each_row_of_a_split_is_compared_once_at_most(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_difference_of_an_export_is_that_of_its_worst_call(monkeypatch: pyte
     ids, compared = torch.ones(2, 16, dtype=torch.long), torch.tensor([True, True])
     logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     monkeypatch.setattr(agreement, "open_export", lambda path: lambda input_ids, attention_mask: logits)
-    calls = [ExampleCall(ids, ids, compared, logits + shift) for shift in (0.25, 1.0, 0.5)]
+    calls = [ExampleCall((ids, ids), compared, logits + shift) for shift in (0.25, 1.0, 0.5)]
     exported = Input(Path(), "exported", {"task": "classification", "batch": 2, "lengths": [16]}, "sha256:0")
     counts, metrics = agreement.compare(exported, calls, lambda done, calls: None)
     assert metrics == {"export_max_difference": 1.0, "export_agreement": 1.0}

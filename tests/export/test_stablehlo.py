@@ -31,7 +31,13 @@ def written(tmp_path: Path, stored: dict, graphs: dict[int, Graph], renamed: dic
     weights.mkdir()
     folder.mkdir()
     save_file(stored, weights / "model.safetensors")
-    write_stablehlo(folder, graphs, weights, {"batch": 1, "task": "causal_lm", "labels": None}, renamed or {})
+    write_stablehlo(
+        folder,
+        graphs,
+        weights,
+        {"inputs": ["input_ids", "attention_mask"], "batch": 1, "task": "causal_lm"},
+        renamed or {},
+    )
     return folder
 
 

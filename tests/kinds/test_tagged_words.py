@@ -30,7 +30,7 @@ def examples(rows: list[Any], names: list[str] | None = None, **settings: Any) -
     given = [{name: json.dumps(v) if name in NESTED else v for name, v in row.items()} for row in rows]
     kind = FORMATS[config.task]
     labels = names or kind.labels_of(config, lambda: given, NESTED)
-    make = kind.example_of(config, labels or [], NESTED, lambda row, where: row["text"])
+    make = kind.example_of(config, labels or [], NESTED, lambda row, where: {"text": row["text"]})
     return labels, [make(row, f"row {number}") for number, row in enumerate(given, 1)]
 
 

@@ -32,6 +32,9 @@ class FormatConfig(StageConfig):
     of train have, sorted; of several columns their names. Of `token_classification` the tags that rows give by number."""
     words: Annotated[str | None, WHEN_SET] = None
     """The column of the words that `token_classification` tags: a list in each row. Default: rows are texts with spans."""
+    text_pair: Annotated[str | None, WHEN_SET] = None
+    """The column of a second text, such as a hypothesis or a passage, for tasks that label rows. The tokenizer puts both into
+    its own template of a pair, with token types where the model has them."""
     separator: str = "\n"
     """The text between two columns, where classification joins several columns of `data.text`."""
     instruction: str = "instruction"
@@ -109,6 +112,25 @@ class FormatConfig(StageConfig):
         """The columns of targets that the task reads; () of tasks that read none."""
         named = (self.target,) if isinstance(self.target, str) else self.target
         return named if FORMATS[self.task].reads_targets else ()
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _is_no_input(cls, value: object) -> object:
+        if value == "pair":
+            raise ValueError(
+                "a pair of texts is what the model reads, not what it learns: set task=classification or task=regression, and "
+                "text_pair to the column of the second text"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _pairs_have_a_task(self) -> FormatConfig:
+        if self.text_pair and not FORMATS[self.task].per_row:
+            raise ValueError(f"`text_pair` is for tasks that label rows, not {self.task}")
+        for name in ("make", "prompt_template"):
+            if self.text_pair and getattr(self, name):
+                raise ValueError(f"`{name}` makes one text, and `text_pair` is a second: leave one out")
+        return self
 
     @model_validator(mode="after")
     def _templates_have_a_task(self) -> FormatConfig:

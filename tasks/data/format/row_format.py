@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import read_json
 
@@ -49,6 +50,12 @@ def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:
         "rows": texts["rows"],
         "max_length": tokens["max_length"],
     }
+
+
+def has_pairs(folder: Path) -> bool:
+    """Return whether the model in a folder reads two texts a row."""
+    file = folder / ROW_FORMAT_FILE
+    return file.is_file() and bool(read_json(file).get("rows", {}).get("settings", {}).get(PAIR))
 
 
 def decision_of(folder: Path) -> Meta:

@@ -4,7 +4,7 @@ a wrong template."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ ARGUMENTS = "chat_template_kwargs"
 """The column with a row's own variables for the chat template."""
 
 Text = Callable[[Row, str], str]
+Texts = Callable[[Row, str], Row]
 RowMaker = Callable[[Row, str], Row | None]
 Maker = Callable[[Row, str], RowExamples]
 """Makes examples, dicts with `text` and `label` or `parts`, from a row and its name for errors. A `RowMaker` makes at
@@ -58,15 +60,38 @@ def maker_from(arguments: Meta, limit: Limit) -> Maker:
 
 
 def _labelled(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
-    columns, text = meta["text"], None
+    columns = meta["text"]
+    texts: Texts | None = texts_of_row(config, columns) if columns else None
     if config.prompt_template:
         text = row_template(config, "prompt_template", meta, limit)[0]
-    elif columns:
 
-        def text(row: Row, where: str) -> str:
-            return config.separator.join(row[name] for name in columns)
+        def texts(row: Row, where: str) -> Row:
+            return {"text": text(row, where)}
 
-    return FORMATS[config.task].example_of(config, meta["labels"] or [], meta.get("nested", ()), text)
+    elif config.text_pair and {*columns} <= {config.text_pair}:
+        raise ConfigError(f"format.text_pair: {config.text_pair} is the only text", "name the first one in data.text")
+    return FORMATS[config.task].example_of(config, meta["labels"] or [], meta.get("nested", ()), texts)
+
+
+def texts_of_row(config: FormatConfig, columns: Iterable[str]) -> Texts:
+    """Return the function from a row to `text`, its text columns joined; with `format.text_pair` also to `text_pair`. Of
+    a pair, it raises DataError for an empty text."""
+    joined = [name for name in columns if name != config.text_pair]
+
+    def read(row: Row, where: str) -> Row:
+        texts = {"text": config.separator.join(str(row[name]) for name in joined)}
+        if not config.text_pair:
+            return texts
+        pair = {**texts, PAIR: str(row[config.text_pair])}
+        for name, column in (("text", " and ".join(joined)), (PAIR, config.text_pair)):
+            if not pair[name].strip():
+                raise DataError(
+                    f"{where}: the {'first' if name == 'text' else 'second'} text of the pair ({column}) is empty",
+                    "repair the row",
+                )
+        return pair
+
+    return read
 
 
 def _own_labelled(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowMaker:

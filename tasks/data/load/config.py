@@ -173,6 +173,12 @@ class DataConfig(SourceConfig):
         }
         return weights or None
 
+    def reading(self, pair: str | None) -> DataConfig:
+        """Return a copy whose texts include the column of a second text: duplicates and splits go by both."""
+        if pair is None or pair in self.texts:
+            return self
+        return self.model_copy(update={"text": (*(self.texts or ("text",)), pair)})
+
     def keeping(self, columns: Collection[str]) -> DataConfig:
         """Return a copy that keeps these columns, too. Where no setting names columns, all are kept. Raises ConfigError."""
         if columns and self.label is not None:

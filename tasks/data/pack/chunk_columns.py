@@ -49,10 +49,19 @@ def part_of(layout: ChunkLayout, first: int, last: int) -> ChunkLayout:
 
 
 def fill(
-    layout: ChunkLayout, length: int, ids: Array, mask: Array | None, pad_id: int, labels: Array | None = None
+    layout: ChunkLayout,
+    length: int,
+    ids: Array,
+    mask: Array | None,
+    pad_id: int,
+    labels: Array | None = None,
+    types: Array | None = None,
 ) -> dict[str, Array]:
     """Compute a layout's columns, each int32 [chunks, length]; labels only with a mask (uint8 [tokens]) of tokens to learn,
-    or the labels of tokens (int32 [tokens])."""
+    or the labels of tokens (int32 [tokens]).
+
+    types: uint8 [tokens] of rows with two texts, each a chunk: their segment ids are the types plus one.
+    """
     import numpy as np
 
     size, chunk = layout.pieces.size, layout.chunk
@@ -62,7 +71,10 @@ def fill(
     opens = np.searchsorted(chunk, chunk)  # for each piece, the index of the first piece of its chunk
     values = {
         "input_ids": (ids[source], pad_id),
-        "segment_ids": (np.repeat(np.arange(len(chunk)) - opens + 1, size), 0),
+        "segment_ids": (
+            np.repeat(np.arange(len(chunk)) - opens + 1, size) + (0 if types is None else types[source]),
+            0,
+        ),
         "position_ids": (position, 0),
     }
     if mask is not None:

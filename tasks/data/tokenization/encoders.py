@@ -35,6 +35,7 @@ class Encoded(NamedTuple):
         lengths: int64 [source rows], tokens before any cut.
         forged: (source row, token) of each that spells a special token.
         unsupervised: Rows that `without_unsupervised` removed.
+        types: Of rows with two texts uint8 [tokens], the token types of the tokenizer's template; else None.
     """
 
     ids: Ints
@@ -44,6 +45,7 @@ class Encoded(NamedTuple):
     lengths: Longs
     forged: list[tuple[int, str]]
     unsupervised: int = 0
+    types: Extra | None = None
 
 
 class ClassEncoder:
@@ -71,19 +73,26 @@ class ClassEncoder:
             sizes = np.minimum(sizes, max(self._max_length - frame, 0))
         elif self._overlong == "drop":
             kept = kept[lengths <= self._max_length]
-        framed, total = _framed(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
+        framed, total = frame_rows(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
         if marks is None:
-            labels = _labels(rows.column("label").combine_chunks())[kept]
+            labels = targets_of(rows)[kept]
         else:
-            outside = tuple([IGNORED] * len(side) for side in self._frame)
-            labels, _ = _framed(gather(marks, bounds[kept], sizes[kept]), sizes[kept], outside)
-        return Encoded(framed, total, labels, kept, lengths, _forged(texts, self._words, None))
+            before, after = ([IGNORED] * len(side) for side in self._frame)
+            labels, _ = frame_rows(gather(marks, bounds[kept], sizes[kept]), sizes[kept], (before, after))
+        return Encoded(framed, total, labels, kept, lengths, self._forged(texts))
 
     def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Ints, Longs, Ints | None]:
         """Return ids, each row's first token [rows + 1], and labels of tokens, if these have them."""
+        return *self._ids(texts), None
+
+    def _ids(self, texts: Texts) -> tuple[Ints, Longs]:
+        """Return the ids of all texts without special tokens, and the index of each row's first: int64 [rows + 1]."""
         pieces = self._words.pieces(texts.array, texts.rows, self._words.find_added(texts.data, texts.rows, {}))
         ids, per_piece = self._words.encode(texts.data, pieces)
-        return ids, _row_tokens(texts, pieces, per_piece), None
+        return ids, row_tokens(texts, pieces, per_piece)
+
+    def _forged(self, texts: Texts) -> list[tuple[int, str]]:
+        return _forged(texts, self._words, None)
 
 
 class TokenEncoder(ClassEncoder):
@@ -134,11 +143,12 @@ def first_pieces(text: str, offsets: list[tuple[int, int]], words: list[dict[str
     return labels
 
 
-def _labels(column: pa.Array) -> Extra:
-    """Return classes as int32 [rows], lists of one length as float32 [rows, length]."""
+def targets_of(rows: pa.Table) -> Extra:
+    """Return the column `label`: classes as int32 [rows], lists of one length as float32 [rows, length]."""
     import numpy as np
     import pyarrow as pa
 
+    column = rows.column("label").combine_chunks()
     if not pa.types.is_list(column.type):
         return np.asarray(column.to_numpy(), np.int32)
     return np.asarray(column.flatten().to_numpy(), np.float32).reshape(len(column), -1)
@@ -185,7 +195,7 @@ class CausalEncoder:
         pieces = self._words.pieces(texts.array, texts.rows, added)
         ids, per_piece = self._words.encode(texts.data, pieces)
         mask = self._mask(texts, pieces, per_piece)
-        ids, mask, sizes = self._whole(texts, ids, mask, _row_tokens(texts, pieces, per_piece))
+        ids, mask, sizes = self._whole(texts, ids, mask, row_tokens(texts, pieces, per_piece))
         row, starts, kept = self._cut(sizes, np.cumsum(sizes) - sizes)
         whole = len(starts) == len(sizes) and kept.sum() == len(ids)
         given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
@@ -222,9 +232,9 @@ class CausalEncoder:
         sizes = np.diff(bounds)
         opens = ~_have(ids, bounds, self._prefix, bounds[:-1])
         closes = ~_have(ids, bounds, self._suffix, bounds[1:] - len(self._suffix))
-        whole, total = _framed(ids, sizes, (self._prefix, self._suffix), opens, closes)
+        whole, total = frame_rows(ids, sizes, (self._prefix, self._suffix), opens, closes)
         last = texts.first[1:] - 1  # every row has a part
-        marked, _ = _framed(mask, sizes, ([0] * len(self._prefix), [0] * len(self._suffix)), opens, closes)
+        marked, _ = frame_rows(mask, sizes, ([0] * len(self._prefix), [0] * len(self._suffix)), opens, closes)
         for back in range(len(self._suffix)):
             marked[(np.cumsum(total) - 1 - back)[closes]] = texts.train[last[closes]]
         return whole, marked, total
@@ -309,7 +319,7 @@ def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: i
     return parts
 
 
-def _row_tokens(texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Longs:
+def row_tokens(texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Longs:
     """Return the index of each row's first token, int64 [rows + 1]."""
     import numpy as np
 
@@ -317,7 +327,7 @@ def _row_tokens(texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Longs:
     return np.asarray(begins[np.searchsorted(pieces.starts, texts.rows)])
 
 
-def _framed(
+def frame_rows(
     values: Any, sizes: Longs, frame: tuple[list[int], list[int]], opens: Any = True, closes: Any = True
 ) -> tuple[Any, Longs]:
     """Put frame[0] before and frame[1] after the rows that the flags name; return values and sizes."""

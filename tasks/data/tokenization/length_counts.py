@@ -9,6 +9,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.texts import text_of_example
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.system.arrays import load_array
 
@@ -35,7 +36,7 @@ class Example(NamedTuple):
     def of(cls, rows: pa.Table, row: int, what: str) -> Example:
         """Make an example of the row at index `row`, from 0."""
         given = rows.slice(row, 1).to_pylist()[0]
-        text = given["text"] if "text" in given else "".join(part["text"] for part in given["parts"])
+        text = text_of_example(given)
         return cls(row + 1, what, shorten(" ".join(text[:1000].split()), WORDS, placeholder=" ..."))
 
     def describe(self, split: str, before: int = 0) -> str:

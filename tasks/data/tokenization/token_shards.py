@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trnflow.tasks.data.texts import PAIR
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
@@ -19,7 +21,7 @@ ROW = 32
 
 
 def cut_shards(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    """Cut rows with `text` or `parts` into shards of about `size` bytes of text, however they are divided into batches."""
+    """Cut rows with `text` (and `text_pair`) or `parts` into shards of about `size` bytes of text, however they are batched."""
     import pyarrow as pa
 
     least, most = size / 2, size * 2
@@ -104,9 +106,10 @@ def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:
         bounds = _offsets(strings)[column.offsets.to_numpy()]
     else:
         strings, bounds = column, _offsets(column)
+    seconds = _texts(batch.select([PAIR]).rename_columns(["text"])) if PAIR in batch.schema.names else None
     data = memoryview(strings.buffers()[2] or b"")
     for start, end in pairwise(bounds.tolist()):
-        yield data[start:end]
+        yield data[start:end] if seconds is None else memoryview(bytes(data[start:end]) + next(seconds))
 
 
 def _offsets(strings: pa.Array) -> Any:

@@ -65,7 +65,7 @@ class Batch:
         input_ids: int32 [rows, length].
         targets: int32 [rows] (class) or [rows, length] (next token, or tag), -100 for none; float32 [rows, outputs], NaN for
             none.
-        segment_ids: int32 [rows, length], from 1; 0 for padding.
+        segment_ids: int32 [rows, length], from 1; 0 for padding. Of two texts token types plus 1.
         position_ids: int32 [rows, length], from 0 in each segment.
         samples: Rows that are not masked; in a micro-batch of the whole batch.
     """
@@ -76,6 +76,12 @@ class Batch:
     segment_ids: Ints
     position_ids: Ints
     samples: int
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a row has one target, or one for each output; then it is one document."""
+        # the second dimension of float targets is no position
+        return self.targets.ndim == 1 or self.targets.dtype.kind == "f"
 
     @cached_property
     def supervised(self) -> int:
@@ -104,9 +110,7 @@ class Batch:
 
     def _part(self, rows: slice, positions: slice) -> Batch:
         ids, segments = self.input_ids[rows, positions], self.segment_ids[rows, positions]
-        # float targets belong to rows, whose second dimension is no position
-        by_row = self.targets.ndim == 1 or self.targets.dtype.kind == "f"
-        targets = self.targets[rows] if by_row else self.targets[rows, positions]
+        targets = self.targets[rows] if self.by_row else self.targets[rows, positions]
         return Batch(self.length, ids, targets, segments, self.position_ids[rows, positions], self.samples)
 
 

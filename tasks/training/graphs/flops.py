@@ -39,7 +39,8 @@ def flops_per_row(built: Built, length: int) -> int:
 
 def flops_per_batch(cost: Costs, batch: Batch, *, causal: bool) -> int:
     """Return the FLOPs that a forward pass needs: positions attend within their document, in a causal model backwards."""
-    return cost.position * batch.input_ids.size + cost.pair * _pairs(batch.segment_ids, causal=causal)
+    segments = batch.segment_ids.clip(max=1) if batch.by_row else batch.segment_ids
+    return cost.position * batch.input_ids.size + cost.pair * _pairs(segments, causal=causal)
 
 
 def _pairs(segments: Ints, *, causal: bool) -> int:

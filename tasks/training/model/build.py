@@ -25,7 +25,15 @@ from trnflow.tasks.training.model.masks import (
     pools_positions,
     window_of,
 )
-from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, blank_model, first_position, load_pretrained
+from trnflow.tasks.training.model.pretrained import (
+    OPTIONS,
+    TOKEN_TYPES,
+    auto_class,
+    blank_model,
+    first_position,
+    load_pretrained,
+    takes_token_types,
+)
 from trnflow.tasks.training.shared_types import Built, StoredWeights
 
 if TYPE_CHECKING:
@@ -69,8 +77,8 @@ def build(
     model.config.use_cache = False
     causal, lengths = _is_causal(config), packed.meta["lengths"]
     windowed = window_of(config.get_text_config(), max(lengths)) is not None
-    first = first_position(model)
-    built = Built(model, packed.meta["task"], causal, first, published, lacking, stored, windowed=windowed)
+    first, pair = first_position(model), packed.meta.get("pair", False)
+    built = Built(model, packed.meta["task"], causal, first, published, lacking, stored, windowed=windowed, pair=pair)
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
     if _pools(built.kind, model.config):
@@ -91,7 +99,13 @@ def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids
     positions = position_ids + built.first_position
     if built.first_position:  # for RoBERTa, the position of padding is the pad id
         positions = torch.where(segment_ids != 0, positions, built.first_position - 1)
-    return {"input_ids": input_ids.long(), "position_ids": positions.long(), **_attention_inputs(built, segment_ids)}
+    types = {}
+    if built.pair:  # the texts are one segment; padding has type 0
+        if takes_token_types(built.model):
+            types = {TOKEN_TYPES: (segment_ids - 1).clamp(min=0).long()}
+        segment_ids = segment_ids.clamp(max=1)
+    attention = _attention_inputs(built, segment_ids)
+    return {"input_ids": input_ids.long(), "position_ids": positions.long(), **types, **attention}
 
 
 def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:

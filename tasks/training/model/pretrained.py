@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from trnflow.tasks.artifact import Meta, Source
@@ -10,6 +11,7 @@ from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import model_folder
 from trnflow.tasks.training.shared_types import StoredWeights
 
+TOKEN_TYPES = "token_type_ids"
 HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 
 
@@ -94,6 +96,13 @@ def first_position(model: Any) -> int:
         if hasattr(module, "create_position_ids_from_input_ids"):
             return int(module.padding_idx) + 1
     return 0
+
+
+def takes_token_types(model: Any) -> bool:
+    """Return whether a model embeds more than one type of token, as BERT does."""
+    # GPT-2 takes the argument, too, and looks it up among its words
+    known = TOKEN_TYPES in inspect.signature(type(model).forward).parameters
+    return known and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def in_head(name: str) -> bool:
