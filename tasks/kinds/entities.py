@@ -33,7 +33,7 @@ def entities_in(tags: Any) -> Any:
 def found_in(outputs: Outputs) -> tuple[Any, Any, Any]:
     """Return the entities that are right, predicted and true, as `entities_in`."""
     true, said = ({*map(tuple, entities_in(tags).tolist())} for tags in (outputs.expected, outputs.decided))
-    return tuple(_table(some) for some in (true & said, said, true))
+    return _table(true & said), _table(said), _table(true)
 
 
 def _table(entities: set[tuple[int, ...]]) -> Any:

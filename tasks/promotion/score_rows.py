@@ -141,8 +141,7 @@ def _targets(tokens: Input, model: PreTrainedModel, decision: Meta, out: Workdir
         wanted = stacked(of_rows) if of_rows else labels[[window.row for window in part]]
         parts.append(kind.outputs(logits, torch.from_numpy(wanted).to(logits.device)))
         order += [window.row for window in part]
-    sorted_rows: list[Any] = [column[np.argsort(order)] for column in joined(parts)]
-    found = Outputs(*sorted_rows)
+    found = Outputs._make(column[np.argsort(order)] for column in joined(parts))
     found = found._replace(decided=kind.decided(found.decided, decision))
     columns = {name: pa.array(list(column)) for name, column in found._asdict().items()}
     table = pa.table({"row": pa.array(range(len(order)), pa.int64()), **columns})

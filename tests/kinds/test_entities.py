@@ -30,8 +30,8 @@ def tagged(rows: int = 300, wrong: float = 0.3, seed: int = 0) -> Outputs:
     decided = np.where(noise, random.integers(0, len(LABELS), (rows, 12)), expected)
     none = random.random((rows, 12)) < 0.4
     none[:, 0] = False
-    expected, decided = (np.where(none, IGNORED, tags).astype(np.int32) for tags in (expected, decided))
-    return Outputs(expected, random.random((rows, 12)).astype(np.float32), decided, random.random(rows))
+    tags = [np.where(none, IGNORED, tags).astype(np.int32) for tags in (expected, decided)]
+    return Outputs(tags[0], random.random((rows, 12)).astype(np.float32), tags[1], random.random(rows))
 
 
 def names(tags: np.ndarray) -> list[list[str]]:
@@ -63,7 +63,7 @@ def test_each_metric_lies_in_its_interval_and_rows_of_any_length_join() -> None:
     found = tagged()
     values, intervals = values_of("token_classification", found), intervals_of("token_classification", found)
     assert all(intervals[name][0] < value < intervals[name][1] for name, value in values.items())
-    wider = Outputs(*(np.pad(c, ((0, 0), (0, 5)), constant_values=IGNORED) if c.ndim == 2 else c for c in found))
+    wider = Outputs._make(np.pad(c, ((0, 0), (0, 5)), constant_values=IGNORED) if c.ndim == 2 else c for c in found)
     both = joined([found, wider])
     assert len(both.loss) == 2 * len(found.loss)
     assert values_of("token_classification", both)["span_f1"] == pytest.approx(values["span_f1"], abs=1e-12)

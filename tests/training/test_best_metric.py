@@ -11,7 +11,8 @@ import pytest
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.helpers.command_line import InProcessShell
-from tests.kinds.test_training import COMMON, ENGINES, started
+from tests.helpers.products import few
+from tests.kinds.test_training import COMMON, ENGINES, TASKS, started
 from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import packed_targets
 from trnflow.tasks.artifact import Source
@@ -39,20 +40,22 @@ def source(config: TrainConfig, task: str, folder: Path) -> Source:
 
 
 def trained(config: TrainConfig, folder: Path, task: str = "multi_label") -> Any:
+    labels, problem = (COLOURS, "multi_label_classification") if task == "multi_label" else TASKS["tags"][1:]
     return {
-        "model": started(folder / "model", COLOURS, "multi_label_classification"),
-        "packed": packed_targets(folder / "packed", task, COLOURS),
+        "model": started(folder / "model", labels, problem, task),
+        "packed": packed_targets(folder / "packed", task, labels),
         "metric": source(config, task, folder),
     }
 
 
 @pytest.mark.slow
-def test_every_mesh_and_engine_chooses_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "metric"), few([("multi_label", "f1_macro"), ("token_classification", "span_f1")], 1))
+def test_every_mesh_and_engine_chooses_the_same(task: str, metric: str, tmp_path: Path) -> None:
     found = {}
     for name, mesh in {**ENGINES, "two ranks": {"devices": 2}, "one xla": {"engine": "xla", "devices": 1}}.items():
-        config = TrainConfig(**COMMON, **mesh, keep_best=True, best_metric="f1_macro", eval_every=4)
-        ran = run_stage(traced_and_trained, config, tmp_path / name, **trained(config, tmp_path / f"in {name}"))
-        found[name] = ran.curve("eval_f1_macro"), ran.artifact.meta["best_step"]
+        config = TrainConfig(**COMMON, **mesh, keep_best=True, best_metric=metric, eval_every=4)
+        ran = run_stage(traced_and_trained, config, tmp_path / name, **trained(config, tmp_path / f"in {name}", task))
+        found[name] = ran.curve(f"eval_{metric}"), ran.artifact.meta["best_step"]
     assert len({*map(repr, found.values())}) == 1, found
     assert len({*found["native"][0].values()}) > 2
 
