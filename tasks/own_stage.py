@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,6 +119,9 @@ def made(arguments: Meta, limit: Any) -> Meta:
     for folder in (out.path, out.scratch):
         folder.mkdir(parents=True, exist_ok=True)
     limit(f"the {given['kind']}")
+    # a stage may load a model, which rows never do: `launch.memory_gib` is its limit
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with own_errors(code, f"on the {given['kind']}", FIX):
         meta = function(arguments["config"]["arguments"], Input(**{**given, "path": Path(given["path"])}), out)
     body = function.__code__

@@ -46,7 +46,7 @@ def watched() -> Iterator[None]:
             yield
             return
         permit = Permit.from_json(json.loads(Path(file).read_text(encoding="utf-8")))
-        with watch_process(permit), _held(permit) if permit.held and landlock.is_there() else nullcontext():
+        with _held(permit) if permit.held and landlock.is_there() else nullcontext(), watch_process(permit):
             yield
     finally:
         sys.stderr, sys.stdout = sys.stdout._stream, kept

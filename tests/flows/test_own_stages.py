@@ -19,6 +19,7 @@ STAGES_PY = '''"""What to look at."""
 
 import json
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from mine_of_stages.low import FIELD
@@ -37,6 +38,7 @@ def worst(config, evaluation, out):
 
 @stage(kind="lengths")
 def lengths(config, texts, out):
+    assert len(np.empty(5 << 30, "u1")), "as much as a model may need"
     texts = pq.read_table(texts.path / "test.parquet")["text"].to_pylist()
     (out.path / "lengths.json").write_text(json.dumps([*map(len, texts)]))
 
@@ -109,10 +111,10 @@ def test_what_a_stage_must_not_do_ends_the_run_with_its_line(shell: InProcessShe
     secret = shell.folder / "secret.csv"
     secret.write_text("7")
     bodies = {
-        "    return 7": "stages.py:10 in one: it returned int, no dict",
+        "    return 7": "stages.py:11 in one: it returned int, no dict",
         "    import random\n    (out.path / 'a.txt').write_text(str(random.random()))": "mine_of_stages.stages:one makes another "
         "a.txt the second time",
-        "    return rows.meta['nothing']": "error in one: mine_of_stages/stages.py:12 in one: KeyError 'nothing' on the rows: ",
+        "    return rows.meta['nothing']": "error in one: mine_of_stages/stages.py:13 in one: KeyError 'nothing' on the rows: ",
         f"    return open({str(secret)!r}).read()": "secret.csv, and its key does not know that file",
         "    next(rows.path.iterdir()).chmod(0o644)\n    next(rows.path.iterdir()).write_text('')": "one changed its input given",
     }
