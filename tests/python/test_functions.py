@@ -74,6 +74,37 @@ def test_a_function_of_a_script_is_keyed_by_all_that_it_uses(tmp_path: Path) -> 
     assert ran(tmp_path, other.replace("200", "9"))[0][0] == "format_prompts", "a function two below"
 
 
+STAGE = """
+import json
+
+import trnflow as tr
+from trnflow.tasks.stage import stage
+
+SIZE = 3
+
+
+@stage(kind="sizes")
+def sizes(config, rows, out):
+    (out.path / "sizes.json").write_text(json.dumps([SIZE, rows.meta["splits"]["train"]]))
+    return {"metrics": {"size": SIZE}}
+
+
+rows = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(64)]
+recipe = tr.recipe({"name": "mine", "extends": "demo", "export": {"target": "none"}, "tracking": {"enabled": False}})
+recipe = recipe.set(data=rows, on="cpu", data__label="label", data__split={"test": 0.25})
+recipe = recipe.set(stages={"counted": {"function": sizes, "after": "load_data"}})
+made = recipe.run(until="counted").stage("counted")
+print(json.dumps([recipe.plan().due[:1], (made.path / "sizes.json").read_text(), str(made.meta)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_script_has_its_artifact(tmp_path: Path) -> None:
+    due, made, meta = ran(tmp_path, STAGE)
+    size, train_rows = json.loads(made)
+    assert due == ["format_prompts"] and size == 3 and 40 < train_rows < 56 and meta == "{'metrics': {'size': 3}}"
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
