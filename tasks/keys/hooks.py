@@ -93,7 +93,7 @@ def stage_kind(setting: str, named: str, folder: Path) -> str:
                 if isinstance(kind, ast.Constant) and isinstance(kind.value, str) and KIND.fullmatch(kind.value):
                     return kind.value
     raise ConfigError(
-        f"{setting}: {file.name}:{function.lineno}: {name} is no stage",
+        f"{setting}: {file.name}:{function.lineno}: {name} is not marked by @stage with a kind alone",
         f'write @stage(kind="{name}") above it, after `from trnflow.tasks.stage import stage`; the kind is a word in quotes',
     )
 

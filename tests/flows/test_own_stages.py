@@ -135,13 +135,16 @@ REFUSED = {
     "worst: {function: RATE, after: load_data}": "RATE is a value, no function",
     "worst: {function: nothing, after: load_data}": "stages.py has no function nothing",
     "worst: {function: short, after: load_data}": "short(config) can't be called as short(config: dict, given: Input",
-    "worst: {function: plain, after: load_data}": "plain is no stage",
+    "worst: {function: plain, after: load_data}": "plain is not marked by @stage with a kind alone",
+    "worst: {function: split, after: load_data}": "split is not marked by @stage with a kind alone",
     "worst: {function: theirs, after: load_data}": "is of the kind model, which consolidate makes",
 }
 MORE = """
 RATE = 0.5
 def short(config): ...
 def plain(config, given, out): ...
+@stage(kind="parts", resumable=True)
+def split(config, given, out): ...
 @stage(kind="model")
 def theirs(config, given, out): ...
 """
