@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
@@ -183,6 +183,9 @@ def format_prompts(
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
     """
     counts = {split: _gathered(split, config, rows, parts, out, code) for split in rows.meta["splits"]}
+    for split in rows.meta["splits"] if FORMATS[config.task].queries else ():
+        for remark in FORMATS[config.task].remarks(_targets(out.path / f"{split}.parquet")):
+            out.warn(f"{split}: {remark}")
     dropped, metrics = report(counts, out, f"{config.make} leaves out" if config.make else "without an answer")
     meta: TextsMeta = {
         "task": FORMATS[config.task].name,
@@ -203,6 +206,15 @@ def format_prompts(
     if metrics:
         meta["metrics"] = metrics
     return meta
+
+
+def _targets(file: Path) -> Any:
+    """Return a split's targets, float32 [rows, ...]."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    column = pq.read_table(file, columns=["label"]).column("label").combine_chunks()
+    return np.asarray(column.flatten()).reshape(len(column), -1)
 
 
 def _gathered(

@@ -281,7 +281,8 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
 
     extra, kind = encoder_type(texts.meta["task"]).extra, kind_of(texts.meta["task"])
     extra_type = {"int32": "<i4", "float32": "<f4"}[kind.target_type] if kind.per_row else "|u1"
-    width = len(texts.meta["labels"] or ()) if kind.reads_targets and not kind.per_position else None
+    of_rows = kind.reads_targets and not kind.per_position
+    width = kind.target_shape(1, 1, len(texts.meta["labels"] or ()))[-1] if of_rows else None
     folder, total, count = out.path / split, texts.meta["splits"][split], Count()
     with ExitStack() as stack:
         ids = stack.enter_context(GrowingArray(folder / "input_ids.npy", "<i4"))

@@ -32,9 +32,11 @@ ASIDE = ("lang", "language", "locale", "source", "split", "user", "author", "cou
 PAIRS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
     ("text", "text_pair"), ("sentence_a", "sentence_b"), ("question", "passage"), ("query", "passage"),
-    ("query", "document"), ("question", "sentence"),
+    ("query", "document"), ("question", "document"), ("question", "sentence"),
 )  # fmt: skip
 """Two texts that are judged together."""
+QUERIES = (("query", "passage"), ("question", "passage"), ("query", "document"), ("question", "document"))
+RELEVANCES = ("label", "relevance", "relevant", "score", "target")
 TURNS = (
     ("instruction", "input", "output"),
     ("instruction", "context", "response"),
@@ -99,6 +101,7 @@ def choose(looked: Looked, given: Meta) -> Draft:
         "token_classification": _token_classification,
         "instruction": _instruction,
         "multi_label": _multi_label,
+        "reranker": _reranker,
         "classification": _classification,
         "text": _text,
     }
@@ -138,6 +141,7 @@ _NAME_THEM = {
     "token_classification": "name them: format.words=COLUMN format.target=COLUMN",
     "multi_label": "name them: data.text=COLUMN format.target=COLUMN",
     "regression": "name them: data.text=COLUMN format.target=COLUMN",
+    "reranker": "name them: data.text=COLUMN format.text_pair=COLUMN format.target=COLUMN",
     "text": "name it: data.text=COLUMN",
 }
 
@@ -284,6 +288,24 @@ def _regression(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | N
     return _with_targets("regression", columns, data, form, usual or numbers)
 
 
+def _reranker(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for queries, passages and their relevance, None without them."""
+    by_name = {name.lower(): name for name in columns}
+    known = next((pair for pair in QUERIES if {*pair} <= by_name.keys()), None)
+    if not form.get("task") and (known is None or data.get("label") or form.get("target")):
+        return None
+    first, second = data.get("text"), form.get("text_pair")
+    if known:
+        first, second = first or by_name[known[0]], second or by_name[known[1]]
+    relevances = [columns[by_name[name]] for name in RELEVANCES if name in by_name]
+    likely = [column for column in relevances if {*column.counts} == {"true", "false"} or _are_shares(column.numbers)]
+    return _with_targets("reranker", columns, {"text": first}, {**form, "text_pair": second}, likely[:1])
+
+
+def _are_shares(numbers: list[float] | None) -> bool:
+    return bool(numbers) and all(0 <= number <= 1 for number in numbers or [])
+
+
 def _with_targets(task: str, columns: dict[str, Column], data: Meta, form: Meta, likely: list[Column]) -> Draft | None:
     """Return the draft for texts and the columns of `format.target`, else the only likely one. Raises Question."""
     named = form.get("target", [])
@@ -352,7 +374,10 @@ def _texts(columns: dict[str, Column], wanted: str | list[str] | None, without: 
     """Return the columns of texts, the likeliest first."""
     if wanted:
         return [_column(columns, name, "data.text") for name in ([wanted] if isinstance(wanted, str) else wanted)]
-    texts = [column for name, column in columns.items() if column.is_text and name not in without]
+    plain = [column for name, column in columns.items() if name not in without]
+    pair = _pair([column for column in plain if not column.nested and column.numbers is None and column.words > 1])
+    # a text of a pair may stand in several rows
+    texts = [column for column in plain if column.is_text or any(column is each for each in pair)]
     if not texts:  # short ones, such as search queries
         texts = [column for name, column in columns.items() if name.lower() in TEXTS and _is_short_text(column)]
     half = max((column.words for column in texts), default=0.0) / 2  # a title is not what a text column's name says

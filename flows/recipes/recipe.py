@@ -279,8 +279,8 @@ class Recipe(StageConfig):
     def loading(self) -> DataConfig:
         """The section `data`, with the column of `format.text_pair` among the texts, and those of `format.target` and
         `format.words` among the columns that are kept."""
-        kept = (*self.format.targets, *filter(None, [self.format.words]))
-        return self.data.reading(self.format.text_pair).keeping(kept)
+        kind, kept = FORMATS[self.format.task], (*self.format.targets, *filter(None, [self.format.words]))
+        return self.data.reading(self.format.text_pair, queries=kind.queries).keeping(kept)
 
     @property
     def training(self) -> TrainConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +61,8 @@ class Kind:
     """peft's name of the task."""
     problem_type: str | None = None
     """transformers' name of the loss, in config.json."""
+    queries = False
+    """Whether rows with the same first text belong together."""
     decides = False
     """Whether `decide` chooses something."""
     metrics: tuple[Metric, ...] = ()
@@ -117,7 +119,15 @@ class Kind:
         target = self.target_of(settings, labels, nested)
         if texts is None:
             raise ConfigError(f"format.task: {settings.task} needs to know the text", "set data.text")
-        return lambda row, where: {**texts(row, where), "label": target(row, where)}
+        return lambda row, where: self.example({**texts(row, where), "label": target(row, where)})
+
+    def example(self, example: Row) -> Row:
+        """Return an example (texts and `label`) as it is kept: with what the task reads of its texts."""
+        return example
+
+    def remarks(self, targets: Any) -> Iterator[str]:
+        """Yield what users should know of a split. targets: float32 [rows, ...] of a task that reads targets."""
+        yield from ()
 
     def shown(self, target: Any, labels: list[str]) -> str:
         """Return a row's target as text."""

@@ -7,10 +7,12 @@ from trnflow.tasks.kinds.classification import Classification
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.multi_label import MultiLabel
 from trnflow.tasks.kinds.regression import Regression
+from trnflow.tasks.kinds.reranker import Reranker
 from trnflow.tasks.kinds.token_classification import TokenClassification
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Classification(), MultiLabel(), Regression(), TokenClassification(), CausalLM())
+    kind.name: kind
+    for kind in (Classification(), MultiLabel(), Regression(), TokenClassification(), Reranker(), CausalLM())
 }
 """{name in the metadata of artifacts: task}."""
 

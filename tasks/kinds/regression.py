@@ -113,7 +113,7 @@ class Regression(TargetKind):
 
     def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
         columns = settings.targets
-        return lambda row, where: [_number(value_of(row, name, nested, where), name, where) for name in columns]
+        return lambda row, where: [number_in(value_of(row, name, nested, where), name, where) for name in columns]
 
     def shown(self, target: Any, labels: list[str]) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in zip(labels, target, strict=True))
@@ -148,7 +148,8 @@ class Regression(TargetKind):
         plots.residuals(outputs.expected, outputs.values, labels, folder / "residuals.png")
 
 
-def _number(value: Any, column: str, where: str) -> float:
+def number_in(value: Any, column: str, where: str) -> float:
+    """Return a cell's number. Raises DataError for what is none, or not finite."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):

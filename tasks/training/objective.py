@@ -44,7 +44,10 @@ def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) 
 
 
 def refuse_loss(config: TrainConfig, task: str) -> None:
-    """Raise ConfigError if the task's losses are computed from parts of the vocabulary."""
+    """Raise ConfigError if the task's losses are computed from parts of the vocabulary, or its targets hold more than is
+    learnt."""
+    if config.loss and kind_of(task).queries:
+        raise ConfigError(f"train.loss is not for {task}, whose targets number the queries", "leave train.loss out")
     if config.loss and not kind_of(task).per_row and config.tensor_parallel_size > 1:
         raise ConfigError(
             "train.loss reads all logits of a token, and with tensor_parallel_size above 1 a device has a part of them",

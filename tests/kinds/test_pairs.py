@@ -17,8 +17,9 @@ from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after,
 from tests.training.toys import BERT, DRY, pretrained
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.chunks import open_segments
-from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import BatchAddress, Schedule, Split
+from trnflow.tasks.training.config import TrainConfig
 
 STEPS, MOST = 20, 20
 COMMON: dict[str, Any] = {
@@ -49,7 +50,8 @@ def write(folder: Path, rows: list[dict[str, Any]], name: str = "train.jsonl") -
 
 def packed_pairs(folder: Path, task: str) -> Input:
     """The rows through the data stages; a tokenizer is trained on them."""
-    bench, target = Bench(folder, []), {} if task == "classification" else {"target": "score"}
+    bench: Bench = Bench(folder, [])
+    target: dict[str, Any] = {} if task == "classification" else {"target": "score"}
     source = str(write(folder / "rows", pairs(140)))
     data = {"text": ["first", "second"], **({"columns": {"score": "score"}} if target else {"label": "label"})}
     texts = bench.texts(bench.rows(source=source, **data), task=task, text_pair="second", **target)
@@ -66,7 +68,7 @@ def started(folder: Path, packed: Input) -> Source:
     torch.manual_seed(1)
     torch.set_num_threads(1)  # so small a model waits for threads
     fields = {name: value for name, value in BERT.items() if name != "model_type"}
-    problem = "regression" if packed.meta["task"] == "regression" else "single_label_classification"
+    problem = kind_of(packed.meta["task"]).problem_type
     config = transformers.BertConfig(
         **fields, **DRY, vocab_size=packed.meta["vocab_size"], id2label=dict(enumerate(packed.meta["labels"])),
         problem_type=problem, pad_token_id=packed.meta["pad_id"], initializer_range=0.2,
@@ -92,7 +94,7 @@ def of_trainer(model: Path, packed: Input, folder: Path) -> list[float]:
             [row["first"] for row in rows], [row["second"] for row in rows], truncation=True, max_length=MOST, padding=True,
             return_tensors="pt", return_token_type_ids=True,
         )  # fmt: skip
-        if packed.meta["task"] == "regression":
+        if packed.meta["task"] != "classification":
             return {**encoded, "labels": torch.tensor([[row["score"]] for row in rows])}
         return {**encoded, "labels": torch.tensor([packed.meta["labels"].index(row["label"]) for row in rows])}
 
@@ -116,7 +118,8 @@ def of_trainer(model: Path, packed: Input, folder: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "engine"), few([("classification", "native"), ("regression", "xla"), ("regression", "native")], 2)
+    ("task", "engine"),
+    few([("classification", "native"), ("reranker", "xla"), ("regression", "xla"), ("reranker", "native")], 2),
 )
 def test_losses_are_those_of_transformers_trainer(task: str, engine: str, tmp_path: Path) -> None:
     packed = packed_pairs(tmp_path, task)
@@ -131,9 +134,9 @@ def test_losses_are_those_of_transformers_trainer(task: str, engine: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", few(ENGINES, 1))
-def test_a_killed_run_resumes_to_the_same_bits(engine: str, tmp_path: Path) -> None:
-    packed = packed_pairs(tmp_path, "classification")
+@pytest.mark.parametrize(("task", "engine"), few([("reranker", "native"), ("classification", "xla")], 1))
+def test_a_killed_run_resumes_to_the_same_bits(task: str, engine: str, tmp_path: Path) -> None:
+    packed = packed_pairs(tmp_path, task)
     inputs = {"model": started(tmp_path / "model", packed), "packed": packed}
     config = TrainConfig(**{**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad"}, **ENGINES[engine])
     whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)

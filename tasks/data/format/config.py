@@ -17,16 +17,16 @@ class FormatConfig(StageConfig):
     """Settings of `format_prompts`: what text the model reads for each row, and which part of it is trained on."""
 
     task: Literal[
-        "classification", "multi_label", "regression", "token_classification", "instruction", "chat", "text"
+        "classification", "multi_label", "regression", "token_classification", "reranker", "instruction", "chat", "text"
     ] = "classification"
     """What a row becomes: `classification` (text and label), `multi_label` (text and any number of labels), `regression`
-    (text and numbers), `token_classification` (words and their tags, or a text with spans), `instruction` (a question and
-    its answer; only the answer is trained on), `chat` (a conversation; the assistant's turns are trained on) or `text`
-    (all of it is trained on)."""
+    (text and numbers), `token_classification` (words and their tags, or a text with spans), `reranker` (query, passage
+    and relevance), `instruction` (a question and its answer; only the answer is trained on), `chat` (a conversation; the
+    assistant's turns are trained on) or `text` (all of it is trained on)."""
     target: Annotated[str | tuple[str, ...], WHEN_SET] = "label"
-    """The column, or the list of columns, that `multi_label` and `regression` learn: one column of lists of labels (or of
-    texts with commas between them), or a column of 0 and 1 for each label; columns of numbers. Of `token_classification`
-    the column of tags, or without `words` of spans of characters."""
+    """The column, or the list of columns, that `multi_label`, `regression` and `reranker` learn: one column of lists of
+    labels (or of texts with commas between them), or a column of 0 and 1 for each label; columns of numbers; a relevance
+    from 0 to 1. Of `token_classification` the column of tags, or without `words` of spans of characters."""
     labels: Annotated[tuple[str, ...] | None, WHEN_SET] = None
     """The names of the labels of `multi_label`, which rows give by name or by number from 0. Default: the labels that rows
     of train have, sorted; of several columns their names. Of `token_classification` the tags that rows give by number."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trnflow.tasks.config import NOT_KEYED, Hook, Positive, PositiveCount, Seconds, Seed, StageConfig
+from trnflow.tasks.config import NOT_KEYED, WHEN_SET, Hook, Positive, PositiveCount, Seconds, Seed, StageConfig
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.sources.data_files import FORMATS
 
@@ -34,7 +34,7 @@ class SourceConfig(StageConfig):
 
     source: Annotated[str | None, NOT_KEYED] = None
     """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or a built-in
-    corpus (`builtin:stdlib`, and `tickets`, `questions`, `chats` of shipped recipes). Required unless `mix` names
+    corpus (`builtin:stdlib`, and `tickets`, `questions`, `passages`, `chats` of shipped recipes). Required unless `mix` names
     several sources."""
     name: Annotated[str | None, NOT_KEYED] = None
     """The configuration of a hub dataset, or the view of the built-in corpus (`packages` or `questions`)."""
@@ -104,6 +104,9 @@ class DataConfig(SourceConfig):
     follows from a hash of its text. Default: `{test: 0.1}` for data that has neither validation nor test, else none."""
     split_seed: Seed = 0
     """The seed of `split`. Another seed puts other rows into the made splits."""
+    split_by: Annotated[str | None, WHEN_SET] = None
+    """The column whose values stay together in the made splits, such as an author. Default: each text by itself; of task
+    `reranker` the query."""
     stratify: bool = False
     """Whether the made splits hold the same share of each label as train, to the row."""
     limit: PositiveCount | dict[Split, PositiveCount] | None = None
@@ -131,6 +134,8 @@ class DataConfig(SourceConfig):
             raise ValueError("`labels` is set without `label`: set `label` to the column of the labels")
         if self.stratify and not labelled:
             raise ValueError("`stratify` needs a label to go by: set `label`, or leave `stratify` out")
+        if self.stratify and self.split_by:
+            raise ValueError("`stratify` and `split_by` both say how the splits are made: leave one out")
         return self
 
     @model_validator(mode="after")
@@ -173,11 +178,15 @@ class DataConfig(SourceConfig):
         }
         return weights or None
 
-    def reading(self, pair: str | None) -> DataConfig:
-        """Return a copy whose texts include the column of a second text: duplicates and splits go by both."""
-        if pair is None or pair in self.texts:
+    def reading(self, pair: str | None, *, queries: bool) -> DataConfig:
+        """Return a copy whose texts include the column of a second text. queries: rows of a first text stay in one split."""
+        if pair is None:
             return self
-        return self.model_copy(update={"text": (*(self.texts or ("text",)), pair)})
+        texts = self.texts or ("text",)
+        by = next((name for name in texts if name != pair), None) if queries else None
+        return self.model_copy(
+            update={"text": texts if pair in texts else (*texts, pair), "split_by": self.split_by or by}
+        )
 
     def keeping(self, columns: Collection[str]) -> DataConfig:
         """Return a copy that keeps these columns, too. Where no setting names columns, all are kept. Raises ConfigError."""

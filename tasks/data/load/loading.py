@@ -53,7 +53,9 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         out.info(NO_TEST_SPLIT)
     shares = group_by_split(
         [
-            source_splits(name, splits, sets[name], made, config.split_seed, stratify=config.stratify)
+            source_splits(
+                name, splits, sets[name], made, config.split_seed, stratify=config.stratify, by=config.split_by
+            )
             for name, (_, splits) in read.items()
         ]
     )

@@ -16,7 +16,7 @@ from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
 from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.data.load.selection import Hashes, Mask, row_hashes
-from trnflow.tasks.errors import DataError
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.stage import Workdir
 
 
@@ -74,6 +74,16 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
         file = pa.ipc.open_file(opened)
         for index in range(file.num_record_batches):
             yield file.get_batch(index)
+
+
+def column_hashes(read: ReadSplit, name: str) -> Hashes:
+    """Return uint64 [rows], of one column's values. Raises ConfigError if rows lack it."""
+    if name not in read.schema.names:
+        raise ConfigError(
+            f"data.split_by: the rows have no column {name}",
+            f"name one of {', '.join(read.schema.names)} (data.columns)",
+        )
+    return np.concatenate([row_hashes([batch.column(name)]) for batch in read_batches(read.path)])
 
 
 def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from trnflow.tasks.data.load.config import Strategy
 from trnflow.tasks.data.load.labels import LabelSet
 from trnflow.tasks.data.load.mixture import amounts, interleaved
-from trnflow.tasks.data.load.scratch_file import ReadSplit, common_schema, kept_rows, label_ids
+from trnflow.tasks.data.load.scratch_file import ReadSplit, column_hashes, common_schema, kept_rows, label_ids
 from trnflow.tasks.data.load.selection import (
     Hashes,
     Mask,
@@ -85,14 +85,16 @@ def source_splits(
     seed: int,
     *,
     stratify: bool,
+    by: str | None = None,
 ) -> dict[str, SourceRows]:
-    """Assign a source's rows to splits; those of `split` that the source lacks are taken from train."""
+    """Assign a source's rows to splits; those of `split` that the source lacks are taken from train. by: the column whose
+    values stay together."""
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
     if stratify and fractions and labels:
         masks = stratified_splits(train.hashes, label_ids(train, labels), fractions, seed)
     else:
-        masks = made_splits(train.hashes, fractions, seed)
+        masks = made_splits(column_hashes(train, by) if by and fractions else train.hashes, fractions, seed)
     splits = {name: SourceRows(source, train, labels, mask) for name, mask in masks.items()}
     return splits | {
         name: SourceRows(source, rows, labels, np.ones(len(rows.hashes), dtype=bool))

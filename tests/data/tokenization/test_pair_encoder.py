@@ -73,7 +73,7 @@ def test_ids_types_and_cuts_are_those_of_the_library(name: str, pairs: list[tupl
 def test_each_cut_of_the_longest_first() -> None:
     sizes = [np.array(each) for each in zip(*[(a, b) for a in range(9) for b in range(9)], strict=True)]
     for most in range(9):
-        first, second = longest_first(*sizes, most)
+        first, second = longest_first(sizes[0], sizes[1], most)
         assert ((first + second) == np.minimum(sizes[0] + sizes[1], most)).all()
         assert (first <= sizes[0]).all() and (second <= sizes[1]).all()
 
