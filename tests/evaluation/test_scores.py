@@ -58,13 +58,14 @@ def test_which_end_is_good() -> None:
     of_targets = ["f1_micro", "pearson", "spearman", "span_f1", "span_precision", "span_recall"]
     at_half = ["f1_micro_at_half", "f1_macro_at_half"]
     of_classes = ["accuracy", "f1_weighted", "f1_macro"]
-    assert more == [*of_targets, *of_classes, *at_half, "exact_match", "rougeL", "eval_accuracy"]
+    of_queries = ["ndcg_at_10", "mrr_at_10"]
+    assert more == [*of_targets, *of_queries, *of_classes, *at_half, "exact_match", "rougeL", "eval_accuracy"]
     assert scores.is_less_better("tokens_per_second"), "no metric: a sweep takes the lowest"
 
 
 def test_the_default_of_each_task_is_first() -> None:
-    tasks = ("classification", "causal_lm", "multi_label", "regression", "token_classification")
-    defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse", "span_f1"]
+    tasks = ("classification", "causal_lm", "multi_label", "regression", "token_classification", "reranker")
+    defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse", "span_f1", "ndcg_at_10"]
     assert [scores.promoting(task)[0].name for task in tasks] == defaults
     with pytest.raises(ConfigError, match="promote.metric is perplexity, which is none of .*f1_macro"):
         load("demo", ["promote.metric=perplexity"])

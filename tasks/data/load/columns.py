@@ -75,8 +75,7 @@ def choose_columns(
     kept = asked or {name: name for name in names if name != source_label}
     plain = source_label if not rule else None
     _check_names(kept, plain, bool(source_label))
-    texts = "data.text" if len(text) == 1 else "data.text, format.text_pair"
-    for setting, wanted in ((texts, [kept[name] for name in text]), ("data.columns", list(kept.values()))):
+    for setting, wanted in (("data.text", [kept[name] for name in text]), ("data.columns", list(kept.values()))):
         _check_present(setting, wanted, names, files[0].name)
     _check_present("data.label", [source_label] if source_label else [], names, files[0].name)
     sibling = f"{plain}_name" if plain and f"{plain}_name" in names else None
