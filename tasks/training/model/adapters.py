@@ -62,8 +62,7 @@ def loaded_dtype(config: TrainConfig, task: str) -> str:
 
 
 def reads_parts(config: TrainConfig) -> bool:
-    """Return whether each rank reads only its parts of the weights: engine native, where a base that is quantised must be
-    whole."""
+    """Return whether ranks read their parts of the weights alone. A base is quantised as a whole."""
     return config.engine == "native" and (config.lora is None or config.lora.base_dtype is None)
 
 
