@@ -25,8 +25,8 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 def uses_chunks(config: TrainConfig, built: Built) -> bool:
     """Return whether engine native computes this model's loss in chunks."""
-    # under tensor parallelism a rank holds a part of the vocabulary; torch.compile fuses output layer and loss
-    plain = config.engine != "native" or config.compile or config.tensor_parallel_size > 1
+    # under tensor parallelism a rank holds a part of the vocabulary
+    plain = config.engine != "native" or config.tensor_parallel_size > 1
     return not plain and ends_in_linear(built)
 
 

@@ -101,8 +101,8 @@ class TrainConfig(
     @model_validator(mode="after")
     def _check_engine(self) -> TrainConfig:
         """Raise ValueError for settings that the engine or device does not support."""
-        if self.engine == "native" and self.compile and self.devices > 1:
-            raise ValueError("compile works on one device: set devices=1, or compile=false")
+        if self.engine == "native" and self.compile and self.tensor_parallel_size > 1:
+            raise ValueError("compile is for whole layers: set tensor_parallel_size=1, or compile=false")
         if self.compile_cache and not self.compile:
             raise ValueError("compile_cache keeps torch.compile's cache: set compile=true")
         if self.loss and self.by_neuronx_cc:

@@ -42,8 +42,6 @@ def imported(config: TrainConfig, code: Source, packed: PackedMeta, out: Workdir
     function, kind = function_of(code, HOOK), kind_of(packed["task"])
 
     def loss_sum(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Any:
-        if config.compile:  # an error's context would break the graph
-            return _call(function, kind, logits, targets, weights)
         with own_errors(code, "in training", FIX):
             return _call(function, kind, logits, targets, weights)
 

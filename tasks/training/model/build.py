@@ -140,11 +140,11 @@ def layers_of(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def checkpointed_layers(model: Any, every: int = 1) -> list[Any]:
-    """Return every n-th of `layers_of`. Raises ModelError when there are too few."""
+def checkpointed_layers(model: Any, every: int = 1, setting: str = "remat") -> list[Any]:
+    """Return every n-th of `layers_of`, for `train.<setting>`. Raises ModelError when there are too few."""
     layers = layers_of(model)
     if not layers:
-        raise ModelError(f"{type(model).__name__} marks no layers to recompute", "set train.remat=false")
+        raise ModelError(f"{type(model).__name__} marks no layers", f"set train.{setting}=false")
     if every > len(layers):
         raise ModelError(
             f"train.remat is {every}, and {type(model).__name__} has {len(layers)} layers",

@@ -65,6 +65,7 @@ def _why(error: RuntimeError) -> str:
 
 
 def _place(error: RuntimeError) -> str:
-    """Return the line of the model at which Dynamo stopped; "" where a whole graph failed."""
-    stack = getattr(error, "real_stack", None)
-    return f" at {Path(stack[-1].filename).name}:{stack[-1].lineno}, in {stack[-1].name}" if stack else ""
+    """Return the layer that failed, and the line of the model at which Dynamo stopped, where they are known."""
+    stack, block = getattr(error, "real_stack", None), getattr(error, "block", None)
+    line = f" at {Path(stack[-1].filename).name}:{stack[-1].lineno}, in {stack[-1].name}" if stack else ""
+    return (f" in {block}" if block else "") + line

@@ -1,4 +1,4 @@
-"""Engine native: eager PyTorch with a process a device (`device_kinds`), or torch.compile on one device.
+"""Engine native: eager PyTorch with a process a device (`device_kinds`), and torch.compile for each layer.
 
 One device and a mesh differ in `layout.slices`, `sharding` and `gradient_exchange` alone. On the CPU a repeated run
 with as many threads has equal bits; on cuda it should with `train.deterministic` (several GPUs were never run).
@@ -39,6 +39,7 @@ from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
 from trnflow.tasks.training.native.accumulation import GradientSums
+from trnflow.tasks.training.native.compiled_blocks import compile_blocks
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.first_weights import FirstWeights
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
@@ -51,8 +52,6 @@ from trnflow.tasks.training.world import World, replica_seed
 
 if TYPE_CHECKING:
     from trnflow.tasks.training.checkpoint.shards import Reader
-
-MOST_GRAPHS = 64  # a recipe with more lengths than this is refused
 
 
 class NativeEngine:
@@ -69,7 +68,6 @@ class NativeEngine:
         self._tracing = next(built.model.parameters()).is_meta
         self._layout = layout_of(config, built)
         check_kinds(built, self._layout.tp)
-        self._loss, self._scores = _loss, _scores
         self._rows = (world.data, world.mesh.data) if reads_rows(config, built.kind) else None
         self._exchange = SingleProcess()
         if self._tracing:
@@ -171,7 +169,7 @@ class NativeEngine:
         self._built = with_attention(config, built)
         self._objective = (self._built, training_loss(config, built.kind), weights, config.label_smoothing)
         if config.compile:
-            self._loss, self._scores = _compiled(_loss), _compiled(_scores)
+            compile_blocks(built.model)
 
     def _shard(self) -> SingleProcess:
         """Split the model over the mesh."""
@@ -209,7 +207,7 @@ class NativeEngine:
         """Return this rank's share of the mean loss."""
         built, loss_sum, weights, smoothing = self._objective
         if not self._must_chunk(batch):
-            return self._loss(*self._objective, *self._columns(batch)) * scale
+            return _loss(*self._objective, *self._columns(batch)) * scale
         # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
         return loss_in_chunks(
             built, *self._supervised(batch), lambda logits, to: loss_sum(logits, to, weights, smoothing) * scale
@@ -217,7 +215,7 @@ class NativeEngine:
 
     def _scores_of(self, batch: Batch) -> Tensor:
         if not self._must_chunk(batch):
-            return self._scores(self._built, self._rows, *self._columns(batch))
+            return _scores(self._built, self._rows, *self._columns(batch))
         return scores_in_chunks(self._built, *self._supervised(batch), partial(_score, self._built))
 
     def _must_chunk(self, batch: Batch) -> bool:
@@ -319,15 +317,6 @@ def _scores(
 def _score(built: Built, logits: Tensor, targets: Tensor) -> Tensor:
     """Return (summed loss, right predictions)."""
     return torch.stack([loss_sum_of(built.kind)(logits, targets), hits_of(built.kind, logits, targets)])
-
-
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile a function with one graph a length; beyond MOST_GRAPHS it raises."""
-    torch._dynamo.config.recompile_limit = MOST_GRAPHS
-    # PyTorch would go on eagerly without a word
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    # forward pass and loss are one graph, so the logits are never written in fp32
-    return torch.compile(function, dynamic=False)
 
 
 def recompute(model: Any, every: int) -> None:

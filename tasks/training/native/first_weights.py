@@ -82,7 +82,7 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 
     if not isinstance(parameter, DTensor):
         return value
-    # shape and stride are given, since parts of uneven sizes do not tell them
+    # the whole is known: it need not be computed from the part
     return DTensor.from_local(
         value,
         parameter.device_mesh,

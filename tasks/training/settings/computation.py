@@ -32,7 +32,7 @@ class ComputationSettings(Group):
     known to support it, else sdpa."""
 
     compile: Annotated[bool, GRAPH] = False
-    """Run torch.compile (engine native on one device)."""
+    """Run torch.compile for each layer (engine native, data parallel, also with zero1 and fsdp)."""
 
     compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
     """Keep torch.compile's cache in precompile's artifact, and read it in train. PyTorch pickles this cache: use it only with a
