@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -75,10 +76,13 @@ def tagged(words: Any, tags: Any, settings: Any, where: str) -> tuple[str, list[
     return " ".join(map(str, texts)), placed
 
 
-def joined_words(value: Any, where: str) -> str:
+def joined_words(value: Any) -> str:
     """Return the text of a cell of words, as in training; a text that is no list in JSON stays as it is."""
-    plain = isinstance(value, str) and not value.lstrip().startswith("[")
-    return value if plain else " ".join(map(str, _list_in(value, "the cell of words", where)))
+    words = value
+    if isinstance(value, str) and value.startswith("["):
+        with contextlib.suppress(ValueError):
+            words = json.loads(value)
+    return " ".join(map(str, words)) if isinstance(words, list) else str(words)
 
 
 def spans_of(value: Any, column: str, where: str) -> list[tuple[int, int, str]]:

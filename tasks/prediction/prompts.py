@@ -93,7 +93,7 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
         return Shape([config.instruction], optional, lambda row, where: _plain(write(row, where)))
     if config.words:
         words = config.words
-        return Shape([words], [], lambda row, where: _plain(joined_words(row[words], where)))
+        return Shape([words], [], lambda row, where: _plain(joined_words(row[words])))
     columns = rows.text or [config.text]
     texts = texts_of_row(config, columns)
     return Shape(columns, [], lambda row, where: [part for text in texts(row, where).values() for part in _plain(text)])

@@ -17,6 +17,7 @@ from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.tagged_words import joined_words
 
 NESTED = ["words", "tags", "spans"]
 SENTENCE = {"words": ["Ann", "sits", "in", "New", "York"], "tags": ["B-name", "O", "O", "B-place", "I-place"]}
@@ -57,6 +58,12 @@ def test_words_and_tags() -> None:
     config = FormatConfig(task="token_classification", words="words", target="tags")
     made = FORMATS["token_classification"].example_of(config, LABELS, [], None)(cells, "row 1")
     assert made is not None and tagged(made, LABELS) == [("Ann", "B-name"), ("sits", "O")]
+
+
+def test_a_cell_of_words_is_a_list_or_a_text() -> None:
+    cells = (["Oslo", 9], '["Oslo", 9]', "Oslo 9")
+    assert {joined_words(cell) for cell in cells} == {"Oslo 9"}
+    assert joined_words("[sic] Oslo") == "[sic] Oslo"
 
 
 def test_spans_in_all_their_forms_cut_words() -> None:

@@ -27,6 +27,7 @@ def sentences(path: Path, name: str) -> Iterator[tuple[list[str], list[str]]]:
         if not line and words:
             yield words, tags
             words, tags = [], []
+        # a comment may have as many columns as a word, and a word may be #
         if (
             not line
             or cells[0] == DOCUMENT
