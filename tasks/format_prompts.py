@@ -67,7 +67,7 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
 def foresee(config: FormatConfig, known: Known) -> Meta:
     """Return task, labels and splits as far as they are known."""
     rows, kind = known.of("rows"), FORMATS[config.task]
-    labels = rows.get("labels") if kind.one_class else list(config.labels or ()) if kind.reads_targets else None
+    labels = rows.get("labels") if kind.one_class else kind.foreseen(config) if kind.reads_targets else None
     return {"task": kind.name, "labels": labels, **({"splits": rows["splits"]} if "splits" in rows else {})}
 
 

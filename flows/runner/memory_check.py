@@ -200,7 +200,7 @@ def _rows_of_settings(recipe: Recipe, model: Source) -> Rows:
     vocabulary, kind = _vocabulary(recipe, model), FORMATS[recipe.format.task]
     meta = {
         "task": kind.name,
-        "labels": list(recipe.data.labels or recipe.format.labels or ("no", "yes")) if kind.per_row else None,
+        "labels": list(recipe.data.labels or kind.foreseen(recipe.format) or ("no", "yes")) if kind.per_row else None,
         "vocab_size": vocabulary or 0,
         **{"pad_id": 0, "bos_id": 1, "eos_id": 2},  # arbitrary ids: memory does not depend on them
         "lengths": [length],

@@ -91,6 +91,10 @@ class Kind:
     def check_rows(self, settings: Any, meta: Any) -> None:
         """Raise ConfigError or DataError if rows can't be of this task. meta: of load_data."""
 
+    def foreseen(self, settings: Any) -> list[str]:
+        """Return the names of the model's outputs as far as settings tell them."""
+        return [*(settings.labels or ())]
+
     def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str] | None:
         """Return the names of the model's outputs. train: yields the rows of train, with the columns of targets alone."""
         return None

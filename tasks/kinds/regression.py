@@ -97,6 +97,9 @@ class Regression(TargetKind):
         if not settings.targets or len({*settings.targets}) < len(settings.targets):
             raise ValueError("`target` needs one column or more, each once")
 
+    def foreseen(self, settings: Any) -> list[str]:
+        return [*settings.targets]
+
     def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str]:
         targets, first = self.target_of(settings, [], nested), None
         for number, row in enumerate(train(), 1):

@@ -107,6 +107,9 @@ class Reranker(TargetKind):
                 "a reranker learns one number from 0 to 1: `target` is one column, and `labels` is for multi_label"
             )
 
+    def foreseen(self, settings: Any) -> list[str]:
+        return [*settings.targets]
+
     def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str]:
         target, seen = self.target_of(settings, [], nested), set[bool]()
         for number, row in enumerate(train(), 1):
