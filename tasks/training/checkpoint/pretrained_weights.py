@@ -1,6 +1,6 @@
-"""Read a Hugging Face folder's weights one parameter, or a part of one, at a time, by transformers' names.
+"""Read a Hugging Face folder's weights one parameter or part at a time, by transformers' names.
 
-Files may have older names, another name (`embed_out` is `lm_head`), or several tensors a parameter (experts);
+Files may have other names (`embed_out` is `lm_head`), or several tensors a parameter (experts);
 `from_pretrained`'s rules are applied one by one. Files are memory-mapped: a stored tensor takes no memory, a made one
 its size, twice while it is made.
 """

@@ -62,7 +62,8 @@ def loaded_dtype(config: TrainConfig, task: str) -> str:
 
 
 def reads_parts(config: TrainConfig) -> bool:
-    """Return whether ranks read their parts of the weights alone. A base is quantised as a whole."""
+    """Return whether each rank reads only its parts of the weights."""
+    # what is quantised must be whole; engine xla has no ranks that hold parts
     return config.engine == "native" and (config.lora is None or config.lora.base_dtype is None)
 
 

@@ -145,10 +145,7 @@ class NativeEngine:
         }
 
     def _place_model(self, weights: FirstWeights, masters: Mapping[str, Tensor]) -> None:
-        """Split the model over the mesh, and put this rank's parts on the device.
-
-        masters: Of parameters of which a rank updates all that it holds.
-        """
+        """Split the model over the mesh, and put this rank's parts, or copies of their `masters`, on the device."""
         config, built = self._config, self._built
         if config.remat and config.method != "head":
             recompute(built.model, int(config.remat))
