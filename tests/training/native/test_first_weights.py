@@ -22,6 +22,8 @@ from trnflow.tasks.train import environ as train_environ
 from trnflow.tasks.training import fit
 from trnflow.tasks.training.checkpoint.starting_weights import base_weights, starting_from
 from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.native.first_weights import FirstWeights
+from trnflow.tasks.training.world import ALONE
 
 COMMON: dict[str, Any] = {"engine": "native", "global_batch": 8, "epochs": 1, "learning_rate": 1e-2, "log_every": 1}
 LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 2, "targets": "all-linear"}}
@@ -108,6 +110,35 @@ def test_what_the_files_lack_is_as_random_as_ever(tmp_path: Path) -> None:
     two: dict[str, Any] = {"devices": 2, "max_steps": 3}
     layouts = [{**two, "zero1": True, "dtype": "bfloat16"}, {**two, **TP}, {**two, "fsdp": True, "method": "head"}]
     check(tmp_path, model, packed, *layouts, most=3.0)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "tied": {**LLAMA, "tie_word_embeddings": True},
+    "mixtral": {
+        **LLAMA,
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+    },  # an expert of each layer is a tensor in the files
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "gpt_neox": {**BERT, "model_type": "gpt_neox"},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_process_places_what_transformers_loads(family: str, tmp_path: Path) -> None:
+    source, packed = saved_model(tmp_path / "model", **FAMILIES[family]), packed_lm(tmp_path / "packed")
+    loaded = build(source, packed, seed=0, weights=True)
+    blank = build(source, packed, seed=0, weights=True, opens=lambda empty: base_weights(source, empty))
+    assert all(set(parameter.stride()) <= {0} for parameter in blank.parameters().values())
+    first = FirstWeights(blank, None, ALONE, torch.device("cpu"))
+    shapes = {name: tuple(parameter.shape) for name, parameter in blank.parameters().items()}
+    first.blank(dict.fromkeys(shapes, torch.float32))
+    first.place({name: (None,) * len(shape) for name, shape in shapes.items()}, {})
+    wanted = loaded.model.state_dict()
+    placed = blank.model.state_dict()
+    assert placed.keys() == wanted.keys() and all(torch.equal(placed[name], wanted[name]) for name in wanted)
+    for name, buffer in loaded.model.named_buffers():
+        assert torch.equal(blank.model.get_buffer(name), buffer)
 
 
 def test_damage_is_named_before_training(tmp_path: Path) -> None:
