@@ -50,6 +50,7 @@ NEEDS = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @NEEDS
 @pytest.mark.parametrize("layout", [{}, {"devices": 2, "tensor_parallel_size": 2}], ids=str)
 def test_a_stand_in_has_the_losses_of_the_processor(

@@ -74,6 +74,7 @@ def check(folder: Path, model: Source, packed: Input, *layouts: dict[str, Any], 
         assert min(read["whole"]) > 0.9 and max(read["parts"]) < most, (layouts[number], read)
 
 
+@pytest.mark.slow
 def test_two_ranks_read_halves_and_train_the_same_bits(tmp_path: Path) -> None:
     model = saved_model(tmp_path / "model", **{**LLAMA, "hidden_size": 64, "intermediate_size": 192})
     two: dict[str, Any] = {"devices": 2}
@@ -94,8 +95,6 @@ def test_four_ranks_read_quarters_of_a_model_in_several_files(tmp_path: Path) ->
         tmp_path,
         pretrained(tmp_path / "model"),
         packed_lm(tmp_path / "packed"),
-        {**four, "fsdp": True},
-        {**four, **TP, "fsdp": True, "dtype": "bfloat16"},
         {**four, **TP, "fsdp": True, **LORA},
         {**four, "tensor_parallel_size": 4, "sequence_parallel": True, "dtype": "bfloat16"},
         most=0.35,
