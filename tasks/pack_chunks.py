@@ -217,7 +217,6 @@ def _check(config: PackConfig, task: str) -> None:
 
 
 def _fitting(split: str, config: PackConfig, tokens: Input[TokensMeta]) -> Fitting:
-
     most = config.lengths[-1] if config.lengths else config.chunk_length
     pieces = whole_rows(load_array(tokens.path / split / "offsets.npy"))
     if not len(pieces.size):
@@ -249,7 +248,6 @@ def _teaching(split: str, pieces: Pieces, tokens: Input[TokensMeta]) -> Fitting:
 
 
 def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, tokens: Input[TokensMeta]) -> DataError:
-
     at = int((pieces.size > most).argmax())
     # tokenising may have dropped rows before this one
     row = int(load_array(tokens.path / split / "source_row.npy", mapped=True)[at])
@@ -266,7 +264,6 @@ def _limit(config: PackConfig) -> str:
 
 
 def _loss_mask(split: str, tokens: Input[TokensMeta]) -> Array:
-
     mask: Array = load_array(tokens.path / split / "loss_mask.npy", mapped=True)
     return mask
 

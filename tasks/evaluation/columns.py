@@ -51,6 +51,5 @@ def save_columns(columns: Any, folder: Path) -> None:
 
 
 def load_columns(kind: type[Columns], folder: Path) -> Columns:
-
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     return kind(*(load_array(folder / f"{name}.npy") for name in names))
