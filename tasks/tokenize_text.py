@@ -224,7 +224,7 @@ def tokenize_text(
             **next(iter(lengths.values()))["percentiles"],
         },
     }
-    if has_pairs(texts.meta):
+    if reads_pairs(texts.meta):
         meta["pair"] = True
     return meta
 
@@ -260,7 +260,7 @@ def _texts(path: Path) -> Iterator[str]:
             yield text_of_example(row)
 
 
-def has_pairs(texts: TextsMeta) -> bool:
+def reads_pairs(texts: TextsMeta) -> bool:
     """Return whether examples have two texts."""
     return bool(texts["rows"]["settings"].get(PAIR))
 
@@ -289,7 +289,7 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type, width))
         source_row = stack.enter_context(GrowingArray(folder / "source_row.npy", "<i8"))
-        types = stack.enter_context(GrowingArray(folder / TYPES_FILE, "|u1")) if has_pairs(texts.meta) else None
+        types = stack.enter_context(GrowingArray(folder / TYPES_FILE, "|u1")) if reads_pairs(texts.meta) else None
         source_tokens = stack.enter_context(GrowingArray(folder / "source_tokens.npy", "<i4"))
         offsets.append(np.zeros(1, dtype=np.int64))
         for _, here, meta in parts.of(split=split):
@@ -325,7 +325,7 @@ def _encoder(folder: Path, config: str, texts: str) -> Encoder:
     # cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
     # words
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
-    encoder = PairEncoder if has_pairs(meta) else encoder_type(meta["task"])
+    encoder = PairEncoder if reads_pairs(meta) else encoder_type(meta["task"])
     if issubclass(encoder, ClassEncoder):
         return encoder(loaded, settings.max_length, settings.overlong)
     return encoder(

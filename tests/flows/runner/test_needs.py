@@ -69,7 +69,7 @@ def refusal(*overrides: str, here: Mapping[str, str] | None = None) -> TrnflowEr
         (["train.class_weights={other: 2.0}", "data.labels=[neg, pos]"], "which is not a label", "neg"),
         (["tokenize.overlong=split"], "a text with a class label can't be split", "truncate"),
         (["train.method=lora"], "this one starts from scratch", "model.source"),
-        (["pack.strategy=bfd"], "puts several rows in a chunk, but classification labels a row", "bucket"),
+        (["pack.strategy=bfd"], "puts several rows in a chunk, but a row of classification stands alone", "bucket"),
         (["tokenize.train=null"], "the recipe's model has no tokenizer", "model.tokenizer"),
         (["model.config.hidden_sise=8"], "model.config.hidden_sise: bert has no such field", "hidden_size"),
         (["export.length=65"], "positions for 64 tokens, and the export is for 65", "export.length"),
