@@ -41,7 +41,7 @@ print(json.dumps([float(np.percentile(wall, 50)), float(np.percentile(wall, 95))
 WEIGHTS = """
 import torch
 from trnflow.tasks.evaluation.models import load_model
-model, given = load_model(folder, "classification"), {name: torch.from_numpy(value) for name, value in rows.items()}
+model, given = load_model(Path(folder), "classification"), {name: torch.from_numpy(value) for name, value in rows.items()}
 @torch.inference_mode()
 def run():
     return model(**given).logits.numpy()
