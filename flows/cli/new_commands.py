@@ -9,7 +9,7 @@ from typing import Any
 
 from trnflow.flows.authoring.choose import Draft, Question, choose, overrides_in
 from trnflow.flows.authoring.look import Looked, look
-from trnflow.flows.authoring.own_format import CODE, TEST, code_and_test, name_make
+from trnflow.flows.authoring.own_code import FILES, code_of
 from trnflow.flows.authoring.write import (
     PREFECT_FILE,
     column_json,
@@ -40,7 +40,9 @@ def add_commands(sub: Any, common: ArgumentParser) -> None:
     )
     parser.add_argument("data", help="a file, a folder with a file for each split, a URL, or a name on the hub")
     parser.add_argument(
-        "--code", action="store_true", help="also write formats.py, your own function of a row, and its test"
+        "--code",
+        action="store_true",
+        help="also write formats.py and metrics.py, your own functions of a row and of predictions, and their tests",
     )
     parser.add_argument(
         "--deploy", metavar="CRON", help='also write prefect.yaml, which retrains by a schedule such as "0 3 * * *"'
@@ -48,7 +50,7 @@ def add_commands(sub: Any, common: ArgumentParser) -> None:
 
 
 def new(options: Namespace) -> int:
-    """Write NAME.yaml, with --code formats.py and its test, with --deploy prefect.yaml, into the working folder; say what
+    """Write NAME.yaml, with --code your functions and their tests, with --deploy prefect.yaml, into the working folder; say what
     was taken for what.
 
     Raises Question (exit code 2) for what the data leaves open, unless a terminal can be asked.
@@ -56,7 +58,7 @@ def new(options: Namespace) -> int:
     given = given_settings(options.overrides)
     name = name_of(options.data, given)
     file, deployment = Path(f"{name}.yaml"), Path(PREFECT_FILE)
-    for path in (file, *([deployment] if options.deploy else []), *((CODE, TEST) if options.code else ())):
+    for path in (file, *([deployment] if options.deploy else []), *(FILES if options.code else ())):
         if path.exists():
             raise exists(path)
     if options.deploy:
@@ -70,10 +72,9 @@ def new(options: Namespace) -> int:
     complete(draft, looked, options.data, given, hub=hub)
     written = [str(file)]
     if options.code:
-        name_make(draft)
-        for path, text in code_and_test(draft).items():
-            path.write_text(text, encoding="utf-8")
-            written.append(str(path))
+        for code, text in code_of(draft).items():
+            code.write_text(text, encoding="utf-8")
+            written.append(str(code))
     try:
         write_recipe(file, recipe_text(draft, looked, name, hub=hub))
     except TrnflowError:

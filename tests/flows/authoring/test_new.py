@@ -67,8 +67,23 @@ def test_with_code_a_function_and_its_test_lie_beside_the_recipe(here: Shell) ->
         program = f"import test_formats as t; t.test_make(); assert t.make({row!r}) == 'a'"
         subprocess.run([sys.executable, "-c", program], cwd=here.folder, check=True)
         assert "formats.py exists" in here.error("new", data, "--code", "name=other", "model.source=base", code=2)
-        for name in ("formats.py", "test_formats.py"):
+        (metric,) = recipe.evaluate.metrics
+        program = f"import test_metrics as t; t.test_{metric.name}()"
+        subprocess.run([sys.executable, "-c", program], cwd=here.folder, check=True)
+        for name in ("formats.py", "test_formats.py", "metrics.py", "test_metrics.py"):
             (here.folder / name).unlink()
+
+
+def test_with_code_a_recipe_whose_texts_no_function_makes_has_a_metric(here: Shell) -> None:
+    (here.folder / "news.conll").write_text("Ann B-PER\nsits O\n\n" * 40)
+    done = here("new", "news.conll", "--code", "model.source=base")
+    assert done.returncode == 0, done.stderr
+    recipe = settings.load(str(here.folder / "news.yaml"))
+    assert recipe.format.make is None and [one.function for one in recipe.evaluate.metrics] == ["metrics:share_right"]
+    subprocess.run(
+        [sys.executable, "-c", "import test_metrics as t; t.test_share_right()"], cwd=here.folder, check=True
+    )
+    assert not (here.folder / "formats.py").exists()
 
 
 def test_nothing_is_overwritten(here: Shell) -> None:
