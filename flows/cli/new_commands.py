@@ -78,8 +78,8 @@ def new(options: Namespace) -> int:
     try:
         write_recipe(file, recipe_text(draft, looked, name, hub=hub))
     except TrnflowError:
-        for path in written[1:]:
-            Path(path).unlink()
+        for code_file in written[1:]:
+            Path(code_file).unlink()
         raise
     if options.deploy:
         with deployment.open("x", encoding="utf-8") as stream:
