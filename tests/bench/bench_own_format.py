@@ -1,6 +1,6 @@
 """Seconds of `format_prompts` over Dolly by a function of the user's, beside the built-in format: `trnflow run` by turns.
 
-python -m tests.bench.bench_own_format [--rounds 5]
+python -m tests.bench.bench_own_format [--rounds 5] [--copies 1]
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import pyarrow as pa
+from pyarrow.parquet import write_table
 
 from tests.bench.bench_data import dolly
 
@@ -45,13 +48,12 @@ def seconds(folder: Path, recipe: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=1, help="of Dolly's 15,011 rows")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "rows").mkdir()
-        from pyarrow.parquet import write_table
-
-        write_table(dolly(), folder / "rows/train.parquet")
+        write_table(pa.concat_tables([dolly()] * options.copies), folder / "rows/train.parquet")
         (folder / "built_in.yaml").write_text(BUILT_IN)
         (folder / "own.yaml").write_text(BUILT_IN.replace("instruction, c", "instruction, make: 'mine:make', c"))
         (folder / "mine.py").write_text(OWN)
