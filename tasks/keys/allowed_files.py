@@ -28,7 +28,10 @@ CARRIERS = ("trnflow/tasks/launch", "trnflow/tasks/store", "trnflow/tasks/system
 # Files of the system count by nothing, and own code may read them: time zones, types of files, the list of processors.
 SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/nix", "/proc", "/sbin", "/sys", "/usr")
 
-CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TMPDIR")
+CACHES = (
+    "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TMPDIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+)  # fmt: skip
 
 
 def permit_for(

@@ -167,6 +167,20 @@ def test_the_code_of_a_hook_is_in_the_key_and_in_the_permit_of_the_stage_that_ca
         permit_for(described, document()["code"] | before["code"], [given], [], memo)
 
 
+def test_own_code_may_run_beside_the_cache_of_compiled_kernels(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch names it to all processes that one which has compiled something starts."""
+    cache = tmp_path_factory.mktemp("inductor")
+    (cache / "lock").touch()
+    memo, described = Memo(project / "memo.db"), stage_of(calls)
+    given = code_source({"format.make": ("mine_of_hooks.formats:ticket", project / "conf")}, project, memo)
+    code = key_document(described, Config(make="x:y"), {"code": given}, memo)["code"]
+    assert permit_for(described, code, [given], [], memo).refused(str(cache / "lock"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    assert permit_for(described, code, [given], [], memo).refused(str(cache / "lock")) is None
+
+
 def test_an_error_shows_the_users_own_line(project: Path) -> None:
     program = f"""
 from pathlib import Path
