@@ -30,7 +30,7 @@ from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
-from trnflow.tasks.data.tables import read_rows, write_rows
+from trnflow.tasks.data.tables import label_type, read_rows, write_rows
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.registry import FORMATS
@@ -241,7 +241,7 @@ def _schema(config: FormatConfig) -> pa.Schema:
     kind = FORMATS[config.task]
     if kind.per_row:
         texts = ["text", PAIR] if config.text_pair else ["text"]
-        return pa.schema([*((name, pa.string()) for name in texts), ("label", kind.label_type())])
+        return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
     plain = [("plain", pa.bool_())] if is_framed(config) else []
     return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
 

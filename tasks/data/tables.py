@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from trnflow.tasks.kinds.kind import Kind
+
 ROW_GROUP = 8192
+
+
+def label_type(kind: Kind) -> pa.DataType:
+    """Return the type of a row's target in the files of `format_prompts`."""
+    import pyarrow as pa
+
+    if kind.per_position:
+        return pa.list_(pa.struct([(name, pa.int32()) for name in ("start", "end", "label")]))
+    return pa.list_(pa.float32()) if kind.reads_targets else pa.int64()
 
 
 def read_rows(path: Path, first: int, count: int) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ def write_tokenizer(gguf: Any, writer: Any, folder: Path, rows: int, stops: int 
 
     Raises ModelError for another kind of tokenizer.
     """
-    from tokenizers import Tokenizer
-
+    # by name, as gguf: its version is in the keys of GGUF exports alone
+    read = import_module("tokenizers").Tokenizer.from_file
     file = folder / "tokenizer.json"
     document = read_object(file)
     model: Meta = document.get("model") or {}
@@ -58,7 +59,7 @@ def write_tokenizer(gguf: Any, writer: Any, folder: Path, rows: int, stops: int 
         writer.add_token_merges(merges)
     _write_special(writer, folder, {text: number for number, text in texts.items()}, stops)
     # llama.cpp frames texts itself, as the tokenizer does
-    framed, bare = (Tokenizer.from_file(str(file)).encode("a", add_special_tokens=some).ids for some in (True, False))
+    framed, bare = (read(str(file)).encode("a", add_special_tokens=some).ids for some in (True, False))
     writer.add_add_bos_token(framed[:1] != bare[:1])
     writer.add_add_eos_token(framed[-1:] != bare[-1:])
 

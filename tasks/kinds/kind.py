@@ -107,12 +107,6 @@ class Kind:
         """Return the function from a row and its name in errors to its target. Raises DataError."""
         raise NotImplementedError
 
-    def label_type(self) -> Any:
-        """Return the Arrow type of a row's target in the files of `format_prompts`."""
-        import pyarrow as pa
-
-        return pa.list_(pa.float32()) if self.reads_targets else pa.int64()
-
     def example_of(
         self, settings: Any, labels: list[str], nested: Iterable[str], texts: Callable[[Row, str], Row] | None
     ) -> Callable[[Row, str], Row | None]:

@@ -92,11 +92,6 @@ class TokenClassification(TargetKind):
         wanted = labels if settings.get("words") else [name[2:] for name in (labels or ())[1::2]]
         return settings if settings.get("labels") else {**settings, "labels": wanted}
 
-    def label_type(self) -> Any:
-        import pyarrow as pa
-
-        return pa.list_(pa.struct([(name, pa.int32()) for name in ("start", "end", "label")]))
-
     def example_of(
         self, settings: Any, labels: list[str], nested: Iterable[str], texts: Callable[[Row, str], Row] | None
     ) -> Callable[[Row, str], Row | None]:

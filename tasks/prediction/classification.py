@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_format import RowFormat
+from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder
 from trnflow.tasks.data.tokenization.pair_encoder import PairEncoder
@@ -92,7 +93,7 @@ class Classifier:
             name: pa.array(column, pa.string()) for name, column in zip(TEXTS, zip(*texts, strict=True), strict=False)
         }
         nothing: Any = [] if self._kind.per_position else 0  # labels are not read
-        labels = pa.array([nothing] * len(texts), self._kind.label_type() if self._kind.per_position else pa.int64())
+        labels = pa.array([nothing] * len(texts), label_type(self._kind) if self._kind.per_position else pa.int64())
         encoded = self._encoder.encode(pa.table({**columns, "label": labels}))
         types = np.zeros_like(encoded.ids) if encoded.types is None else encoded.types
         ends = np.cumsum(encoded.sizes)[:-1]

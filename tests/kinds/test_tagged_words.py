@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.load.readers import open_file
+from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.tokenization.encoders import TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
@@ -159,7 +160,7 @@ def encoder(words: list[str], folder: Path, length: int = 32, **options: Any) ->
 
 
 def encoded(made: TokenEncoder, *rows: tuple[str, list[tuple[int, int, int]]]) -> Any:
-    kind = FORMATS["token_classification"].label_type()
+    kind = label_type(FORMATS["token_classification"])
     label = [[dict(zip(("start", "end", "label"), word, strict=True)) for word in words] for _, words in rows]
     return made.encode(pa.table({"text": [text for text, _ in rows], "label": pa.array(label, kind)}))
 
