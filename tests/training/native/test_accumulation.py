@@ -130,13 +130,13 @@ def growth_between_passes(config: TrainConfig, model: Source, packed: Input, out
     with join_ranks(config) as world:
         built = build(model, packed, seed=0, weights=True)
         engine = NativeEngine(config, built, GraphRegistry(), None, world)
-        held, plain = [], engine._loss
+        held, plain = [], engine._loss_of
 
         def counted(*arguments: Any) -> torch.Tensor:
             held.append(bytes_of_tensors())
             return plain(*arguments)
 
-        engine._loss = counted
+        engine._loss_of = counted
         batch, _ = first_rows(packed, config.global_batch)
         for step in range(2):
             engine.train(batch, scalars(config, step, 2, batch.supervised), seed=step)
