@@ -9,7 +9,6 @@ from trnflow.flows.authoring.choose import Draft
 from trnflow.tasks.artifact import Meta
 
 FORMATS, METRICS = "formats", "metrics"
-FILES = tuple(Path(f"{prefix}{name}.py") for name in (FORMATS, METRICS) for prefix in ("", "test_"))
 OTHERS = ("label", "answer", "response", "tools", "documents")
 """What columns are taken for that the function does not write."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trnflow.flows.authoring.choose import Draft, Question, choose, overrides_in
 from trnflow.flows.authoring.look import Looked, look
-from trnflow.flows.authoring.own_code import FILES, code_of
+from trnflow.flows.authoring.own_code import code_of
 from trnflow.flows.authoring.write import (
     PREFECT_FILE,
     column_json,
@@ -58,7 +58,7 @@ def new(options: Namespace) -> int:
     given = given_settings(options.overrides)
     name = name_of(options.data, given)
     file, deployment = Path(f"{name}.yaml"), Path(PREFECT_FILE)
-    for path in (file, *([deployment] if options.deploy else []), *(FILES if options.code else ())):
+    for path in (file, *([deployment] if options.deploy else [])):
         if path.exists():
             raise exists(path)
     if options.deploy:
@@ -71,15 +71,18 @@ def new(options: Namespace) -> int:
     hub = has_hub(draft.base, given, resolver)
     complete(draft, looked, options.data, given, hub=hub)
     written = [str(file)]
-    if options.code:
-        for code, text in code_of(draft).items():
-            code.write_text(text, encoding="utf-8")
-            written.append(str(code))
+    functions = code_of(draft) if options.code else {}
+    for path in functions:
+        if path.exists():
+            raise exists(path)
+    for path, text in functions.items():
+        path.write_text(text, encoding="utf-8")
+        written.append(str(path))
     try:
         write_recipe(file, recipe_text(draft, looked, name, hub=hub))
     except TrnflowError:
-        for code_file in written[1:]:
-            Path(code_file).unlink()
+        for path in functions:
+            path.unlink()
         raise
     if options.deploy:
         with deployment.open("x", encoding="utf-8") as stream:

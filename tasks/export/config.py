@@ -12,7 +12,7 @@ class ExportConfig(StageConfig):
 
     target: Literal["stablehlo", "onnx", "gguf", "neuron", "none"] = "stablehlo"
     """The result: `stablehlo` (a portable graph for each length), `onnx` (one graph for any number of rows and tokens;
-    needs the extra `onnx`), `gguf` (a language model as one file for llama.cpp and Ollama; needs the extra `gguf`),
+    needs the extra `onnx`), `gguf` (a language model as one file for llama.cpp; needs the extra `gguf`),
     `neuron` (compiled for NeuronCores; needs optimum-neuron), or `none`: the stage is left out, and the evaluation
     judges the weights alone."""
     gguf_type: Literal["f32", "f16", "q8_0"] = "f16"

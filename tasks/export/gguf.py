@@ -1,4 +1,4 @@
-"""Write a language model as one GGUF file, which llama.cpp, Ollama and others run; equal models give equal bytes.
+"""Write a language model as one GGUF file, which llama.cpp runs; equal models give equal bytes.
 
 model.gguf       weights, tokenizer and chat template
 export.json      the file's name, and the type of its matrices
@@ -132,22 +132,22 @@ def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -
     if (template := chat_templates(weights).get("default")) is not None:
         writer.add_chat_template(template)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.architecture.upper()], config.num_hidden_layers)
-    tensors: dict[str, tuple[str, Tensor]] = {}
-    for name, value in model.state_dict().items():
-        if name != "lm_head.weight" or not config.tie_word_embeddings:
-            tensors[names.get_name(name, (".weight", ".bias"))] = (name, value)
+    tensors = {
+        names.get_name(name, (".weight", ".bias")): (name, value)
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight" or not config.tie_word_embeddings
+    }
     if (factors := _position_factors(model)) is not None:
         tensors["rope_freqs.weight"] = ("", factors)
+    types = {name: _stored_type(gguf, value, kind) for name, (_, value) in tensors.items()}
     for name, (_, value) in tensors.items():
-        stored = _stored_type(gguf, value, kind)
-        numbers, size = gguf.GGML_QUANT_SIZES[stored]
-        writer.add_tensor_info(name, value.shape, torch.float32, value.numel() // numbers * size, raw_dtype=stored)
+        numbers, size = gguf.GGML_QUANT_SIZES[types[name]]
+        writer.add_tensor_info(name, value.shape, torch.float32, value.numel() // numbers * size, types[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for source, value in tensors.values():
-        array = _as_computed(source, value, family, config).numpy()
-        stored = _stored_type(gguf, value, kind)
+    for name, (source, value) in tensors.items():
+        array, stored = _as_computed(source, value, family, config).numpy(), types[name]
         if stored.name != "F32" and not abs(array).max() <= torch.finfo(torch.float16).max:
             raise ModelError(f"{source} has numbers beyond float16's range", "set export.gguf_type=f32")
         writer.write_tensor_data(gguf.quants.quantize(array, stored))

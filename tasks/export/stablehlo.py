@@ -63,7 +63,7 @@ def write_stablehlo(
         }
     if stored_tensors.constants:
         (folder / _CONSTANTS).write_bytes(save(stored_tensors.constants))
-    document = {"format": FORMAT, "version": VERSION, "inputs": about["inputs"], "functions": functions, **about}
+    document = {"format": FORMAT, "version": VERSION, "functions": functions, **about}
     write_json(folder / "export.json", document)
 
 

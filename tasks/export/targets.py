@@ -110,9 +110,7 @@ class StableHloTarget(Target):
 
         model = _loaded(weights, lengths)
         graphs = {length: lower(model, *example(model, config.batch, length)) for length in lengths}
-        about = {"inputs": list(input_names(model)), "batch": config.batch, "task": weights.meta["task"]}
-        about |= {"labels": weights.meta["labels"]}
-        write_stablehlo(out.path, graphs, weights.path, about, renamed_parameters(model))
+        write_stablehlo(out.path, graphs, weights.path, _about(config, model, weights), renamed_parameters(model))
         for name in LOADERS:
             shutil.copyfile(Path(__file__).parent / "loaders" / name, out.path / name)
         return model
@@ -144,9 +142,8 @@ class OnnxTarget(Target):
     ) -> PreTrainedModel | None:
         from trnflow.tasks.export.onnx import write_onnx
 
-        model, meta = _loaded(weights, lengths), weights.meta
-        about = {"inputs": list(input_names(model)), "batch": config.batch, "lengths": lengths, "task": meta["task"]}
-        write_onnx(out.path, model, {**about, "labels": meta["labels"]})
+        model = _loaded(weights, lengths)
+        write_onnx(out.path, model, {**_about(config, model, weights), "lengths": lengths})
         return model
 
     def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:
@@ -211,7 +208,7 @@ class GgufTarget(Target):
     def check_runner(self) -> None:
         raise ConfigError(
             "a GGUF export is run by llama.cpp, not by trnflow",
-            "leave --export out, or give the file to llama.cpp or Ollama",
+            "leave --export out, or give the file to llama.cpp",
         )
 
     def write(
@@ -259,6 +256,12 @@ def _require(target: str, packages: Sequence[str]) -> None:
             f"export.target is {target}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
             f"pip install 'trnflow[{target}]', or set export.target=none",
         )
+
+
+def _about(config: ExportConfig, model: PreTrainedModel, weights: Input[ModelMeta]) -> Meta:
+    """Return what export.json says of a program's calls."""
+    named = {"task": weights.meta["task"], "labels": weights.meta["labels"]}
+    return {"inputs": list(input_names(model)), "batch": config.batch, **named}
 
 
 def _loaded(weights: Input[ModelMeta], lengths: list[int]) -> PreTrainedModel:
