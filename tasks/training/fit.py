@@ -15,7 +15,7 @@ from trnflow.tasks.stage import Workdir, write_json
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.saving import Saver
-from trnflow.tasks.training.checkpoint.starting_weights import base_weights, load_start
+from trnflow.tasks.training.checkpoint.starting_weights import base_weights, has_weights, load_start
 from trnflow.tasks.training.choose_engine import join_ranks, make_engine
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import cautions, check_device
@@ -108,7 +108,7 @@ def _prepare(
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
     dtype = loaded_dtype(config, packed.meta["task"])
-    opens = partial(base_weights, model) if reads_parts(config) and model.location["model"] else None
+    opens = partial(base_weights, model) if reads_parts(config) and has_weights(model) else None
     built = build(model, packed, seed=config.seed, weights=True, dtype=dtype, opens=opens)
     if opens is None:
         load_start(model, built.model)

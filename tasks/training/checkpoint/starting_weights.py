@@ -30,6 +30,11 @@ def starting_from(model: Source, start: Input | None) -> Source:
     return replace(model, identity=model.identity | {"weights": weights}, location=location)
 
 
+def has_weights(source: Source) -> bool:
+    """Return whether training begins with stored values: a folder with config.json alone is a model from scratch."""
+    return source.identity["weights"] is not None or _checkpoint(source) is not None
+
+
 def base_weights(source: Source, empty: Any) -> StoredWeights:
     """Return the weights with which training begins (`starting_from`). empty: the model on "meta".
 
