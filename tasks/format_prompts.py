@@ -30,7 +30,7 @@ from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
-from trnflow.tasks.data.tables import label_type, read_rows, write_rows
+from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.registry import FORMATS
@@ -146,6 +146,7 @@ def _arguments(config: FormatConfig, rows: Input[RowsMeta], part: Meta, code: So
         "part": part,
         "code": vars(code) if code else None,
         "hook": HOOK,
+        "imports": ["pyarrow.parquet"],
         "to": str(folder / "texts.arrow"),
     }
 
@@ -294,6 +295,8 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
     import pyarrow as pa
 
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]
+    if not arguments["code"] or arguments["code"]["identity"]["env"].keys() <= {"python"}:
+        spare_pandas()
     texts, make = _schema(config), maker_from(arguments, limit)
     schema = texts.append(pa.field(SOURCE_ROW, pa.int32()))
     table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), DropCounts()

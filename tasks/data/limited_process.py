@@ -1,24 +1,29 @@
-"""Run templates and own code in a separate process, which the kernel ends when one row takes too long. Starting takes
-half a second."""
+"""Run templates and own code in a separate process, which the kernel ends when one row takes too long.
+
+A server imports the code, which takes a quarter of a second, and forks for each call: all begin in the same state.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import traceback
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, NoReturn
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted, ProcessFailed, TrnflowError, from_json
-from trnflow.tasks.launch.python import python
+from trnflow.tasks.launch.python import WITHOUT_THREADS, python
 
 SECONDS = 5.0
 """Processor time that one rendering may take, in seconds."""
@@ -32,6 +37,12 @@ LOOK_EVERY = 1024
 PLACE = 256
 """Bytes of the shared file with the name of the row in work."""
 
+IDLE = 2.0
+"""Seconds that a server waits for its next call."""
+
+LOOK_MS = 50
+"""Milliseconds between two checks whether a call ended without an answer."""
+
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "TRNFLOW_PERMIT")
 """The variables that own code gets: none of them changes what a function returns, and none is a secret."""
 
@@ -43,8 +54,11 @@ WATCHED = "trnflow.tasks.launch.watched:watched"
 
 def call_limited(function: str, arguments: Meta) -> Meta:
     """Return the JSON object of "module:name"(arguments, limit) in a new process; `limit(row's name)` gives SECONDS. Raises
-    the function's own TrnflowError, ConfigError after the limit, Interrupted, ProcessFailed."""
-    return _called(function, "", arguments, None, None)
+    the function's own TrnflowError, ConfigError after the limit, Interrupted, ProcessFailed.
+
+    arguments: with `imports`, names of modules that are imported once for all calls.
+    """
+    return _called(function, "", arguments, os.environ, None)
 
 
 def call_own(
@@ -59,21 +73,26 @@ def call_own(
     return _called(function, WATCHED, arguments, {**variables, **environment}, folder)
 
 
-def _called(
-    function: str, around: str, arguments: Meta, environment: dict[str, str] | None, folder: Path | None
-) -> Meta:
-    with TemporaryFile() as place, _started(function, around, place.fileno(), environment, folder) as process:
-        place.truncate(PLACE)
-        try:
-            output, errors = process.communicate(json.dumps(arguments))
-        finally:
-            process.kill()
-        if process.returncode or not output:
-            row = place.read().rstrip(b"\0").decode(errors="replace")
-            raise _ended(process.returncode, row or "before the first row", errors, arguments.get("hook"))
+def _called(function: str, around: str, arguments: Meta, environment: Mapping[str, str], folder: Path | None) -> Meta:
+    variables = {**environment, **WITHOUT_THREADS}
+    idle = _idle[function, around, tuple(sorted(variables.items())), folder]
+    server = answer = None
+    with suppress(IndexError):
+        while answer is None:  # a server that waited too long has ended
+            server = idle.pop()
+            answer = server.call(arguments)
+    if server is None or answer is None:
+        server = _Server(function, around, variables, folder)
+        answer = server.call(arguments) or {"status": server.end()}
+    errors, row = server.take_errors(), server.take_row()
+    if "status" in answer or folder:
+        server.end()
+    else:
+        idle.append(server)
+    if "status" in answer:
+        raise _ended(answer["status"], row or "before the first row", errors, arguments.get("hook"))
     if errors:
         sys.stderr.write(errors)
-    answer = json.loads(output)
     for file in answer["modules"]:  # opened here, too: the file audit does not see the other process
         Path(file).open("rb").close()
     if "error" in answer:
@@ -82,42 +101,118 @@ def _called(
     return meta
 
 
-def _started(
-    function: str, around: str, place: int, environment: dict[str, str] | None, folder: Path | None
-) -> subprocess.Popen[str]:
-    """Start the process. place: the descriptor of the file for the name of the row in work."""
-    command = python("trnflow.tasks.data.limited_process:serve", function, str(place), around)
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[place], text=True,
-        encoding="utf-8", env=environment, cwd=folder,
-    )  # fmt: skip
+class _Server:
+    """A process that makes one call after another."""
+
+    def __init__(self, function: str, around: str, environment: Mapping[str, str], folder: Path | None) -> None:
+        self._row, self._errors = TemporaryFile(), TemporaryFile("a+b")  # noqa: SIM115, open as long as the process
+        self._row.truncate(PLACE)
+        command = python("trnflow.tasks.data.limited_process:serve", function, str(self._row.fileno()), around)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, encoding="utf-8",
+            pass_fds=[self._row.fileno()], env=environment, cwd=folder,
+        )  # fmt: skip
+
+    def call(self, arguments: Meta) -> Meta | None:
+        """Return {"meta" or "error", "modules"}, or the "status" of a call without answer; None if the process has ended."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps(arguments) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        except BaseException:
+            self.end()
+            raise
+        answer: Meta | None = json.loads(line) if line.endswith("\n") else None
+        return answer
+
+    def end(self) -> int:
+        """End the process and its call, and return its exit status."""
+        assert self._process.stdin and self._process.stdout
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        return self._process.wait()
+
+    def take_errors(self) -> str:
+        """Return what the last call wrote to standard error."""
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace")
+        self._errors.truncate(0)
+        return text
+
+    def take_row(self) -> str:
+        """Return the name of the last call's row in work."""
+        self._row.seek(0)
+        row = self._row.read(PLACE)
+        os.pwrite(self._row.fileno(), bytes(PLACE), 0)
+        return row.rstrip(b"\0").decode(errors="replace")
 
 
-def serve(function: str, place: str, around: str) -> None:
-    """Main function of the process: arguments as JSON from stdin, {"meta" or "error", "modules"} to stdout.
+_idle: defaultdict[tuple[Any, ...], list[_Server]] = defaultdict(list)
 
-    around: "module:name" of the context in which the function is called; "" for none.
+
+def serve(function: str, row: str, around: str) -> None:
+    """Main function of a server: a line of arguments as JSON from stdin for each call, and a line of answer to stdout.
+
+    row: the descriptor of the file for the name of the row in work; around: "module:name" of the context in which the
+    function is called; "" for none.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    answer: dict[str, Json] = {}
-    arguments, told = json.load(sys.stdin), os.dup(1)
+    place, told = mmap(int(row), PLACE), os.dup(1)
     os.dup2(2, 1)  # what a function prints is no answer
+    called, context = _named(function), _named(around) if around else nullcontext
+    requests = select.poll()
+    requests.register(0, select.POLLIN)
+    while requests.poll(IDLE * 1000) and (line := sys.stdin.readline()):
+        arguments = json.loads(line)
+        for name in arguments.get("imports", ()):
+            import_module(name)
+        if (call := os.fork()) == 0:
+            _answer(called, context, arguments, place, told)
+        if status := _status(call, requests):
+            os.write(told, json.dumps({"status": status}).encode() + b"\n")
+    os._exit(0)  # at once: unloading takes a tenth of a second
+
+
+def _answer(
+    called: Callable[..., Meta],
+    context: Callable[[], AbstractContextManager[None]],
+    arguments: Meta,
+    row: mmap,
+    told: int,
+) -> NoReturn:
+    """Make a call, and end this process."""
+    answer: dict[str, Json] = {}
     try:
-        context: Callable[[], AbstractContextManager[None]] = _named(around) if around else nullcontext
         with context():
-            answer["meta"] = _named(function)(arguments, Timer(mmap(int(place), PLACE)))
+            answer["meta"] = called(arguments, Timer(row))
     except TrnflowError as error:
         answer["error"] = error.to_json()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     answer["modules"] = sorted(
         str(module.__file__)
         for name, module in list(sys.modules.items())
         if name.split(".")[0] == "trnflow" and module.__file__
     )
-    with os.fdopen(told, "w", encoding="utf-8") as stream:
-        stream.write(json.dumps(answer))
     sys.stderr.flush()
-    os._exit(0)  # at once: unloading takes a tenth of a second
+    with os.fdopen(told, "w", encoding="utf-8") as stream:
+        stream.write(json.dumps(answer) + "\n")
+    os._exit(0)
+
+
+def _status(call: int, requests: select.poll) -> int:
+    """Return the exit status of a call's process, which is ended if the caller is."""
+    while (ended := os.waitpid(call, os.WNOHANG))[0] == 0:
+        if (events := requests.poll(LOOK_MS)) and events[0][1] & select.POLLHUP:
+            os.kill(call, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def _named(name: str) -> Any:

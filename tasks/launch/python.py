@@ -12,6 +12,9 @@ _BOOT = (
     "module, _, name = entry.partition(':'); getattr(importlib.import_module(module), name)(*sys.argv[3:])"
 )
 
+# Keeps numpy, scipy and pyarrow from starting threads on import: a process with threads can't be forked safely.
+WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+
 
 def python(entry: str, *arguments: str) -> list[str]:
     """Return the command line that calls `entry` ("module:function") with strings."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trnflow.tasks.launch.python import python
+from trnflow.tasks.launch.python import WITHOUT_THREADS, python
 from trnflow.tasks.launch.warm_parent import RESERVED, StageRequest
 from trnflow.tasks.system.home import remove_temporary_folders, temporary_folder
 from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
@@ -27,9 +27,6 @@ PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
 
 # These change during or between commands, and no library reads them.
 IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API_URL")
-
-# Keeps numpy, scipy and pyarrow from starting threads on import: a process with threads can't be forked safely.
-WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 # Modules imported before the fork do not read these, those of WITHOUT_THREADS aside. XLA_FLAGS is none: torch_xla
 # changes it on import.

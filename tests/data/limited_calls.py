@@ -1,0 +1,24 @@
+"""Functions that tests call in a separate process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from trnflow.tasks.artifact import Meta
+
+calls: list[None] = []
+
+
+def state(arguments: Meta, limit: Any) -> Meta:
+    """The number of calls in this process, and the process that made it."""
+    calls.append(None)
+    return {"calls": len(calls), "server": os.getppid()}
+
+
+def waits(arguments: Meta, limit: Any) -> Meta:
+    Path(arguments["file"]).write_text(str(os.getpid()))
+    time.sleep(60)
+    return {}
