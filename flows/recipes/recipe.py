@@ -140,8 +140,9 @@ class TrackingConfig(StageConfig):
     `sqlite:///<home>/mlflow.db`."""
     experiment: str = "trnflow"
     """The name of the MLflow experiment."""
-    also: tuple[Literal["tensorboard"], ...] = ()
-    """Other trackers: `tensorboard` writes its files to `<home>/tensorboard` (needs the extra `tensorboard`)."""
+    also: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Other trackers, each with the extra of its name: `tensorboard` writes its files to `<home>/tensorboard`, `wandb` an
+    offline run to `<home>/wandb` (unless the variable WANDB_MODE says otherwise), `trackio` to `<home>/trackio`."""
 
 
 class Recipe(StageConfig):

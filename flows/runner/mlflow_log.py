@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from trnflow.flows.recipes.recipe import Recipe
@@ -19,6 +20,7 @@ from trnflow.tasks.prediction.prompts import columns_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.tracking import MlflowDelivery, destination, tracking_address
+from trnflow.tasks.tracking.client_runs import ClientRuns
 from trnflow.tasks.tracking.delivery import WAIT_SECONDS
 from trnflow.tasks.tracking.tensorboard import TensorBoardFiles
 
@@ -26,7 +28,11 @@ ON_RECORD = ("run", "retrain", "trial")
 """Kinds of runs that get a run record when they end."""
 TRACKED = (*ON_RECORD, "sweep", "mirror")
 """Kinds of runs that MLflow shows."""
-ALSO: dict[str, Callable[[Path], Reader]] = {"tensorboard": TensorBoardFiles}
+ALSO: dict[str, Callable[[Path], Reader]] = {
+    "tensorboard": TensorBoardFiles,
+    "wandb": partial(ClientRuns, package="wandb"),
+    "trackio": partial(ClientRuns, package="trackio"),
+}
 """{name in `tracking.also`: reader of a run's events for it}."""
 PLOTS = (".png", ".json", ".jsonl", ".html")
 PLOT_BYTES = 20_000_000

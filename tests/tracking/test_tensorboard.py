@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trnflow.tasks.tracking import tensorboard
 from trnflow.tasks.tracking.tensorboard import TensorBoardFiles
 
 
-def log_of(home: Path, run: str, log: EventLog) -> object:
+def log_of(home: Path, run: str, log: EventLog) -> AbstractContextManager[None]:
     known = {"settings": hide_secrets(SETTINGS), "options": {}, "store": "s", "host": {}, "checkout": None}
     return log.writing(home, run, recipe="demo", kind="run", parent=None, tracking=None, **known)
 
