@@ -14,6 +14,12 @@ from trnflow.tasks.load_data import NO_TEST_SPLIT
 
 pytestmark = pytest.mark.slow
 
+SAMPLE = (
+    "emotions by name, balanced", "a mixture of two sources", "Dolly as Alpaca, LoRA on stories",
+    "answers as plain texts, end to end", "four devices, tensor parallel", "calls of tools",
+)  # fmt: skip
+"""The others, and the grid, are nightly."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterable[None]:
@@ -37,7 +43,9 @@ def rehearsed(overrides: Iterable[str]) -> Rehearsal:
     return rehearsal
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.nightly) for name in VARIANTS]
+)
 def test_a_sound_recipe_on_real_data(folder: Path, shared: Path, name: str) -> None:
     """Real data has remarks."""
     rehearsed(write_variant(folder, shared, VARIANTS[name]))
