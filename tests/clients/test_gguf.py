@@ -190,21 +190,28 @@ def test_a_familys_probabilities(name: str, exports: dict[str, tuple[Path, Path]
     figures.note("xllamacpp", opens, "log probabilities", largest, "llama-cpp")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind, limit", [("f32", 1e-4), ("f16", 0.02), ("q8_0", 0.6)])
-def test_fifty_prompts_of_a_pretrained_model(
-    kind: str, limit: float, exports: dict[str, tuple[Path, Path]], run_client: RunClient
-) -> None:
-    import torch
+@pytest.fixture(scope="module")
+def fifty(exports: dict[str, tuple[Path, Path]]) -> tuple[list[str], list[list[int]], list[tuple[list[int], Any]]]:
+    """Prompts, their tokens, and what PyTorch makes of them with stories260K."""
     from tokenizers import Tokenizer
 
-    folder, export = exports[kind]
+    folder, _ = exports["f32"]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompts = [f"{text[:60]} Once upon a time" for text in texts()[:50]]
     given = [tokenizer.encode(text).ids[:64] for text in prompts]
-    found, tokens = run_client("llama-cpp", SCRIPT, export, json.dumps(given), "12", json.dumps(prompts))
+    return prompts, given, by_pytorch(folder, given, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, limit", [("f32", 1e-4), ("f16", 0.02), ("q8_0", 0.6)])
+def test_fifty_prompts_of_a_pretrained_model(
+    kind: str, limit: float, fifty: Any, exports: dict[str, tuple[Path, Path]], run_client: RunClient
+) -> None:
+    import torch
+
+    prompts, given, expected = fifty
+    found, tokens = run_client("llama-cpp", SCRIPT, exports[kind][1], json.dumps(given), "12", json.dumps(prompts))
     assert [row[:64] for row in tokens] == given
-    expected = by_pytorch(folder, given, 12)
     same = sum(got == wanted[: len(got)] for (got, _), (wanted, _) in zip(found, expected, strict=True))
     largest = max(
         float((torch.tensor(logs) - wanted[: len(logs)]).abs().max())
