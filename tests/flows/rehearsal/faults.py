@@ -191,9 +191,11 @@ def small_files(folder: Path) -> Iterator[None]:
     """Let no process write a file of more than 400 KB (`ulimit -f`)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    os.environ["TEST_FILES"] = "small"  # so that the stages are forked from a process that has the limit, too
     try:
         yield
     finally:
+        del os.environ["TEST_FILES"]
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 

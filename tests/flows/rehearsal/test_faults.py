@@ -19,8 +19,9 @@ QUICK = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory; a home of its own in it, without a variable, shares the processes that have imported torch."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TRNFLOW_HOME", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
 
@@ -56,10 +57,6 @@ def test_every_kind_has_a_variant() -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_too_small_for_checkpoints_stops_a_run_before_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
-    done = ran(tmp_path, "a disk too small")
+def test_a_disk_too_small_for_checkpoints_stops_a_run_before_it_trains(folder: Path) -> None:
+    done = ran(folder, "a disk too small")
     assert "free on the disk" in str(done.error) and done.seconds == 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.rehearsal.faults import write_sound
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.small_disk import small_disk
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.rehearsal.checks import check_disk
@@ -26,9 +26,7 @@ from trnflow.tasks.training.memory.estimate import Memory
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    shell = Shell(tmp_path)
-    shell.environ["TRNFLOW_HOME"] = str(tmp_path / "home")
-    return shell
+    return InProcessShell(tmp_path)
 
 
 @pytest.mark.slow
@@ -39,9 +37,9 @@ def test_a_sound_recipe(shell: Shell, tmp_path: Path, kind: str) -> None:
     assert document["fault"] is None and document["killed"]
     if kind != "chat":  # the vocabulary of a model from scratch with a tokenizer of its own is not known before
         assert "micro batch" in document["memory"]
-    assert not list((tmp_path / "home/store").glob("records/*/*"))
+    assert not list((tmp_path / ".trnflow/store").glob("records/*/*"))
     assert shell.json("runs")["runs"] == []
-    assert not list((tmp_path / "home/work").iterdir())
+    assert not list((tmp_path / ".trnflow/work").glob("*rehearsal-*"))
 
 
 @pytest.mark.slow
@@ -49,7 +47,6 @@ def test_training_waits_for_a_kill_that_comes_late(tmp_path: Path, monkeypatch: 
     """As on a busy machine; from its first state to its end training takes a tenth of a second."""
     write_sound(tmp_path, "classify")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
 
     def late(attempt: str) -> Iterator[int]:
         time.sleep(3)
@@ -61,8 +58,9 @@ def test_training_waits_for_a_kill_that_comes_late(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_killed(shell: Shell, tmp_path: Path) -> None:
+def test_killed(tmp_path: Path) -> None:
     """What a killed rehearsal leaves goes with the next command that runs stages."""
+    shell = Shell(tmp_path)
     write_sound(tmp_path, "classify")
     command = [sys.executable, "-m", "trnflow", "rehearse", "mine.yaml"]
     process = subprocess.Popen(command, cwd=tmp_path, env=shell.environ, stderr=subprocess.PIPE, text=True)
@@ -71,7 +69,7 @@ def test_killed(shell: Shell, tmp_path: Path) -> None:
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    work = tmp_path / "home/work"
+    work = tmp_path / ".trnflow/work"
     assert [path for path in work.iterdir() if "rehearsal-" in path.name]
     deadline = time.monotonic() + 60  # the guards of its stages end first
     while list(work.iterdir()) and time.monotonic() < deadline:
