@@ -135,7 +135,7 @@ def consolidate(
     write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty), inputs)
     _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
     if (shards.path / CONFIG).exists():
-        write_adapter(out.path / "adapter", shards, model, stored, dtype)
+        write_adapter(out.path / "adapter", shards, model, stored, dtype, empty)
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty), inputs)
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)

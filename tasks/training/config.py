@@ -126,6 +126,10 @@ class TrainConfig(
         check_processes(self)
         _check_quantised(self)
         _check_8bit(self)
+        if self.lora and self.lora.use_dora and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "lora.use_dora measures whole rows of a weight, which tensor_parallel_size splits: leave one out"
+            )
         return self
 
 

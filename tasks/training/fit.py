@@ -14,6 +14,7 @@ from trnflow.tasks.errors import StoreError
 from trnflow.tasks.stage import Workdir, write_json
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 from trnflow.tasks.training.checkpoint import shards
+from trnflow.tasks.training.checkpoint.adapter_slices import beside_initial
 from trnflow.tasks.training.checkpoint.saving import Saver
 from trnflow.tasks.training.checkpoint.starting_weights import base_weights, has_weights, load_start
 from trnflow.tasks.training.choose_engine import join_ranks, make_engine
@@ -156,8 +157,10 @@ def state_to_resume(out: Workdir) -> tuple[int, Path] | None:
 def _write_weights(run: Run) -> None:
     """Write the last step's weights, or with keep_best the best evaluation's."""
     best, states, out = run.progress.best.step, run.out.partial, run.out
+    initial, own_file = run.built.initial, run.config.devices if run.world.rank == 0 else None
+    beside = partial(beside_initial, initial=initial, device=own_file)
     if not run.config.keeps_best or best in (0, run.progress.step) or states is None:
-        shards.write(out.path, run.engine.slices(state=False), {}, run.world.gather)
+        shards.write(out.path, beside(run.engine.slices(state=False)), {}, run.world.gather)
     elif run.world.rank == 0:
         folder = states.sound(best, out.warn)
         if folder is None:
@@ -165,7 +168,7 @@ def _write_weights(run: Run) -> None:
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
                 "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
-        shards.write(out.path, _parameters(shards.Reader(folder, PARAMETER)), {})
+        shards.write(out.path, beside(_parameters(shards.Reader(folder, PARAMETER))), {})
 
 
 def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:

@@ -126,6 +126,8 @@ def _refuse_settings(config: TrainConfig, model_type: str, fields: Meta, table: 
         raise ModelError(f"{name} marks no layers to recompute", "set train.remat=false")
     if config.lora is not None and config.lora.base_dtype is not None:
         _refuse_quantised(config.lora.base_dtype, model_type, fields, name)
+    if config.lora is not None and config.lora.init_lora_weights == "olora" and _has_conv1d(model_type):
+        raise ModelError(f"peft has no OLoRA for Conv1D, which {name} has", "set train.lora.init_lora_weights=pissa")
     if config.lora is not None and config.lora.targets is None and model_type not in _lora_targets():
         raise ModelError(
             f"peft knows no targets for a model of type {model_type}", f"set train.lora.targets to {ALL_LINEAR}"
@@ -138,12 +140,16 @@ def _refuse_quantised(kind: str, model_type: str, fields: Meta, name: str) -> No
     """Raise ModelError for `lora.base_dtype` with a family whose weights are not those of linear layers."""
     settings, code = config_code(model_type), _text(code_file(model_type, "modeling"))
     experts = any(settings.of(fields, count) for count in EXPERTS) and re.search(r"class \w+Experts\(", code)
-    if experts or re.search(r"\bConv1D\(", code):
+    if experts or _has_conv1d(model_type):
         raise ModelError(
             f"train.lora.base_dtype={kind} quantises linear layers, and {name} keeps its weights in "
             f"{'experts' if experts else 'Conv1D'}",
             "leave train.lora.base_dtype out, or choose a model of linear layers, such as Llama, Mistral or Qwen",
         )
+
+
+def _has_conv1d(model_type: str) -> bool:
+    return re.search(r"\bConv1D\(", _text(code_file(model_type, "modeling"))) is not None
 
 
 def _refuse_split(config: TrainConfig, model_type: str, fields: Meta, model: ClassCode, settings: ClassCode) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trnflow.tasks.artifact import Meta
@@ -71,6 +72,9 @@ class Built:
 
     frozen: frozenset[str] = frozenset()
     """Parameters that are not trained."""
+
+    initial: Mapping[str, Tensor] = field(default_factory=dict)
+    """LoRA's matrices as they began, if the base's weights lack them (PiSSA, OLoRA)."""
 
     class_weights: tuple[float, ...] | None = None
     """Each class's weight in the loss, or None."""

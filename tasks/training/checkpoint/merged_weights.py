@@ -11,7 +11,7 @@ from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import read_json, write_json
 from trnflow.tasks.training.checkpoint.shards import Reader
-from trnflow.tasks.training.model.lora import CONFIG, A, B, adapter_name, scaling
+from trnflow.tasks.training.model.lora import CONFIG, MAGNITUDE, PARTS, A, B, adapter_name, scaling
 from trnflow.tasks.training.shared_types import StoredWeights
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class MergedWeights:
         self._quantised = _quantisation(shards, model)
         self.names = sorted(self._shapes)
         known = self._shapes.keys() | {
-            f"{name.removesuffix('.weight')}{part}.weight" for name in self._shapes for part in (A, B)
+            f"{name.removesuffix('.weight')}{part}.weight" for name in self._shapes for part in PARTS
         }
         if unknown := sorted(self._trained - known):
             raise ModelError(
@@ -75,7 +75,8 @@ class MergedWeights:
             value = self._quantised[layer](value)
         if f"{layer}{A}.weight" not in self._trained:
             return value
-        return self._update(layer).add_(value)
+        merged = self._update(layer).add_(value)
+        return self._stretched(layer, merged) if f"{layer}{MAGNITUDE}.weight" in self._trained else merged
 
     def _update(self, layer: str) -> Tensor:
         """Return LoRA's update of a layer, in fp32: scaling * B A, as peft's `merge`."""
@@ -83,6 +84,12 @@ class MergedWeights:
         # the product is written in the order of the weight, so that none of it is copied
         product = first.T @ second.T if self._lora["fan_in_fan_out"] else second @ first
         return product.mul_(scaling(self._lora, layer, len(first)))
+
+    def _stretched(self, layer: str, weight: Tensor) -> Tensor:
+        """Return a weight of which each output's row has the length that DoRA learned."""
+        outputs, inputs = (1, 0) if self._lora["fan_in_fan_out"] else (0, 1)
+        factor = self._stored.tensor(f"{layer}{MAGNITUDE}.weight") / weight.norm(dim=inputs)
+        return weight.mul_(factor.unsqueeze(1 - outputs))
 
 
 def _quantisation(shards: Input, model: Any) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -98,14 +105,22 @@ def _quantisation(shards: Input, model: Any) -> dict[str, Callable[[Tensor], Ten
     return dict.fromkeys(quantised_layers(model), partial(rounded, kind=kind, dtype=getattr(torch, settings["dtype"])))
 
 
-def write_adapter(folder: Path, shards: Input, model: Source, trained: Reader, dtype: str) -> None:
-    """Write `adapter_model.safetensors` and `adapter_config.json`, as `peft.PeftModel.from_pretrained` opens them."""
+def write_adapter(folder: Path, shards: Input, model: Source, trained: Reader, dtype: str, empty: Any) -> None:
+    """Write `adapter_model.safetensors` and `adapter_config.json`, as `peft.PeftModel.from_pretrained` opens them. empty: the
+    model on "meta"."""
     import torch
     from safetensors.torch import save_file
 
     folder.mkdir()
     wanted = getattr(torch, dtype)
-    tensors = {adapter_name(name): trained.tensor(name).to(wanted).contiguous() for name in trained.names}
+    # peft reads a tied parameter by each of its names
+    places = {id(parameter): name for name, parameter in empty.named_parameters()}
+    others = {
+        name: places[id(p)] for name, p in empty.named_parameters(remove_duplicate=False) if name not in places.values()
+    }
+    names = {name: name for name in trained.names}
+    names |= {other: name for other, name in others.items() if name in names}
+    tensors = {adapter_name(name): trained.tensor(of).to(wanted).contiguous() for name, of in names.items()}
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
     base = {"base_model_name_or_path": None, "revision": None}
     if "warm_start" not in model.location:  # the weights of a warm start have no name on the hub

@@ -6,8 +6,8 @@ LoRA's layers are peft's, put into the model in place. A classifier's head is tr
 
 from __future__ import annotations
 
-import difflib
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,21 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.model.lora import A, B, check_rank, matching_layers, target_modules, values_by_layer
+from trnflow.tasks.training.model.lora import (
+    PARTS,
+    A,
+    B,
+    check_rank,
+    in_layers,
+    matching_layers,
+    original_base,
+    target_modules,
+    values_by_layer,
+)
+from trnflow.tasks.training.model.named_parts import parts_named
 from trnflow.tasks.training.model.pretrained import HEADS, in_head
 from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
 from trnflow.tasks.training.objective import class_weights
-from trnflow.tasks.training.partition_specs import covers
 from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
 from trnflow.tasks.training.shared_types import Built
 
@@ -38,20 +48,36 @@ def adapt(config: TrainConfig, built: Built) -> Built:
     """
     if config.method == "full" and not config.freeze:
         return built
+    whole = _saved_whole(config, built)
     if config.lora is not None:
         # LoRA's matrices follow from the seed alone
         torch.manual_seed(config.seed)
-        frozen = quantised_layers(built.model)
-        _inject(config.lora, built)
+        frozen = [layer for layer in quantised_layers(built.model) if f"{layer}.weight" not in whole]
+        _inject(config.lora, built, whole)
         if config.lora.base_dtype is not None:
             quantise(built.model, frozen, config.lora.base_dtype, getattr(torch, config.dtype))
     # by names, never by weights, so that precompile and train choose the same
-    wanted = _trained_names(config, built)
+    wanted = _trained_names(config, built) | whole
     for name, parameter in built.parameters().items():
         parameter.requires_grad_(name in wanted)
         if name in wanted:  # peft gave LoRA's the dtype of the base, and masters are copied from them
             parameter.data = parameter.data.float()
-    return replace(built, frozen=frozenset(built.parameters().keys() - wanted))
+    return replace(built, frozen=frozenset(built.parameters().keys() - wanted), initial=_initial(config, built))
+
+
+def _saved_whole(config: TrainConfig, built: Built) -> set[str]:
+    """Return the parameters of `modules_to_save`, and of a classifier its head."""
+    names = list(built.parameters())
+    heads = {name for name in names if in_head(name)} if config.lora and built.kind.per_row else set[str]()
+    patterns = config.lora.modules_to_save if config.lora else ()
+    return heads | parts_named(patterns, names, type(built.model).__name__, "train.lora.modules_to_save").keys()
+
+
+def _initial(config: TrainConfig, built: Built) -> dict[str, torch.Tensor]:
+    """Return copies of A and B if the base lacks what they begin with."""
+    if config.lora is None or not config.lora.changes_base or next(built.model.parameters()).is_meta:
+        return {}
+    return {n: p.detach().clone() for n, p in built.parameters().items() if n.rpartition(".")[0].endswith((A, B))}
 
 
 def loaded_dtype(config: TrainConfig, task: str) -> str:
@@ -63,8 +89,8 @@ def loaded_dtype(config: TrainConfig, task: str) -> str:
 
 def reads_parts(config: TrainConfig) -> bool:
     """Return whether each rank reads only its parts of the weights."""
-    # what is quantised must be whole; engine xla has no ranks that hold parts
-    return config.engine == "native" and (config.lora is None or config.lora.base_dtype is None)
+    # what adapters are made from must be whole; engine xla has no ranks that hold parts
+    return config.engine == "native" and (config.lora is None or not config.lora.reads_base)
 
 
 def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split | None = None) -> Built:
@@ -75,10 +101,19 @@ def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split
 def adapter_document(built: Built) -> Meta:
     """Return peft's `adapter_config.json`, without `base_model_name_or_path`."""
     document = built.model.peft_config["default"].to_dict()
-    heads = {part for name in built.trained() if in_head(name) for part in name.split(".") if part in HEADS}
+    whole = [name for name in built.trained() if not name.rpartition(".")[0].endswith(PARTS)]
+    # of a head the part's name, as peft has it
+    saved = {
+        part
+        for name in whole
+        for part in ([p for p in name.split(".") if p in HEADS] if in_head(name) else [name.rpartition(".")[0]])
+    }
     sets = {name: sorted(value) for name, value in document.items() if isinstance(value, set)}
-    mine = {"modules_to_save": sorted(heads) or None, "task_type": built.kind.adapter, "inference_mode": True}
-    return {**document, **sets, **mine, "peft_type": "LORA"}
+    places = [id(parameter) for _, parameter in built.model.named_parameters(remove_duplicate=False)]
+    tied = any(places.count(id(built.trained()[name])) > 1 for name in whole)
+    mine = {"modules_to_save": sorted(saved) or None, "task_type": built.kind.adapter, "inference_mode": True}
+    own = {**document, **sets, **mine, "ensure_weight_tying": tied, "peft_type": "LORA"}
+    return original_base(own) if built.initial else own
 
 
 def forward_passes(built: Built) -> float:
@@ -94,7 +129,7 @@ def _trained_names(config: TrainConfig, built: Built) -> set[str]:
     names = built.parameters()
     if config.method == "full":
         return names.keys() - _frozen_names(config.freeze, built)
-    lora = {name for name in names if name.rpartition(".")[0].endswith((A, B))}
+    lora = {name for name in names if name.rpartition(".")[0].endswith(PARTS)}
     if built.kind.per_row:
         head = {name for name in names if in_head(name)}
         if not head:
@@ -107,26 +142,12 @@ def _trained_names(config: TrainConfig, built: Built) -> set[str]:
 
 
 def _frozen_names(patterns: tuple[str, ...], built: Built) -> set[str]:
-    """Return the parameters below the parts that `patterns` name. Raises ModelError for one that names nothing."""
-    names, frozen = built.parameters(), set[str]()
-    for pattern in patterns:
-        named = {name for name in names if _has_part(name.split("."), pattern)}
-        if not named:
-            parts = sorted({part for name in names for part in name.split(".")[:-1] if not part.isdecimal()})
-            near = difflib.get_close_matches(pattern.rpartition(".")[2], parts, n=3)
-            raise ModelError(
-                f"train.freeze: {pattern} names no part of {type(built.model).__name__}",
-                f"use {' or '.join(near) if near else 'some of ' + ', '.join(parts)}",
-            )
-        frozen |= named
+    """Return the parameters below the parts that `patterns` name. Raises ModelError when nothing is left to train."""
+    names = built.parameters()
+    frozen = set(parts_named(patterns, list(names), type(built.model).__name__, "train.freeze"))
     if frozen >= names.keys():
         raise ModelError("train.freeze: nothing of the model is left to train", "leave a part out")
     return frozen
-
-
-def _has_part(parts: list[str], pattern: str) -> bool:
-    size = len(pattern.split("."))
-    return any(covers(pattern, ".".join(parts[at : at + size])) for at in range(len(parts)))
 
 
 def _output_layer(built: Built) -> set[str]:
@@ -141,13 +162,19 @@ def _output_layer(built: Built) -> set[str]:
     return {name for name, parameter in built.parameters().items() if id(parameter) in own}
 
 
-def _inject(lora: LoraConfig, built: Built) -> None:
+def _inject(lora: LoraConfig, built: Built, whole: Collection[str]) -> None:
+    """whole: parameters that are trained themselves."""
     import peft
     from transformers.pytorch_utils import Conv1D
 
     model, name = built.model, type(built.model).__name__
-    layers = body_layers(model)
+    blank = next(model.parameters()).is_meta
+    layers = {layer: module for layer, module in body_layers(model).items() if f"{layer}.weight" not in whole}
     wanted = matching_layers(_targets(lora, model, layers), list(layers), name)
+    wanted = in_layers(lora.layers_to_transform, wanted, name)
+    conv = any(isinstance(layers[layer], Conv1D) for layer in wanted)
+    if conv and lora.init_lora_weights == "olora":
+        raise ModelError(f"peft has no OLoRA for Conv1D, which {name} has", "set train.lora.init_lora_weights=pissa")
     ranks = values_by_layer(lora.rank_pattern, wanted, name, "train.lora.rank_pattern")
     alphas = values_by_layer(lora.alpha_pattern, wanted, name, "train.lora.alpha_pattern")
     check_rank(dict.fromkeys(wanted, lora.rank) | ranks, {layer: _size(layers[layer]) for layer in wanted})
@@ -159,9 +186,12 @@ def _inject(lora: LoraConfig, built: Built) -> None:
         alpha_pattern={re.escape(layer): alpha for layer, alpha in alphas.items()},
         lora_dropout=lora.dropout,
         target_modules=target_modules(wanted, [module for module, _ in model.named_modules()]),
-        fan_in_fan_out=any(isinstance(layers[layer], Conv1D) for layer in wanted),
+        fan_in_fan_out=conv,
+        use_dora=lora.use_dora,
+        # without values there is nothing to decompose
+        init_lora_weights=True if blank or lora.init_lora_weights is None else lora.init_lora_weights,
     )
-    peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
+    peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=blank)
 
 
 def _targets(lora: LoraConfig, model: Any, layers: dict[str, Module]) -> list[str]:

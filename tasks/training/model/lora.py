@@ -16,6 +16,12 @@ from trnflow.tasks.training.partition_specs import STYLES, covers
 from trnflow.tasks.training.settings.lora import ALL_LINEAR
 
 BASE, A, B = ".base_layer", ".lora_A.default", ".lora_B.default"
+MAGNITUDE = ".lora_magnitude_vector.default"
+"""Of DoRA: the length of each row of W + scaling * B A."""
+
+PARTS = (A, B, MAGNITUDE)
+"""The modules that LoRA trains."""
+
 CONFIG = "adapter_config.json"
 
 # {style of a layer: (style of A, style of B)}; None: replicated. A takes the layer's input, B gives its output
@@ -68,6 +74,18 @@ def target_modules(wanted: Collection[str], modules: Iterable[str]) -> list[str]
     return sorted(leaves if named == set(wanted) else wanted)
 
 
+def in_layers(numbers: Collection[int], layers: Sequence[str], model: str) -> list[str]:
+    """Return those of `layers` that lie in the model's layers `numbers`; all without numbers. Raises ModelError."""
+    found = {name: next((int(part) for part in name.split(".") if part.isdecimal()), None) for name in layers}
+    if unknown := sorted(set(numbers) - set(found.values())):
+        most = max((number for number in found.values() if number is not None), default=None)
+        raise ModelError(
+            f"train.lora.layers_to_transform: no layer {unknown[0]} of {model} has a target",
+            f"name layers from 0 to {most}" if most is not None else "leave it out",
+        )
+    return [name for name in layers if not numbers or found[name] in numbers]
+
+
 def values_by_layer(patterns: Mapping[str, int], layers: Sequence[str], model: str, setting: str) -> dict[str, int]:
     """Return {layer: value of the first pattern that fits it}. Raises ModelError for a pattern that fits none."""
     matching_layers(patterns, layers, model, setting)
@@ -98,7 +116,18 @@ def check_rank(ranks: Mapping[str, int], sizes: Mapping[str, tuple[int, ...]]) -
 def adapter_name(name: str) -> str:
     """Return the name under which peft saves a trained parameter."""
     module, _, leaf = name.rpartition(".")
-    return f"base_model.model.{module.removesuffix('.default')}.{leaf}"
+    published = f"base_model.model.{module.removesuffix('.default')}"
+    return published if module.endswith(MAGNITUDE) else f"{published}.{leaf}"
+
+
+def original_base(adapter: Meta) -> Meta:
+    """Return the adapter_config.json of PiSSA or OLoRA as peft's `path_initial_model_for_weight_conversion` writes it: with
+    twice the rank, for the base as it was."""
+    grown = math.sqrt(2) if adapter["use_rslora"] else 2
+    ranks = {layer: 2 * rank for layer, rank in adapter["rank_pattern"].items()}
+    alphas = {layer: grown * alpha for layer, alpha in adapter["alpha_pattern"].items()}
+    both = {"r": 2 * adapter["r"], "lora_alpha": grown * adapter["lora_alpha"], "init_lora_weights": True}
+    return {**adapter, **both, "rank_pattern": ranks, "alpha_pattern": alphas}
 
 
 def _matches(target: str, layer: str) -> bool:

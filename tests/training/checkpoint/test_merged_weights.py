@@ -14,6 +14,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.model_folder.published_weights import model_without_values
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.checkpoint.adapter_slices import beside_initial
 from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, write_adapter
 from trnflow.tasks.training.checkpoint.shards import Reader, write
 from trnflow.tasks.training.checkpoint.starting_weights import base_weights
@@ -35,6 +36,27 @@ PATTERNS = {
 IDS = torch.arange(3, 19)[None]
 
 
+def lora(**fields: Any) -> dict[str, Any]:
+    return {"method": "lora", "lora": {**ALL["lora"], **fields}}
+
+
+DORA = lora(use_dora=True, rank_pattern={"q_proj": 2})
+PISSA = lora(init_lora_weights="pissa", alpha_pattern={"v_proj": 3})
+OLORA = lora(init_lora_weights="olora", use_rslora=True)
+SAVED = lora(modules_to_save=["embed_tokens", "norm", "layers.1.mlp"], layers_to_transform=[0])
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dora": (LLAMA, DORA),
+    "dora of conv1d": (GPT2, lora(use_dora=True)),
+    "pissa": (LLAMA, PISSA),
+    "pissa of conv1d": (GPT2, lora(init_lora_weights="pissa_niter_4")),
+    "olora": (LLAMA, OLORA),
+    "dora from pissa": (LLAMA, lora(init_lora_weights="pissa", use_dora=True)),
+    "gaussian": (LLAMA, lora(init_lora_weights="gaussian")),
+    "saved": ({**LLAMA, "tie_word_embeddings": False}, SAVED),
+    "saved tied": (QWEN2, lora(modules_to_save=["embed_tokens"])),
+}
+
+
 def merged_weights(shards: Input, base: Source) -> MergedWeights:
     from transformers import AutoConfig
 
@@ -51,7 +73,7 @@ def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
     slices = [
         TensorSlice(PARAMETER + n, 0, (0,) * p.ndim, tuple(p.shape), p.detach()) for n, p in built.trained().items()
     ]
-    write(folder, slices, {})
+    write(folder, beside_initial(slices, built.initial, 1), {})
     write_json(folder / "config.json", built.config)
     if config.lora:
         write_json(folder / CONFIG, adapter_document(built))
@@ -100,7 +122,7 @@ def test_ranks_and_scalings_by_pattern_are_what_peft_opens(tmp_path) -> None:
     base = saved(tmp_path / "base", **LLAMA)
     trained = adapt(config, build(base, packed, seed=0, weights=True))
     shards = checkpoint(tmp_path / "checkpoint", config, trained)
-    write_adapter(tmp_path / "adapter", shards, base, Reader(shards.path, PARAMETER), "float32")
+    write_adapter(tmp_path / "adapter", shards, base, Reader(shards.path, PARAMETER), "float32", trained.model)
     opened = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
     )
@@ -110,6 +132,33 @@ def test_ranks_and_scalings_by_pattern_are_what_peft_opens(tmp_path) -> None:
     with torch.no_grad():
         ours, theirs = trained.model.eval()(IDS).logits, opened.eval()(IDS).logits
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_one_model_trained_merged_and_in_peft(form: str, tmp_path: Path) -> None:
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    (model, fields), packed = FORMS[form], packed_lm(tmp_path / "packed")
+    base, config = saved(tmp_path / "base", **model), TrainConfig(**fields)
+    built = adapt(config, build(base, packed, seed=0, weights=True))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
+    with torch.no_grad():
+        before = plain(IDS).logits
+        torch.testing.assert_close(built.model.eval()(IDS).logits, before, rtol=0, atol=1e-5)
+    shards = checkpoint(tmp_path / "checkpoint", config, built)
+    with torch.no_grad():
+        ours = built.model.eval()(IDS).logits
+        merged = merged_weights(shards, base)
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(merged.tensor(name))
+        torch.testing.assert_close(plain(IDS).logits, ours, rtol=0, atol=1e-5)
+    write_adapter(tmp_path / "adapter", shards, base, Reader(shards.path, PARAMETER), "float32", plain)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    opened = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(opened(IDS).logits, ours, rtol=0, atol=1e-5)
+    assert (ours - before).abs().max() > 1e-3
 
 
 def test_a_pattern_that_fits_no_layer_is_refused(tmp_path) -> None:

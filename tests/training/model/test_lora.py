@@ -115,6 +115,22 @@ def test_lora_without_settings_is_lora_with_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
+        (
+            {"method": "lora", "tensor_parallel_size": 2, "devices": 2, "lora": {"use_dora": True}},
+            "lora.use_dora measures whole rows",
+        ),
+        (
+            {"method": "lora", "lora": {"use_dora": True, "base_dtype": "nf4"}},
+            "lora.use_dora computes with the base's exact weights",
+        ),
+        (
+            {"method": "lora", "lora": {"init_lora_weights": "olora", "base_dtype": "int8"}},
+            "lora.base_dtype=int8 rounds them",
+        ),
+        (
+            {"method": "lora", "lora": {"init_lora_weights": "pissa", "use_rslora": True, "rank_pattern": {"q": 2}}},
+            "which peft can't scale with use_rslora and patterns",
+        ),
         ({"lora": {}}, "lora is set, and method is full: set method=lora, or lora=null"),
         ({"method": "head", "lora": {"rank": 4}}, "lora is set, and method is head"),
         ({"method": "lora", "lora": {"rank": 0}}, "greater than 0"),
