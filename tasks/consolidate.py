@@ -129,7 +129,7 @@ def consolidate(
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if not kind_of(shards.meta["task"]).per_row:
         write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
-    is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR)
+    is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR) and "head" not in texts.meta
     # a fast tokenizer of no family leaves token types out
     inputs = ("input_ids", TOKEN_TYPES, "attention_mask") if is_pair and takes_token_types(empty) else ()
     write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty), inputs)
@@ -139,6 +139,12 @@ def consolidate(
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty), inputs)
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)
+    if texts is not None and tokens is not None and "head" in texts.meta:
+        longest = min(tokens.meta["max_length"], positions_of(empty) or tokens.meta["max_length"])
+        kind = kind_of(shards.meta["task"])
+        for name, companion in kind.companions(texts.meta["head"], settings.hidden_size, longest).items():
+            (out.path / name).parent.mkdir(exist_ok=True)
+            write_json(out.path / name, companion)
     write_card(out.path, shards.meta, document, origin)
     # written tensors are compared with the checkpoint's, and the model computes a row
     check_folder(out, auto_class(shards.meta["task"]), settings, published, dtype)

@@ -31,7 +31,7 @@ from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
-from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.sources.model_source import tokenizer_folder
@@ -171,7 +171,7 @@ def format_prompts(
     """Write each split's examples, `<split>.parquet`, and `<split>.source_row.npy` where they are not the rows one for
     one.
 
-    Columns: `text: string`, perhaps `text_pair: string`, and `label: int64` or `list<float>`; or
+    Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
     `parts: list<struct<text, train>>`.
 
     Returns metadata:
@@ -202,6 +202,8 @@ def format_prompts(
         },
         "dropped": dropped,
     }
+    if head := FORMATS[config.task].head(config):
+        meta["head"] = head
     if code:
         meta["rows"]["own"] = code.identity["code"]
     if metrics:
@@ -241,7 +243,7 @@ def _schema(config: FormatConfig) -> pa.Schema:
 
     kind = FORMATS[config.task]
     if kind.per_row:
-        texts = ["text", PAIR] if config.text_pair else ["text"]
+        texts = ["text", *([PAIR] if config.text_pair else ()), *([NEGATIVE] if config.negative else ())]
         return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
     plain = [("plain", pa.bool_())] if is_framed(config) else []
     return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])

@@ -109,6 +109,8 @@ class TokensMeta(SpecialIds, TaskMeta, SplitMeta):
     """{split: percentiles and histogram}."""
     pair: NotRequired[bool]
     """Whether rows have two texts."""
+    head: NotRequired[Meta]
+    """`Kind.head` of rows whose texts are read apart."""
     metrics: dict[str, float]
 
 

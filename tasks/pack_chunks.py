@@ -127,10 +127,11 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
         load_layout(_layout_folder(shared.path, part["split"], part["length"])), part["first"], part["last"]
     )
     labels = load_array(source / "labels.npy", mapped=True) if kind.per_row else None
-    types = load_array(source / TYPES_FILE, mapped=True) if tokens.meta.get("pair") else None
+    has_types = tokens.meta.get("pair") or tokens.meta.get("head")
+    types = load_array(source / TYPES_FILE, mapped=True) if has_types else None
     mask = None if kind.per_row else _loss_mask(part["split"], tokens)
     of_tokens = labels if kind.per_position else None
-    block = fill(where, part["length"], ids, mask, tokens.meta["pad_id"], of_tokens, types)
+    block = fill(where, part["length"], ids, mask, tokens.meta["pad_id"], of_tokens, types, apart=kind.apart)
     if labels is not None and not kind.per_position:
         block["labels"] = labels[where.pieces.row]
     for name, values in block.items():
@@ -143,7 +144,8 @@ def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out
     """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
 
     Columns: input_ids, segment_ids, position_ids int32 [chunks, length]; labels int32 [chunks], float32 [chunks,
-    outputs], or int32 [chunks, length] with -100 where not supervised. Segment ids of two texts are token types plus 1.
+    outputs], or int32 [chunks, length] with -100 where not supervised. Segment ids of two texts are token types plus 1, of texts
+    read apart their numbers from 1.
 
     Returns the metadata of `tokens` and:
         lengths: In tokens, ascending.

@@ -18,6 +18,7 @@ from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
 from trnflow.tasks.data.tables import read_rows
 from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
+from trnflow.tasks.data.tokenization.apart_encoder import ApartEncoder
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoders import (
     ClassEncoder,
@@ -224,7 +225,9 @@ def tokenize_text(
             **next(iter(lengths.values()))["percentiles"],
         },
     }
-    if reads_pairs(texts.meta):
+    if head := texts.meta.get("head"):
+        meta["head"] = head
+    elif reads_pairs(texts.meta):
         meta["pair"] = True
     return meta
 
@@ -261,7 +264,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def reads_pairs(texts: TextsMeta) -> bool:
-    """Return whether examples have two texts."""
+    """Return whether examples have several texts."""
     return bool(texts["rows"]["settings"].get(PAIR))
 
 
@@ -325,7 +328,8 @@ def _encoder(folder: Path, config: str, texts: str) -> Encoder:
     # cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
     # words
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
-    encoder = PairEncoder if reads_pairs(meta) else encoder_type(meta["task"])
+    several = ApartEncoder if kind_of(meta["task"]).apart else PairEncoder
+    encoder = several if reads_pairs(meta) else encoder_type(meta["task"])
     if issubclass(encoder, ClassEncoder):
         return encoder(loaded, settings.max_length, settings.overlong)
     return encoder(

@@ -278,9 +278,10 @@ class Recipe(StageConfig):
 
     @property
     def loading(self) -> DataConfig:
-        """The section `data`, with the column of `format.text_pair` among the texts, and those of `format.target` and
-        `format.words` among the columns that are kept."""
-        kind, kept = FORMATS[self.format.task], (*self.format.targets, *filter(None, [self.format.words]))
+        """The section `data`, with the column of `format.text_pair` among the texts, and those of `format.target`,
+        `format.words`, `format.score` and `format.negative` among the columns that are kept."""
+        kind, form = FORMATS[self.format.task], self.format
+        kept = (*form.targets, *filter(None, [form.words, form.score, form.negative]))
         return self.data.reading(self.format.text_pair, queries=kind.queries).keeping(kept)
 
     @property

@@ -7,12 +7,14 @@ from typing import Any
 
 PAIR = "text_pair"
 """The column of a second text, where examples have two."""
+NEGATIVE = "negative"
+"""The column of a third text."""
 TYPES_FILE = "token_types.npy"
-"""The file of their tokens' types, uint8 [tokens]: what belongs to which text."""
+"""The file of their tokens' types, uint8 [tokens]: what belongs to which text; of texts read apart their number from 0."""
 
 
 def text_of_example(example: Mapping[str, Any]) -> str:
-    """Return what a model reads as one text: parts joined, a second text on a new line."""
+    """Return what a model reads as one text: parts joined, further texts on new lines."""
     if "text" not in example:
         return "".join(part["text"] for part in example["parts"])
-    return f"{example['text']}\n{example[PAIR]}" if PAIR in example else str(example["text"])
+    return "\n".join(str(example[name]) for name in ("text", PAIR, NEGATIVE) if name in example)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.data.format.row_format import has_pairs
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.row_format import has_pairs, read_row_format
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.model_process import EAGER as EAGER
 from trnflow.tasks.training.model.pretrained import TOKEN_TYPES, first_position, takes_token_types
@@ -25,9 +29,9 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
     # the narrow import: `from transformers import ...` resolves the same class at the price of a lookup in every module
     from transformers.models import auto
 
-    kind = getattr(auto, kind_of(task).auto_class)
+    kind = kind_of(task)
     try:
-        model = kind.from_pretrained(folder, local_files_only=True, dtype="auto")
+        model = getattr(auto, kind.auto_class).from_pretrained(folder, local_files_only=True, dtype="auto")
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"the consolidated model can't be loaded for {task}: {error}",
@@ -35,7 +39,19 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
         ) from error
     model.config.use_cache = False
     model.reads_types = has_pairs(folder) and takes_token_types(model)
+    if kind.apart:
+        model.register_forward_hook(_vectors_of(kind, folder), with_kwargs=True)
     return model.eval()
+
+
+def _vectors_of(kind: Kind, folder: Path) -> Callable[..., Any]:
+    """Return the hook by which a model without a head gives the vectors of texts as its logits."""
+    head = {**kind.head(FormatConfig.model_validate(read_row_format(folder).settings)), "texts": 1}
+
+    def hook(module: Any, given: Any, named: dict[str, Any], output: Any) -> Any:
+        return SimpleNamespace(logits=kind.logits_of(output, named["attention_mask"], head))
+
+    return hook
 
 
 def input_names(model: Any) -> tuple[str, ...]:

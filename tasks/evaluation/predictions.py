@@ -72,6 +72,11 @@ def text_of(texts: Path, row: int) -> str:
     return text_of_example(read_rows(texts, row, 1).to_pylist()[0])
 
 
+def texts_of(texts: Path, row: int) -> list[str]:
+    """Return the texts of one row of a Parquet file of format_prompts, of which each is read apart."""
+    return [str(value) for name, value in read_rows(texts, row, 1).to_pylist()[0].items() if name != "label"]
+
+
 def _write(rows: Ints, table: pa.Table, texts: Path, to: Path) -> None:
     """Write a table with the columns row, text and digest before its own. rows: int64 [rows], ascending."""
     import numpy as np

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from trnflow.tasks.artifact import Input, Meta
-from trnflow.tasks.evaluation.predictions import text_of, write_answers
+from trnflow.tasks.evaluation.predictions import text_of, texts_of, write_answers
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.evaluation.scores import intervals_of, values_of
 from trnflow.tasks.kinds.registry import kind_of
@@ -26,7 +27,9 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
     write_answers(kind.row_answers(found, labels), found.loss, rows, texts, folder / "predictions.parquet")
     kind.draw(found, labels, folder, plots)
     worst = np.argsort(-found.loss, kind="stable")[:WORST]
+    retrieved = [_retrieved(texts, rows, *of_row) for of_row in kind.nearest(found)]
     return {
+        **({"retrieved": retrieved} if retrieved else {}),
         "metrics": values_of(task, found),
         "intervals": intervals_of(task, found),
         "classes": kind.table(found, labels),
@@ -40,4 +43,19 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
             }
             for at in worst
         ],
+    }
+
+
+def _retrieved(texts: Path, rows: Any, row: int, place: int, nearest: list[tuple[float, int, int]]) -> Meta:
+    """Return an anchor with the texts that are nearest to it, and its own. rows: of the predictions in `texts`."""
+    asked, positive = texts_of(texts, int(rows[row]))[:2]
+    found = [
+        {"cosine": cosine, "text": texts_of(texts, int(rows[at]))[which][:LONGEST]} for cosine, at, which in nearest
+    ]
+    return {
+        "row": int(rows[row]) + 1,
+        "asked": asked[:LONGEST],
+        "positive": positive[:LONGEST],
+        "place": place,
+        "found": found,
     }

@@ -69,6 +69,7 @@ def evaluation_part(folder: Path, report: Meta) -> Meta:
         "classes": _classes(report.get("classes", [])),
         "worst": [_error(entry) for entry in report.get("worst", [])],
         "generations": [_generation(entry) for entry in report.get("generations", [])],
+        "retrieved": [_retrieval(entry) for entry in report.get("retrieved", [])],
         "export": _export(report),
         "lost_rows": _lost_rows(report.get("data", {})),
     }
@@ -116,6 +117,13 @@ def _error(entry: Meta) -> Meta:
     named = f"Row {entry['row']}: {entry['label']}, predicted {entry['predicted']}"
     named += f" ({entry['probability']:.1%})" if "probability" in entry else ""
     return {"name": f"{named}, loss {number(entry['loss'])}", "text": entry["text"]}
+
+
+def _retrieval(entry: Meta) -> Meta:
+    """Return an anchor's name, its text and the nearest ones."""
+    parts = [(f"cosine {number(near['cosine'])}", near["text"]) for near in entry["found"]]
+    texts = [("text", entry["asked"]), *parts, (f"its own, place {entry['place']}", entry["positive"])]
+    return {"name": f"Row {entry['row']}", "parts": [{"name": name, "text": text} for name, text in texts]}
 
 
 def _generation(line: Meta) -> Meta:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.models import input_names
+from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined
 from trnflow.tasks.training.batches.sampler import Batch, Split
@@ -24,7 +26,9 @@ def row_outputs(
     rows = 0
     with torch.inference_mode():
         for part in whole_batches(split, batch):
-            logits = model(**plain_inputs(part, model)).logits.float()
+            logits = torch.cat(
+                [model(**plain_inputs(text, model)).logits for text in texts_apart(part, kind)], -1
+            ).float()
             parts.append(kind.outputs(logits, torch.from_numpy(part.targets).to(model.device)))
             rows += part.samples
             report(rows)
@@ -39,6 +43,21 @@ def plain_inputs(part: Batch, model: Any) -> dict[str, Any]:
     segments = torch.from_numpy(part.segment_ids).long()
     columns = (torch.from_numpy(part.input_ids).long(), (segments != 0).long(), (segments - 1).clamp(min=0))
     return {name: column.to(model.device) for name, column in zip(input_names(model), columns, strict=False)}
+
+
+def texts_apart(part: Batch, kind: Kind) -> Iterator[Batch]:
+    """Yield a batch as it is, or of texts that are read apart a batch of each text."""
+    import numpy as np
+
+    for text in range(1, int(part.segment_ids.max()) + 1) if kind.apart else ():
+        here = part.segment_ids == text
+        sizes = here.sum(1)
+        ids = np.zeros((len(here), sizes.max()), np.int32)
+        real = np.arange(sizes.max()) < sizes[:, None]
+        ids[real] = part.input_ids[here]
+        yield replace(part, input_ids=ids, segment_ids=real.astype(np.int32))
+    if not kind.apart:
+        yield part
 
 
 def whole_batches(split: Split, rows: int) -> Iterator[Batch]:

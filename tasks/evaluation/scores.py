@@ -113,8 +113,13 @@ class Score:
 
 def _of_kind(kind: Kind, metric: Metric) -> Score:
     """Return a task's own metric as an entry."""
+
+    def value(found: Any) -> float | None:
+        of_rows = float(metric.of_sums(metric.columns(found).sum(0), len(found.loss)))
+        return None if math.isnan(of_rows) else of_rows
+
     return Score(
-        metric.name, kind.name, lambda found: metric.of_sums(metric.columns(found).sum(0), len(found.loss)), kind.__module__,
+        metric.name, kind.name, value, kind.__module__,
         less_is_better=metric.less_is_better, hub=metric.hub, may_promote=metric.may_promote, is_default=metric.is_default,
         metric=metric,
     )  # fmt: skip
@@ -268,7 +273,8 @@ def intervals_of(task: str, rows: Any, matrix: Ints | None = None) -> Meta:
     found: Meta = {} if matrix is None else _of_resamples(task, matrix)
     found |= {name: ratio_interval(*ratio) for name, ratio in ratios.items() if ratio[1].any()}
     metrics = {entry.name: entry.metric for entry in SCORES if entry.task == task and entry.metric}
-    found |= {name: _of_sums(metric, rows) for name, metric in metrics.items()}
+    intervals = {name: _of_sums(metric, rows) for name, metric in metrics.items()}
+    found |= {name: ends for name, ends in intervals.items() if not math.isnan(ends[0])}
     return {**found, "confidence": CONFIDENCE, "resamples": RESAMPLES}
 
 

@@ -63,6 +63,8 @@ class Kind:
     """transformers' name of the loss, in config.json."""
     queries = False
     """Whether rows with the same first text belong together."""
+    apart = False
+    """Whether a row's texts are read apart, each in special tokens of its own, and the loss is one of the whole batch."""
     decides = False
     """Whether `decide` chooses something."""
     metrics: tuple[Metric, ...] = ()
@@ -131,6 +133,15 @@ class Kind:
         """Return a row's target as text."""
         return labels[int(target)]
 
+    def head(self, settings: Any) -> Meta:
+        """Return what `logits_of` needs of the section `format`; "texts" is the number of texts of a row."""
+        return {}
+
+    def logits_of(self, output: Any, segment_ids: Tensor, head: Meta) -> Tensor:
+        """Return the logits [rows, ...] in the output of transformers' model. segment_ids: int [rows, length]."""
+        logits: Tensor = output.logits
+        return logits
+
     def values_of(self, logits: Tensor) -> Tensor:
         """Return what a user sees of logits [rows, outputs]: probabilities, or numbers."""
         return logits.softmax(-1)
@@ -172,5 +183,13 @@ class Kind:
         """Return the columns of predictions.parquet: what was expected and predicted for each row."""
         raise NotImplementedError
 
+    def nearest(self, outputs: Any) -> Iterator[tuple[int, int, list[tuple[float, int, int]]]]:
+        """Yield rows for the report's retrievals: (row, place of its positive, nearest texts as (cosine, row, text))."""
+        yield from ()
+
     def draw(self, outputs: Any, labels: list[str], folder: Path, plots: Any) -> None:
         """Write the files of `plots` (the attribute) by functions of the module `trnflow.tasks.evaluation.plots`."""
+
+    def companions(self, head: Meta, numbers: int, longest: int) -> dict[str, Any]:
+        """Return {file: JSON document} of a model's folder that other programs read. numbers: the model's hidden size."""
+        return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trnflow.tasks.kinds.causal_lm import CausalLM
 from trnflow.tasks.kinds.classification import Classification
+from trnflow.tasks.kinds.embedding import Embedding
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.multi_label import MultiLabel
 from trnflow.tasks.kinds.regression import Regression
@@ -12,7 +13,15 @@ from trnflow.tasks.kinds.token_classification import TokenClassification
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for kind in (Classification(), MultiLabel(), Regression(), TokenClassification(), Reranker(), CausalLM())
+    for kind in (
+        Classification(),
+        MultiLabel(),
+        Regression(),
+        TokenClassification(),
+        Reranker(),
+        Embedding(),
+        CausalLM(),
+    )
 }
 """{name in the metadata of artifacts: task}."""
 

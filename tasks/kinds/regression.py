@@ -34,7 +34,7 @@ def _squared(outputs: Outputs) -> Any:
     return (_errors(outputs) ** 2).mean(1)[:, None]
 
 
-def _moments(expected: Any, values: Any) -> Any:
+def moments(expected: Any, values: Any) -> Any:
     """Return the columns x, y, xx, yy, xy of each output, about the means of these rows: float64 [rows, 5 x outputs]."""
     import numpy as np
 
@@ -43,15 +43,15 @@ def _moments(expected: Any, values: Any) -> Any:
 
 
 def _of_values(outputs: Outputs) -> Any:
-    return _moments(outputs.expected, outputs.values)
+    return moments(outputs.expected, outputs.values)
 
 
 def _of_ranks(outputs: Outputs) -> Any:
     # of resampled rows, too, these are the ranks among all rows
-    return _moments(_ranks(outputs.expected), _ranks(outputs.values))
+    return moments(ranks_of(outputs.expected), ranks_of(outputs.values))
 
 
-def _ranks(values: Any) -> Any:
+def ranks_of(values: Any) -> Any:
     """Return the ranks in each column, of equal values their mean, as scipy's `rankdata`."""
     import numpy as np
 
@@ -62,7 +62,7 @@ def _ranks(values: Any) -> Any:
     return ranks
 
 
-def _correlation(sums: Any, rows: Any) -> Any:
+def correlation(sums: Any, rows: Any) -> Any:
     """Return the mean over outputs; 0 of an output whose numbers are all equal."""
     import numpy as np
 
@@ -84,8 +84,8 @@ class Regression(TargetKind):
             "rmse", _squared, lambda sums, rows: (sums[..., 0] / rows) ** 0.5,
             less_is_better=True, hub="rmse", may_promote=True, is_default=True,
         ),
-        Metric("pearson", _of_values, _correlation, hub="pearsonr", may_promote=True),
-        Metric("spearman", _of_ranks, _correlation, hub="spearmanr", may_promote=True),
+        Metric("pearson", _of_values, correlation, hub="pearsonr", may_promote=True),
+        Metric("spearman", _of_ranks, correlation, hub="spearmanr", may_promote=True),
         loss_metric(),
     )  # fmt: skip
     plots = {"residuals.png": "predictions and residuals by the true number"}
@@ -151,7 +151,7 @@ class Regression(TargetKind):
         plots.residuals(outputs.expected, outputs.values, labels, folder / "residuals.png")
 
 
-def number_in(value: Any, column: str, where: str) -> float:
+def number_in(value: Any, column: str, where: str, setting: str = "format.target") -> float:
     """Return a cell's number. Raises DataError for what is none, or not finite."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
@@ -159,7 +159,5 @@ def number_in(value: Any, column: str, where: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         what = "missing" if value is None or value == "" else f"{value!r}, no finite number"
-        raise DataError(
-            f"{where}: {column} is {what}", "repair or drop the row, or name another column in format.target"
-        )
+        raise DataError(f"{where}: {column} is {what}", f"repair or drop the row, or name another column in {setting}")
     return number

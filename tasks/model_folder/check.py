@@ -85,7 +85,8 @@ def check_folder(out: Workdir, model_class: Any, config: Any, weights: Published
     model = _loaded(out, model_class, config, wanted, stored)
     row = torch.arange(_row_length(config)).remainder(config.get_text_config().vocab_size)[None]
     with torch.inference_mode():
-        logits = model.eval()(input_ids=row, attention_mask=torch.ones_like(row)).logits
+        # the first output: logits, or of a model without a head its last layer's
+        logits = model.eval()(input_ids=row, attention_mask=torch.ones_like(row))[0]
     if not bool(torch.isfinite(logits).all()):
         raise ModelError(
             f"the published model computes NaN or infinite logits in {dtype}",

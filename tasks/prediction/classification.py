@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.format.row_format import RowFormat
+from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder, encoder_type
@@ -58,7 +58,7 @@ class Classifier:
         tokenizer, self._kind, self._decision = read_tokenizer(folder), kind_of(rows.task), rows.decision
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
-        encoder = PairEncoder if rows.settings.get(PAIR) else encoder_type(rows.task)
+        encoder = PairEncoder if has_pairs(folder) else encoder_type(rows.task)
         assert issubclass(encoder, ClassEncoder)
         self._encoder = encoder(tokenizer, self.max_length, "truncate")
         self._pad = tokenizer.pad_id

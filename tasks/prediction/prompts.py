@@ -26,6 +26,7 @@ from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import recorded_code, refuse_missing
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.kinds.tagged_words import joined_words
 from trnflow.tasks.system.home import home_folder
 
@@ -95,6 +96,9 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
         words = config.words
         return Shape([words], [], lambda row, where: _plain(joined_words(row[words])))
     columns = rows.text or [config.text]
+    if FORMATS[config.task].apart:  # a vector is of one text, whichever it was in training
+        columns = [name for name in columns if name not in (config.text_pair, config.negative)]
+        config = config.model_copy(update={"text_pair": None, "negative": None})
     texts = texts_of_row(config, columns)
     return Shape(columns, [], lambda row, where: [part for text in texts(row, where).values() for part in _plain(text)])
 

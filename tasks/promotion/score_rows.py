@@ -134,9 +134,14 @@ def _targets(tokens: Input, model: PreTrainedModel, decision: Meta, out: Workdir
     assert isinstance(kind, TargetKind)
     labels, parts, order = load_array(tokens.path / SPLIT / "labels.npy"), list[Outputs](), list[int]()
     windows = [Window(row, int(offsets[row]), int(offsets[row + 1])) for row in range(len(offsets) - 1)]
-    types = load_array(tokens.path / SPLIT / TYPES_FILE) if tokens.meta.get("pair") else None
+    has_types = tokens.meta.get("pair") or kind.apart
+    types = load_array(tokens.path / SPLIT / TYPES_FILE) if has_types else None
     for part in _passes(windows, PASS_TOKENS, out):
-        logits = _logits(model, ids, part, tokens.meta["pad_id"], types).float()
+        if kind.apart:
+            of_texts = [_logits(model, ids, text, tokens.meta["pad_id"]) for text in _texts_apart(part, types)]
+            logits = torch.cat(of_texts, -1).float()
+        else:
+            logits = _logits(model, ids, part, tokens.meta["pad_id"], types).float()
         of_rows = [labels[window.start : window.end][None] for window in part] if kind.per_position else None
         wanted = stacked(of_rows) if of_rows else labels[[window.row for window in part]]
         parts.append(kind.outputs(logits, torch.from_numpy(wanted).to(logits.device)))
@@ -177,6 +182,15 @@ def _likelihoods(
     columns = {"row": pa.array(range(rows), pa.int64()), "nll": nll, "tokens": count, "bytes": size}
     bits = float(nll.sum() / size.sum() / math.log(2))
     return pa.table(columns), {"bits_per_byte": bits, "loss": float(nll.sum() / count.sum())}
+
+
+def _texts_apart(part: list[Window], types: Any) -> Iterator[list[Window]]:
+    """Yield the windows of the first texts, of the second ones, and so on. types: uint8 [tokens], numbers of texts."""
+    import numpy as np
+
+    for text in range(int(types[part[0].end - 1]) + 1):
+        ends = [np.searchsorted(types[w.start : w.end], (text, text + 1)) + w.start for w in part]
+        yield [Window(w.row, int(first), int(last)) for w, (first, last) in zip(part, ends, strict=True)]
 
 
 def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -43,9 +43,32 @@ def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) 
     return tuple(float(wanted.get(label, 1.0)) for label in labels)
 
 
+def refuse_batches(config: TrainConfig) -> None:
+    """Raise ConfigError for settings with which a loss of the whole batch would be one of its parts."""
+    rows = f"train.global_batch={config.global_batch}"
+    if config.global_batch < 2:
+        raise ConfigError(f"{rows}: a text's negatives are the other rows of its batch", "raise train.global_batch")
+    if config.micro_batch != "auto" and config.accumulation > 1:
+        raise ConfigError(
+            f"{rows} in {config.accumulation} passes (train.micro_batch={config.micro_batch}, {config.data_parallel} data "
+            "parallel devices): a text's negatives are the other rows of its batch, and passes would not see each other's",
+            f"set train.micro_batch={config.global_batch // config.data_parallel}, or a smaller train.global_batch",
+        )
+    unfit = {
+        "tensor_parallel_size above 1": config.tensor_parallel_size > 1,
+        "xla_processes=per_device": config.engine == "xla" and config.xla_processes == "per_device",
+        f"method={config.method}": config.method != "full",
+    }
+    for setting, is_set in unfit.items():
+        if is_set:
+            raise ConfigError(f"train.{setting} is not for embedding", "leave it out")
+
+
 def refuse_loss(config: TrainConfig, task: str) -> None:
-    """Raise ConfigError if the task's losses are computed from parts of the vocabulary, or its targets hold more than is
-    learnt."""
+    """Raise ConfigError if the task's losses are computed from parts of the vocabulary or of the batch, or its targets hold
+    more than is learnt."""
+    if kind_of(task).apart:
+        refuse_batches(config)
     if config.loss and kind_of(task).queries:
         raise ConfigError(f"train.loss is not for {task}, whose targets number the queries", "leave train.loss out")
     if config.loss and not kind_of(task).per_row and config.tensor_parallel_size > 1:

@@ -88,6 +88,9 @@ class Built:
     pair: bool = False
     """Whether rows have two texts, which their segment ids tell apart."""
 
+    head: Meta = field(default_factory=dict)
+    """`Kind.head` of rows whose texts are segments, read apart."""
+
     @property
     def kind(self) -> Kind:
         """What the model learns."""

@@ -17,12 +17,20 @@ class FormatConfig(StageConfig):
     """Settings of `format_prompts`: what text the model reads for each row, and which part of it is trained on."""
 
     task: Literal[
-        "classification", "multi_label", "regression", "token_classification", "reranker", "instruction", "chat", "text"
+        "classification",
+        "multi_label",
+        "regression",
+        "token_classification",
+        "reranker",
+        "embedding",
+        "instruction",
+        "chat",
+        "text",
     ] = "classification"
     """What a row becomes: `classification` (text and label), `multi_label` (text and any number of labels), `regression`
     (text and numbers), `token_classification` (words and their tags, or a text with spans), `reranker` (query, passage
-    and relevance), `instruction` (a question and its answer; only the answer is trained on), `chat` (a conversation; the
-    assistant's turns are trained on) or `text` (all of it is trained on)."""
+    and relevance), `embedding` (texts that belong together), `instruction` (a question and its answer; only the answer is
+    trained on), `chat` (a conversation; the assistant's turns are trained on) or `text` (all of it is trained on)."""
     target: Annotated[str | tuple[str, ...], WHEN_SET] = "label"
     """The column, or the list of columns, that `multi_label`, `regression` and `reranker` learn: one column of lists of
     labels (or of texts with commas between them), or a column of 0 and 1 for each label; columns of numbers; a relevance
@@ -35,6 +43,14 @@ class FormatConfig(StageConfig):
     text_pair: Annotated[str | None, WHEN_SET] = None
     """The column of a second text, such as a hypothesis or a passage, for tasks that label rows. The tokenizer puts both into
     its own template of a pair, with token types where the model has them."""
+    negative: Annotated[str | None, WHEN_SET] = None
+    """The column of a third text of `embedding`: one that does not belong to the first."""
+    score: Annotated[str | None, WHEN_SET] = None
+    """The column of numbers by which `embedding` learns how alike the two texts of a pair are; of any range."""
+    pooling: Annotated[Literal["mean", "cls"], WHEN_SET] = "mean"
+    """How `embedding` makes one vector of a text's tokens: their `mean`, or that of the first one (`cls`)."""
+    normalize: Annotated[bool, WHEN_SET] = True
+    """Whether the vectors of `embedding` are made to have length 1."""
     separator: str = "\n"
     """The text between two columns, where classification joins several columns of `data.text`."""
     instruction: str = "instruction"
@@ -98,10 +114,10 @@ class FormatConfig(StageConfig):
     @model_validator(mode="after")
     def _targets_have_a_task(self) -> FormatConfig:
         kind = FORMATS[self.task]
-        for name in ("target", "labels", "words"):
+        for name in ("target", "labels", "words", "negative", "score", "pooling", "normalize"):
             if name not in kind.settings and getattr(self, name) != FormatConfig.model_fields[name].default:
                 others = ", ".join(task for task, other in FORMATS.items() if name in other.settings)
-                classes = f": of classes, set data.{name}" if kind.one_class and name != "words" else ""
+                classes = f": of classes, set data.{name}" if kind.one_class and name in ("target", "labels") else ""
                 raise ValueError(f"`{name}` is for {others}, not {self.task}{classes}")
         if kind.reads_targets:
             kind.check_settings(self)
@@ -111,7 +127,7 @@ class FormatConfig(StageConfig):
     def targets(self) -> tuple[str, ...]:
         """The columns of targets that the task reads; () of tasks that read none."""
         named = (self.target,) if isinstance(self.target, str) else self.target
-        return named if FORMATS[self.task].reads_targets else ()
+        return named if "target" in FORMATS[self.task].settings else ()
 
     @field_validator("task", mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import read_json
 
 if TYPE_CHECKING:
@@ -53,9 +54,11 @@ def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:
 
 
 def has_pairs(folder: Path) -> bool:
-    """Return whether the model in a folder reads two texts a row."""
+    """Return whether the model in a folder reads two texts together."""
     file = folder / ROW_FORMAT_FILE
-    return file.is_file() and bool(read_json(file).get("rows", {}).get("settings", {}).get(PAIR))
+    document = read_json(file) if file.is_file() else {}
+    has_two = bool(document.get("rows", {}).get("settings", {}).get(PAIR))
+    return has_two and not kind_of(document["task"]).apart
 
 
 def decision_of(folder: Path) -> Meta:

@@ -18,7 +18,7 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import FORMATS
 
@@ -76,20 +76,22 @@ def _labelled(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> 
 def texts_of_row(config: FormatConfig, columns: Iterable[str]) -> Texts:
     """Return the function from a row to `text`, its text columns joined; with `format.text_pair` also to `text_pair`. Of
     a pair, it raises DataError for an empty text."""
-    joined = [name for name in columns if name != config.text_pair]
+    joined = [name for name in columns if name not in (config.text_pair, config.negative)]
+    others = {PAIR: config.text_pair} | ({NEGATIVE: config.negative} if config.negative else {})
+    places = {"text": "first", PAIR: "second", NEGATIVE: "third"}
 
     def read(row: Row, where: str) -> Row:
         texts = {"text": config.separator.join(str(row[name]) for name in joined)}
         if not config.text_pair:
             return texts
-        pair = {**texts, PAIR: str(row[config.text_pair])}
-        for name, column in (("text", " and ".join(joined)), (PAIR, config.text_pair)):
-            if not pair[name].strip():
+        whole = texts | {name: "" if row[column] is None else str(row[column]) for name, column in others.items()}
+        for name, column in {"text": " and ".join(joined), **others}.items():
+            if not whole[name].strip():
                 raise DataError(
-                    f"{where}: the {'first' if name == 'text' else 'second'} text of the pair ({column}) is empty",
+                    f"{where}: the {places[name]} text of the pair ({column}) is empty",
                     "repair the row",
                 )
-        return pair
+        return whole
 
     return read
 

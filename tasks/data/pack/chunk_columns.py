@@ -56,11 +56,14 @@ def fill(
     pad_id: int,
     labels: Array | None = None,
     types: Array | None = None,
+    *,
+    apart: bool = False,
 ) -> dict[str, Array]:
     """Compute a layout's columns, each int32 [chunks, length]; labels only with a mask (uint8 [tokens]) of tokens to learn,
     or the labels of tokens (int32 [tokens]).
 
     types: uint8 [tokens] of rows with two texts, each a chunk: their segment ids are the types plus one.
+    apart: Types are numbers of texts, each with positions from 0.
     """
     import numpy as np
 
@@ -75,7 +78,7 @@ def fill(
             np.repeat(np.arange(len(chunk)) - opens + 1, size) + (0 if types is None else types[source]),
             0,
         ),
-        "position_ids": (position, 0),
+        "position_ids": (_from_each_text(position, types[source]) if apart and types is not None else position, 0),
     }
     if mask is not None:
         # a piece's first token is predicted by nothing
@@ -89,3 +92,12 @@ def fill(
         flat[at] = filled
         block[name] = flat.reshape(layout.chunks, length)
     return block
+
+
+def _from_each_text(position: Array, text: Array) -> Array:
+    """Return positions counted anew in each text. Both are int [tokens]."""
+    import numpy as np
+
+    index = np.arange(len(text))
+    begins = (position == 0) | (np.diff(text.astype(np.int64), prepend=0) != 0)
+    return index - np.maximum.accumulate(np.where(begins, index, 0))

@@ -33,7 +33,7 @@ from trnflow.tasks.training.model.lora import (
 from trnflow.tasks.training.model.named_parts import parts_named
 from trnflow.tasks.training.model.pretrained import HEADS, in_head
 from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
-from trnflow.tasks.training.objective import class_weights
+from trnflow.tasks.training.objective import class_weights, refuse_batches
 from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
 from trnflow.tasks.training.shared_types import Built
 
@@ -95,6 +95,8 @@ def reads_parts(config: TrainConfig) -> bool:
 
 def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split | None = None) -> Built:
     """Return `built` adapted and with class weights; train: None when only graphs are traced."""
+    if built.kind.apart:
+        refuse_batches(config)  # micro_batch=auto has its number only now
     return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
 
 

@@ -78,7 +78,8 @@ def build(
     causal, lengths = _is_causal(config), packed.meta["lengths"]
     windowed = window_of(config.get_text_config(), max(lengths)) is not None
     first, pair = first_position(model), packed.meta.get("pair", False)
-    built = Built(model, packed.meta["task"], causal, first, published, lacking, stored, windowed=windowed, pair=pair)
+    told = {"windowed": windowed, "pair": pair, "head": packed.meta.get("head", {})}
+    built = Built(model, packed.meta["task"], causal, first, published, lacking, stored, **told)
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
     if _pools(built.kind, model.config):
@@ -115,7 +116,8 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
         if _pools(built.kind, config):
             return {"attention_mask": segment_ids}
         config = config.get_text_config()
-        return {"attention_mask": attention_masks(config, segment_ids, causal=built.causal, dtype=dtype)}
+        apart = built.kind.apart
+        return {"attention_mask": attention_masks(config, segment_ids, causal=built.causal, dtype=dtype, apart=apart)}
     from trnflow.tasks.training.model.attention import block_mask, document_lengths
 
     if built.attention == "documents":
@@ -124,13 +126,14 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
 
 
 def _pools(kind: Kind, config: Any) -> bool:
-    return kind.per_row and not kind.per_position and pools_positions(config)
+    return kind.per_row and not kind.per_position and not kind.apart and pools_positions(config)
 
 
 def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
-    """Return float32 [rows, labels], of positions [rows, length, labels], of a language model [rows, length, vocabulary]."""
-    logits: Tensor = built.model(**inputs_of(built, input_ids, segment_ids, position_ids)).logits
-    return logits.float()
+    """Return float32 [rows, labels], of positions [rows, length, labels], of a language model [rows, length, vocabulary],
+    of an embedding [rows, texts x numbers]."""
+    output = built.model(**inputs_of(built, input_ids, segment_ids, position_ids))
+    return built.kind.logits_of(output, segment_ids, built.head).float()
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -21,17 +21,20 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 PACKING = ("bfd", "concat")  # values of pack.strategy with which a row may have several documents
 
 
-def attention_masks(config: Any, segment_ids: Tensor, *, causal: bool, dtype: Any) -> Tensor | dict[str, Tensor]:
+def attention_masks(
+    config: Any, segment_ids: Tensor, *, causal: bool, dtype: Any, apart: bool = False
+) -> Tensor | dict[str, Tensor]:
     """Return the argument `attention_mask`: one mask, or {kind of layer: mask}.
 
     A mask is [rows, 1, 1 or length, length], added to the scores. config: the text model's. segment_ids: int [rows,
-    length]. causal: False attends to the whole row, which must be one segment.
+    length]. causal: False attends to the whole row, which must be one segment, or with `apart` to the segment.
     """
     length = segment_ids.shape[1]
     order = torch.arange(length, device=segment_ids.device)
     distance = order[:, None] - order[None, :]
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    seen = same & (distance >= 0) if causal else (segment_ids != 0)[:, None, :]
+    both_ways = same if apart else (segment_ids != 0)[:, None, :]
+    seen = same & (distance >= 0) if causal else both_ways
     window = window_of(config, length)
     if window is None:
         return _additive_mask(seen, dtype)

@@ -34,7 +34,7 @@ from trnflow.tasks.training.layout.slices import (
     piece_start,
     writes_piece,
 )
-from trnflow.tasks.training.losses import hits_of, loss_sum_of, reads_rows, training_loss, with_logits
+from trnflow.tasks.training.losses import hits_of, loss_sum_of, over_ranks, reads_rows, training_loss, with_logits
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
@@ -164,7 +164,9 @@ class NativeEngine:
         if config.device == "cpu" and not config.compile and self._layout.mesh.model == 1:
             use_fast_dropout(built.model)
         self._built = with_attention(config, built)
-        self._objective = (self._built, training_loss(config, built.kind), weights, config.label_smoothing)
+        loss = over_ranks(training_loss(config, built.kind), built.kind, self._world)
+        self._objective = (self._built, loss, weights, config.label_smoothing)
+        self._score = partial(_score, self._built, over_ranks(loss_sum_of(built.kind), built.kind, self._world))
         if config.compile:
             compile_blocks(built.model)
 
@@ -212,8 +214,8 @@ class NativeEngine:
 
     def _scores_of(self, batch: Batch) -> Tensor:
         if not self._must_chunk(batch):
-            return _scores(self._built, self._rows, *self._columns(batch))
-        return scores_in_chunks(self._built, *self._supervised(batch), partial(_score, self._built))
+            return _scores(self._built, self._score, self._rows, *self._columns(batch))
+        return scores_in_chunks(self._built, *self._supervised(batch), self._score)
 
     def _must_chunk(self, batch: Batch) -> bool:
         rows, length = batch.input_ids.shape
@@ -299,6 +301,7 @@ def _loss(
 
 def _scores(
     built: Built,
+    score: Callable[[Tensor, Tensor], Tensor],
     rows: tuple[int, int] | None,
     ids: Tensor,
     targets: Tensor,
@@ -307,13 +310,13 @@ def _scores(
 ) -> Tensor:
     """rows: with `reads_rows`, this replica of how many."""
     logits = logits_of(built, ids, segments, positions)
-    scores = _score(built, logits, targets)
+    scores = score(logits, targets)
     return scores if rows is None else with_logits(scores, logits, *rows)
 
 
-def _score(built: Built, logits: Tensor, targets: Tensor) -> Tensor:
+def _score(built: Built, loss_sum: Callable[..., Tensor], logits: Tensor, targets: Tensor) -> Tensor:
     """Return (summed loss, right predictions)."""
-    return torch.stack([loss_sum_of(built.kind)(logits, targets), hits_of(built.kind, logits, targets)])
+    return torch.stack([loss_sum(logits, targets), hits_of(built.kind, logits, targets)])
 
 
 def recompute(model: Any, every: int) -> None:

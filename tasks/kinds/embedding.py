@@ -1,0 +1,346 @@
+"""The task `embedding`: a vector for each text, so that texts that belong together have a high cosine.
+
+Rows are an anchor and its positive, perhaps with a negative, or two texts with a score. Without scores the loss is that of
+sentence-transformers' MultipleNegativesRankingLoss: the positives and negatives of all rows of a batch are the choices of
+each anchor. With scores it is its CoSENTLoss. A row's target is its score, or the numbers of its texts, by which equal
+texts of a batch are known: they are no negatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.kind import Metric, Row
+from trnflow.tasks.kinds.regression import correlation, moments, number_in, ranks_of
+from trnflow.tasks.kinds.reranker import number_of_query
+from trnflow.tasks.kinds.targets import Outputs, TargetKind, value_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALE = 20.0
+"""What cosines are multiplied by in both losses, as sentence-transformers does by default."""
+EXCLUDED = -1e9
+"""The score of a text that is no choice."""
+CLOSE = 1e-3
+"""The difference of two models' vectors, as 1 - cosine, that counts as the same."""
+BLOCK = 1024
+"""Anchors that are compared with all texts at once."""
+SHOWN, NEAREST = 5, 3
+"""Anchors in the report, and the nearest texts of each."""
+SCORE = "score"
+TEXTS = ("anchor", "positive", "negative")
+
+
+def texts_of_targets(width: int) -> int:
+    """Return the texts of a row by the width of its target: 1 for a score of two texts, else two numbers a text."""
+    return 2 if width == 1 else width // 2
+
+
+def normalised(vectors: Any) -> Any:
+    """Return vectors of length 1, as torch's `normalize`. vectors: a tensor or an array [..., numbers]."""
+    lengths = (vectors * vectors).sum(-1)[..., None] ** 0.5
+    return vectors / lengths.clip(1e-12)
+
+
+def ranking_loss(vectors: Tensor, numbers: Tensor, there: Tensor) -> Tensor:
+    """Return the mean cross entropy of each anchor's own positive among all texts of the batch.
+
+    Args:
+        vectors: [rows, texts, numbers], of length 1.
+        numbers: Of the texts, [rows, texts, 2].
+        there: bool [rows], False for rows that only fill the batch.
+    """
+    anchors, others = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)
+    passages = numbers[:, 1:].transpose(0, 1).flatten(0, 1)
+    askers = numbers[:, :1].repeat(1, vectors.shape[1] - 1, 1)
+    askers[:, 1:] = float("nan")  # another row's negative of the same anchor stays a negative
+    same = (numbers[:, 1, None] == passages).all(-1)
+    same = same | (numbers[:, 0, None] == askers.transpose(0, 1).flatten(0, 1)).all(-1)
+    same = same | ~there.repeat(vectors.shape[1] - 1)
+    scores = (anchors @ others.T * SCALE).masked_fill(same.fill_diagonal_(False), EXCLUDED)
+    each = scores.logsumexp(1) - scores.diagonal()
+    return each.where(there, each.new_zeros(())).sum() / there.sum().clamp(min=1)
+
+
+def cosent_loss(vectors: Tensor, scores: Tensor) -> Tensor:
+    """Return log(1 + sum exp(20 (cos_i - cos_j))) over the pairs of rows where score_i < score_j.
+
+    vectors: [rows, 2, numbers], of length 1; scores: [rows], NaN for rows that only fill the batch.
+    """
+    cosines = (vectors[:, 0] * vectors[:, 1]).sum(-1) * SCALE
+    apart = (cosines[:, None] - cosines).masked_fill(~(scores[:, None] < scores), EXCLUDED)
+    worst = apart.flatten().logsumexp(0)
+    return worst.clamp(min=0) + (-worst.abs()).exp().log1p()
+
+
+def _is_scored(outputs: Outputs) -> bool:
+    return bool(outputs.expected.shape[1] == 1)
+
+
+def _vectors(outputs: Outputs) -> Any:
+    """Return the vectors of each row's texts, of length 1: float32 [rows, texts, numbers]."""
+    rows, width = outputs.expected.shape
+    return normalised(outputs.values.reshape(rows, texts_of_targets(width), -1))
+
+
+class Corpus:
+    """The distinct texts among which each anchor's positive is looked for: all that are no anchor.
+
+    Attributes:
+        anchors, texts: Vectors, float32 [rows or texts, numbers].
+        own: int64 [rows], each row's positive among `texts`.
+        source: int64 [texts, 2], a row and which of its texts.
+    """
+
+    def __init__(self, outputs: Outputs) -> None:
+        import numpy as np
+
+        vectors, rows = _vectors(outputs), len(outputs.expected)
+        numbers = outputs.expected.reshape(rows, -1, 2)[:, 1:]
+        kinds = numbers.shape[1]
+        _, first, which = np.unique(numbers.reshape(-1, 2), axis=0, return_index=True, return_inverse=True)
+        self.anchors, self.texts = vectors[:, 0], vectors[:, 1:].reshape(rows * kinds, -1)[first]
+        self.own = which.reshape(rows, kinds)[:, 0]
+        self.source = np.stack([first // kinds, first % kinds + 1], axis=1)
+
+    def blocks(self) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, cosines of its anchor and the next ones with all texts)."""
+        for start in range(0, len(self.anchors), BLOCK):
+            yield start, self.anchors[start : start + BLOCK] @ self.texts.T
+
+    def places(self) -> Any:
+        """Return each positive's place, from 1; of equal cosines the last: int64 [rows]."""
+        import numpy as np
+
+        found = []
+        for start, cosines in self.blocks():
+            own = self.own[start : start + BLOCK, None]
+            found.append((cosines >= np.take_along_axis(cosines, own, 1)).sum(1))
+        return np.concatenate(found)
+
+
+def _of_places(function: Callable[[Any], Any]) -> Callable[[Outputs], Any]:
+    """Return the column of a mean over rows; NaN where rows have scores."""
+
+    def columns(outputs: Outputs) -> Any:
+        import numpy as np
+
+        if _is_scored(outputs):
+            return np.full((len(outputs.loss), 1), np.nan)
+        return function(Corpus(outputs).places()).astype(np.float64)[:, None]
+
+    return columns
+
+
+def _of_scores(change: Callable[[Any], Any]) -> Callable[[Outputs], Any]:
+    """Return the moments of scores and cosines; NaN where rows have no scores."""
+
+    def columns(outputs: Outputs) -> Any:
+        import numpy as np
+
+        if not _is_scored(outputs):
+            return np.full((len(outputs.loss), 5), np.nan)
+        return moments(change(outputs.expected), change(outputs.decided))
+
+    return columns
+
+
+def _correlation(sums: Any, rows: Any) -> Any:
+    import numpy as np
+
+    return np.where(np.isnan(sums[..., 0]), np.nan, correlation(sums, rows))
+
+
+def _mean(sums: Any, rows: Any) -> Any:
+    return sums[..., 0] / rows
+
+
+class Embedding(TargetKind):
+    name = "embedding"
+    settings = ("score", "negative", "pooling", "normalize")
+    auto_class = "AutoModel"
+    pipeline = "feature-extraction"
+    adapter = "FEATURE_EXTRACTION"
+    queries = True
+    apart = True
+    metrics = (
+        Metric(
+            "mrr_at_10", _of_places(lambda places: (places <= 10) / places), _mean, hub="mrr", may_promote=True,
+            is_default=True,
+        ),
+        Metric("recall_at_1", _of_places(lambda places: places <= 1), _mean, hub="recall", may_promote=True),
+        Metric("recall_at_10", _of_places(lambda places: places <= 10), _mean, hub="recall", may_promote=True),
+        Metric("spearman", _of_scores(ranks_of), _correlation, hub="spearmanr", may_promote=True),
+        Metric("pearson", _of_scores(lambda values: values), _correlation, hub="pearsonr", may_promote=True),
+    )  # fmt: skip
+    plots = {"cosines.png": "cosines of the texts of a row"}
+    answers = {"text": "string", "vector": "any"}
+
+    def target_shape(self, rows: int, length: int, outputs: int) -> tuple[int, ...]:
+        return (rows, 1 if outputs == 1 else 2 * outputs)
+
+    def columns(self, settings: Any) -> tuple[str, ...]:
+        return tuple(name for name in (settings.score, settings.negative) if name)
+
+    def check_settings(self, settings: Any) -> None:
+        if not settings.text_pair:
+            raise ValueError("an embedding is learnt from pairs: set `text_pair` to the column of the second text")
+        if settings.score and settings.negative:
+            raise ValueError("`score` is of a pair, and `negative` makes a triplet: leave one out")
+
+    def check_rows(self, settings: Any, meta: Any) -> None:
+        if meta["labels"] is not None:
+            raise ConfigError(
+                "data.label makes one class of each row, and format.task is embedding",
+                "leave data.label and data.labels out; scores of pairs are named in format.score",
+            )
+        for name in ("text_pair", "negative", "score"):
+            column = getattr(settings, name)
+            if column not in (None, *meta["columns"]):
+                raise ConfigError(
+                    f"format.{name}: the rows have no column {column}",
+                    f"set it to what they have: {', '.join(meta['columns'])}",
+                )
+
+    def foreseen(self, settings: Any) -> list[str]:
+        return [SCORE] if settings.score else [*TEXTS[: 3 if settings.negative else 2]]
+
+    def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str]:
+        if settings.score:
+            target = self.target_of(settings, [], nested)
+            seen = {target(row, f"split train row {number}")[0] for number, row in enumerate(train(), 1)}
+            if len(seen) == 1:
+                raise DataError(
+                    f"format.score: all rows of train have the same {settings.score}, {seen.pop():g}",
+                    "give rows of other scores, or leave format.score out: then pairs are texts that belong together",
+                )
+        return self.foreseen(settings)
+
+    def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
+        column = settings.score
+        if column is None:
+            return lambda row, where: []
+        return lambda row, where: [number_in(value_of(row, column, nested, where), column, where, "format.score")]
+
+    def example(self, example: Row) -> Row:
+        numbers = [part for name, text in example.items() if name != "label" for part in number_of_query(text)]
+        return {**example, "label": example["label"] or numbers}
+
+    def remarks(self, targets: Any) -> Iterator[str]:
+        import numpy as np
+
+        if targets.shape[1] > 1:
+            _, counts = np.unique(targets[:, 2:4], axis=0, return_counts=True)
+            if repeated := int((counts - 1).sum()):
+                yield f"{repeated} of {len(targets)} rows repeat a positive: in a batch it is no negative of the others"
+
+    def shown(self, target: Any, labels: list[str]) -> str:
+        return f"{labels[0]} {target[0]:.4g}" if len(target) == 1 else " and ".join(labels)
+
+    def head(self, settings: Any) -> Meta:
+        texts = 3 if settings.negative else 2
+        return {"texts": texts, "pooling": settings.pooling, "normalize": settings.normalize}
+
+    def logits_of(self, output: Any, segment_ids: Tensor, head: Meta) -> Tensor:
+        """Return the vectors of each row's texts, one after another: float32 [rows, texts x numbers]."""
+        numbers = segment_ids.new_ones(head["texts"]).cumsum(0)
+        there = segment_ids[:, None] == numbers[:, None]
+        if head["pooling"] == "cls":
+            there = there & (there.cumsum(-1) == 1)
+        weights = there.float()
+        vectors = weights @ output[0].float() / weights.sum(-1, keepdim=True).clamp(min=1)
+        return (normalised(vectors) if head["normalize"] else vectors).flatten(1)
+
+    def loss_sum(
+        self, logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+    ) -> Tensor:
+        rows, width = targets.shape
+        vectors = normalised(logits.reshape(rows, texts_of_targets(width), -1))
+        there = ~targets.isnan().any(-1)
+        scored = width == 1
+        loss = (
+            cosent_loss(vectors, targets[:, 0]) if scored else ranking_loss(vectors, targets.view(rows, -1, 2), there)
+        )
+        # a batch has one loss, and training divides by the number of targets
+        return loss * there.sum() * width
+
+    def outputs(self, logits: Tensor, targets: Tensor) -> Outputs:
+        vectors = normalised(logits.reshape(len(targets), texts_of_targets(targets.shape[1]), -1))
+        cosines = (vectors[:, :1] * vectors[:, 1:2]).sum(-1)
+        columns = (targets, logits, cosines, 1 - cosines[:, 0].double())
+        return Outputs(*(column.cpu().numpy() for column in columns))
+
+    def values_of(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def agree(self, first: Tensor, second: Tensor) -> Tensor:
+        return (normalised(first) * normalised(second)).sum(-1) >= 1 - CLOSE
+
+    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
+        return {"vector": values}
+
+    def line(self, answer: Meta) -> str:
+        vector = answer["vector"]
+        return f"{len(vector)} numbers: {', '.join(f'{value:.3f}' for value in vector[:3])}, ..."
+
+    def table(self, outputs: Outputs, labels: list[str]) -> list[Meta]:
+        cosines = outputs.decided[:, 0]
+        figures = {"mean": float(cosines.mean()), "least": float(cosines.min()), "most": float(cosines.max())}
+        rows = [{"label": "cosine of a row's texts", **figures, "rows": len(cosines)}]
+        if not _is_scored(outputs):
+            rows[0]["texts_to_find"] = len(Corpus(outputs).texts)
+        return rows
+
+    def row_answers(self, outputs: Outputs, labels: list[str]) -> dict[str, list[Any]]:
+        answers: dict[str, list[Any]] = {"cosine": [*outputs.decided[:, 0]]}
+        if _is_scored(outputs):
+            return {"label": [*outputs.expected[:, 0]], **answers}
+        return {**answers, "place": [*Corpus(outputs).places()]}
+
+    def nearest(self, outputs: Outputs) -> Iterator[tuple[int, int, list[tuple[float, int, int]]]]:
+        import numpy as np
+
+        if _is_scored(outputs):
+            return
+        corpus = Corpus(outputs)
+        places = corpus.places()
+        # the first rows, then those whose positive is found last
+        for row in dict.fromkeys(
+            [*range(min(SHOWN, len(places))), *np.argsort(-places, kind="stable")[:SHOWN].tolist()]
+        ):
+            cosines = corpus.anchors[row] @ corpus.texts.T
+            best = np.argsort(-cosines, kind="stable")[:NEAREST]
+            yield row, int(places[row]), [(float(cosines[at]), *corpus.source[at].tolist()) for at in best]
+
+    def draw(self, outputs: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
+        import numpy as np
+
+        if _is_scored(outputs):
+            plots.residuals(outputs.expected, outputs.decided, ["cosine"], folder / "cosines.png")
+            return
+        counts, edges = np.histogram(outputs.decided, bins=10, range=(-1, 1))
+        names = [f"{low:.1f} to {high:.1f}" for low, high in pairwise(edges)]
+        shares = (counts / len(outputs.decided)).tolist()
+        plots.bars(names, shares, "share of rows", "cosine of anchor and positive", folder / "cosines.png")
+
+    def companions(self, head: Meta, numbers: int, longest: int) -> dict[str, Any]:
+        """Return what sentence-transformers reads. numbers: of a vector; longest: tokens of a text."""
+        modes = {"mean": "mean_tokens", "cls": "cls_token"}
+        pooling = {f"pooling_mode_{mode}": mode == modes[head["pooling"]] for mode in modes.values()}
+        names = ["", "1_Pooling", *(["2_Normalize"] if head["normalize"] else [])]
+        kinds = ("Transformer", "Pooling", "Normalize")
+        return {
+            "modules.json": [
+                {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kinds[at]}"}
+                for at, path in enumerate(names)
+            ],
+            "1_Pooling/config.json": {"word_embedding_dimension": numbers, **pooling},
+            "sentence_bert_config.json": {"max_seq_length": longest, "do_lower_case": False},
+            "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+        }
