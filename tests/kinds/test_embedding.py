@@ -78,7 +78,9 @@ def packed_texts(folder: Path, labels: list[str], pooling: str, length: int = 24
             targets.append([float(random.integers(0, 6))] if len(labels) == 1 else numbers)
         return {**columns, "labels": np.array(targets)}
 
-    packed = write_packed(folder, "embedding", labels, {name: {length: split(n)} for name, n in (("train", 44), ("validation", 9))})
+    packed = write_packed(
+        folder, "embedding", labels, {name: {length: split(n)} for name, n in (("train", 48), ("validation", 9))}
+    )
     packed.meta["head"] = {"texts": texts, "pooling": pooling, "normalize": True}
     return packed
 
@@ -125,14 +127,36 @@ def write_batches(packed: Input, file: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_losses_are_those_of_the_trainer_of_sentence_transformers(case: str, tmp_path: Path, run_client: RunClient) -> None:
+def test_losses_are_those_of_the_trainer_of_sentence_transformers(
+    case: str, tmp_path: Path, run_client: RunClient
+) -> None:
     labels, pooling = CASES[case]
     source, packed = started(tmp_path / "model"), packed_texts(tmp_path / "packed", labels, pooling)
-    ours = run_stage(traced_and_trained, TrainConfig(**COMMON), tmp_path / "run", model=source, packed=packed).curve("loss")
+    ours = run_stage(traced_and_trained, TrainConfig(**COMMON), tmp_path / "run", model=source, packed=packed).curve(
+        "loss"
+    )
     write_batches(packed, tmp_path / "batches.npz")
     loss = "CoSENTLoss" if case == "scores" else "MultipleNegativesRankingLoss"
-    theirs = run_client(CLIENT, THEIR_TRAINER, tmp_path / "model", tmp_path / "batches.npz", pooling, loss, tmp_path / "theirs")
+    theirs = run_client(
+        CLIENT, THEIR_TRAINER, tmp_path / "model", tmp_path / "batches.npz", pooling, loss, tmp_path / "theirs"
+    )
     assert len(theirs) == len(ours) == 20 and theirs[-1] < 0.9 * theirs[0]
     apart = max(abs(a - b) for a, b in zip(ours.values(), theirs, strict=True))
     print(f"{case}: largest difference of 20 losses {apart:.2g}")
     assert apart <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["pairs", "scores"])
+def test_several_ranks_and_engine_xla_see_the_whole_batch(case: str, tmp_path: Path) -> None:
+    labels, pooling = CASES[case]
+    inputs = {"model": started(tmp_path / "model"), "packed": packed_texts(tmp_path / "packed", labels, pooling)}
+    curves = {}
+    for name, more in {"one": {}, "two": {"devices": 2, "fsdp": True}, "xla": {"engine": "xla", "devices": 2}}.items():
+        config = TrainConfig(**{**COMMON, "max_steps": 8, "last_batch": "pad", **more})
+        run = run_stage(traced_and_trained, config, tmp_path / name, **inputs)
+        curves[name] = [*run.curve("loss").values(), *run.curve("eval_loss").values()]
+    for name in ("two", "xla"):
+        apart = max(abs(a - b) for a, b in zip(curves["one"], curves[name], strict=True))
+        print(f"{case} {name}: largest difference {apart:.2g}")
+        assert apart <= 1e-5
