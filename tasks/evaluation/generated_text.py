@@ -1,20 +1,39 @@
-"""Compare generated texts with the data's answers: exact match and ROUGE.
+"""Compare generated texts with the data's answers: exact match, SQuAD's F1, ROUGE and JSON.
 
 ROUGE as rouge_score computes it without a stemmer, except that letters outside a-z count as well.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import string
 from collections import Counter
 from typing import NamedTuple
 
 WORD = re.compile(r"[^\W_]+")
+ARTICLE = re.compile(r"\b(a|an|the)\b")
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def is_exact_match(generated: str, answer: str) -> bool:
     """Return whether two texts are equal, white space at their ends aside."""
     return generated.strip() == answer.strip()
+
+
+def token_f1(generated: str, answer: str) -> float:
+    """Return the F1 of shared words as SQuAD counts it: without case, ASCII's punctuation and English articles."""
+    ours, theirs = (ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split() for text in (generated, answer))
+    return _of_ngrams(ours, theirs, 1) if ours and theirs else float(ours == theirs)
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is a JSON object or array, alone or in a block of Markdown code."""
+    block = re.fullmatch(r"```(?:json)?\n(.*)\n```", text.strip(), re.DOTALL)
+    try:
+        return isinstance(json.loads(block[1] if block else text), dict | list)
+    except (ValueError, RecursionError):
+        return False
 
 
 class Rouge(NamedTuple):

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
-from trnflow.tasks.evaluation.generated_text import is_exact_match, rouge
+from trnflow.tasks.evaluation.generated_text import is_exact_match, is_json, rouge
+from trnflow.tasks.evaluation.generated_text import token_f1 as squad_f1
 from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, ratio_interval
 from trnflow.tasks.evaluation.metrics.accuracy import accuracy as accuracy_of_rows
 from trnflow.tasks.evaluation.metrics.auc import area_under_curve
@@ -209,6 +210,15 @@ def exact_match(generated: str, answer: str) -> float:
     return float(is_exact_match(generated, answer))
 
 
+score("token_f1", "causal_lm", of_texts=True)(squad_f1)
+
+
+@score("json_valid", "causal_lm", of_texts=True)
+def json_valid(generated: str, answer: str) -> float | None:
+    """Return whether a text is JSON, as its answer is; None where that is not."""
+    return float(is_json(generated)) if is_json(answer) else None
+
+
 @score("rougeL", "causal_lm", of_texts=True)
 def rouge_of_sequence(generated: str, answer: str) -> float:
     return rouge(generated, answer).sequence
@@ -261,9 +271,10 @@ def values_of(task: str, rows: Any) -> dict[str, float]:
 
 
 def values_of_texts(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """Return the mean of each metric of generated texts over pairs (generated, answer); {} without pairs."""
-    entries = [entry for entry in SCORES if entry.of_texts] if pairs else []
-    return {entry.name: sum(entry.function(*pair) or 0.0 for pair in pairs) / len(pairs) for entry in entries}
+    """Return the mean of each metric of generated texts over the pairs (generated, answer) that have it."""
+    values = {entry.name: [entry.function(*pair) for pair in pairs] for entry in SCORES if entry.of_texts}
+    known = {name: [value for value in of_pairs if value is not None] for name, of_pairs in values.items()}
+    return {name: sum(of_pairs) / len(of_pairs) for name, of_pairs in known.items() if of_pairs}
 
 
 def intervals_of(task: str, rows: Any, matrix: Ints | None = None) -> Meta:

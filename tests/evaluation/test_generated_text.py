@@ -1,10 +1,10 @@
-"""Exact match and ROUGE against values that rouge_score 0.1.2 (use_stemmer=False) gave, rounded to 6 digits."""
+"""ROUGE and SQuAD's F1 against values that rouge_score 0.1.2 (use_stemmer=False) and torchmetrics 1.9 gave, to 6 digits."""
 
 from __future__ import annotations
 
 import pytest
 
-from trnflow.tasks.evaluation.generated_text import is_exact_match, rouge
+from trnflow.tasks.evaluation.generated_text import is_exact_match, is_json, rouge, token_f1
 from trnflow.tasks.evaluation.scores import values_of_texts
 
 KNOWN = [
@@ -28,6 +28,22 @@ def test_rouge_is_that_of_rouge_score(generated: str, answer: str, wanted: tuple
     assert rouge(generated, answer) == pytest.approx(wanted, abs=1e-6)
 
 
+F1 = [0.75, 0.666667, 1.0, 0.444444, 0.5, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("pair", "wanted"), [*zip([known[:2] for known in KNOWN], F1, strict=True), (("the", "a"), 1.0)]
+)
+def test_f1_is_that_of_squad(pair: tuple[str, str], wanted: float) -> None:
+    assert token_f1(*pair) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_json_is_asked_for_where_the_answer_is_json() -> None:
+    assert is_json('```json\n{"a": [1]}\n```') and not is_json("3") and not is_json("[" * 100_000)
+    assert values_of_texts([("[1]", "{}"), ("no", "{}"), ("no", "words")])["json_valid"] == 0.5
+    assert "json_valid" not in values_of_texts([("[1]", "words")])
+
+
 def test_letters_of_all_scripts_count() -> None:
     assert rouge("ein Käse, größer", "Ein größer Käse").words == 1.0
     assert rouge("привет мир", "мир").sequence == pytest.approx(2 / 3)
@@ -36,5 +52,5 @@ def test_letters_of_all_scripts_count() -> None:
 def test_means_over_prompts() -> None:
     assert is_exact_match(" yes\n", "yes") and not is_exact_match("Yes", "yes")
     found = values_of_texts([("yes", "yes"), ("no", "yes")])
-    assert found == {"exact_match": 0.5, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.5}
+    assert found == {"exact_match": 0.5, "token_f1": 0.5, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.5}
     assert values_of_texts([]) == {}

@@ -59,7 +59,8 @@ def test_which_end_is_good() -> None:
     at_half = ["f1_micro_at_half", "f1_macro_at_half"]
     of_classes = ["accuracy", "f1_weighted", "f1_macro"]
     of_queries = ["ndcg_at_10", "mrr_at_10"]
-    assert more == [*of_targets, *of_queries, *of_classes, *at_half, "exact_match", "rougeL", "eval_accuracy"]
+    of_texts = ["exact_match", "token_f1", "json_valid", "rougeL"]
+    assert more == [*of_targets, *of_queries, *of_classes, *at_half, *of_texts, "eval_accuracy"]
     assert scores.is_less_better("tokens_per_second"), "no metric: a sweep takes the lowest"
 
 
