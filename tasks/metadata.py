@@ -80,6 +80,8 @@ class TextsMeta(TaskMeta, SplitMeta):
     templates: list[str]
     """The recipe's templates, in which a spelled special token counts."""
     rows: FormattedRows
+    head: NotRequired[Meta]
+    """`Kind.head` of rows whose texts are read apart."""
     metrics: NotRequired[Counts]
 
 

@@ -35,6 +35,11 @@ PAIRS = (
     ("query", "document"), ("question", "document"), ("question", "sentence"),
 )  # fmt: skip
 """Two texts that are judged together."""
+BELONGING = (
+    ("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("sentence1", "sentence2"),
+    ("query", "passage"), ("question", "answer"), ("text", "text_pair"),
+)  # fmt: skip
+"""Two texts that belong together, by the names of embeddings' data."""
 QUERIES = (("query", "passage"), ("question", "passage"), ("query", "document"), ("question", "document"))
 RELEVANCES = ("label", "relevance", "relevant", "score", "target")
 TURNS = (
@@ -102,6 +107,7 @@ def choose(looked: Looked, given: Meta) -> Draft:
         "instruction": _instruction,
         "multi_label": _multi_label,
         "reranker": _reranker,
+        "embedding": _embedding,
         "classification": _classification,
         "text": _text,
     }
@@ -142,6 +148,7 @@ _NAME_THEM = {
     "multi_label": "name them: data.text=COLUMN format.target=COLUMN",
     "regression": "name them: data.text=COLUMN format.target=COLUMN",
     "reranker": "name them: data.text=COLUMN format.text_pair=COLUMN format.target=COLUMN",
+    "embedding": "name them: data.text=COLUMN format.text_pair=COLUMN, perhaps format.negative or format.score",
     "text": "name it: data.text=COLUMN",
 }
 
@@ -300,6 +307,26 @@ def _reranker(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | Non
     relevances = [columns[by_name[name]] for name in RELEVANCES if name in by_name]
     likely = [column for column in relevances if {*column.counts} == {"true", "false"} or _are_shares(column.numbers)]
     return _with_targets("reranker", columns, {"text": first}, {**form, "text_pair": second}, likely[:1])
+
+
+def _embedding(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for texts that belong together, None unless the columns are called so or the task is named."""
+    by_name = {name.lower(): name for name in columns}
+    known = next(([by_name[name] for name in pair] for pair in BELONGING if {*pair} <= by_name.keys()), [None, None])
+    is_named = form.get("task") == "embedding"
+    if not is_named and "positive" not in by_name:
+        return None
+    first, second = data.get("text") or known[0], form.get("text_pair") or known[1]
+    if not isinstance(first, str) or second is None:
+        return None
+    draft, score = Draft("embedding"), form.get("score") or (by_name.get("score") if is_named else None)
+    negative = form.get("negative") or (None if score else by_name.get("negative"))
+    named = {"text_pair": second, "negative": negative, "score": score}
+    draft.taken = [("text", _column(columns, first, "data.text"))]
+    draft.taken += [(what, _column(columns, name, f"format.{what}")) for what, name in named.items() if name]
+    draft.settings["data"]["text"] = first
+    draft.settings["format"] = {"task": "embedding", **{what: name for what, name in named.items() if name}}
+    return draft
 
 
 def _are_shares(numbers: list[float] | None) -> bool:

@@ -28,7 +28,7 @@ MANY_ROWS = 5000
 LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 ENCODER, DECODER = "base/scratch/encoder", "base/scratch/decoder"
-ENCODERS = ("classify", "multi-label", "regression", "token-classification", "reranker")
+ENCODERS = ("classify", "multi-label", "regression", "token-classification", "reranker", "embedding")
 SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), "instruct": DECODER, "chat": DECODER}
 """{shipped recipe: the model from scratch that stands in for its base}."""
 PREFECT_FILE = "prefect.yaml"

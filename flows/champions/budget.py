@@ -59,7 +59,7 @@ class Looks(NamedTuple):
 
 def looks_of(recipe: Recipe, memo: Memo) -> Looks:
     """Return what a recipe's judgements cost: the setting decides, else the schedule, however the command was started."""
-    config = recipe.promote
+    config = recipe.judging
     if config.looks_per_year is not None:
         return Looks(config, "promote.looks_per_year")
     scheduled = firings_per_year(recipe, memo)

@@ -94,7 +94,7 @@ def promote(
     recipe, store = context.recipe, context.store
     clean(store)
     if own_metric(recipe) is None:
-        score_of(recipe.promote, challenger.artifact.meta["task"])
+        score_of(recipe.judging, challenger.artifact.meta["task"])
     judging = context.for_run(log, kind="promote")
     with begin_log(judging, Options(offline=context.resolver.offline)):
         before = frozen or newest_frozen(recipe, store)
@@ -178,7 +178,7 @@ class _Judging:
         """Compare the champion with the challenger at what is left of the year's budget. Raises DataError."""
         recipe, store, own = self.context.recipe, self.context.store, own_metric(self.context.recipe)
         task, rows = self.challenger.artifact.meta["task"], self.frozen.artifact
-        metric = own.name if own else score_of(recipe.promote, task).name
+        metric = own.name if own else score_of(recipe.judging, task).name
         config = looks_of(recipe, store.memo).config
         pair = (self.challenger.artifact.digest, champion["champion"], rows.digest, metric)
         look = next_look(config, ledger, pair)

@@ -217,6 +217,15 @@ class Recipe(StageConfig):
         return self
 
     @model_validator(mode="after")
+    def _metrics_are_measured(self) -> Recipe:
+        kind = FORMATS[self.format.task]
+        given, best = kind.measures(self.format), self.train.best_metric.removeprefix("eval_")
+        for setting, name in (("promote.metric", self.promote.metric), ("train.best_metric", best)):
+            if name not in given and name in {metric.name for metric in kind.metrics}:
+                raise ValueError(f"{setting} is {name}, which these rows do not give: name one of {', '.join(given)}")
+        return self
+
+    @model_validator(mode="after")
     def _made_rows_have_a_state(self) -> Recipe:
         if self.data.make and not (self.data.version or self.own.identity):
             raise ValueError(
@@ -283,6 +292,12 @@ class Recipe(StageConfig):
         kind, form = FORMATS[self.format.task], self.format
         kept = (*form.targets, *filter(None, [form.words, form.score, form.negative]))
         return self.data.reading(self.format.text_pair, queries=kind.queries).keeping(kept)
+
+    @property
+    def judging(self) -> PromoteConfig:
+        """The section `promote`, with the metric that the rows give where they decide it."""
+        given = FORMATS[self.format.task].measures(self.format)
+        return self.promote.model_copy(update={"metric": self.promote.metric or next(iter(given), None)})
 
     @property
     def training(self) -> TrainConfig:

@@ -176,8 +176,8 @@ class Embedding(TargetKind):
         ),
         Metric("recall_at_1", _of_places(lambda places: places <= 1), _mean, hub="recall", may_promote=True),
         Metric("recall_at_10", _of_places(lambda places: places <= 10), _mean, hub="recall", may_promote=True),
-        Metric("spearman", _of_scores(ranks_of), _correlation, hub="spearmanr", may_promote=True),
         Metric("pearson", _of_scores(lambda values: values), _correlation, hub="pearsonr", may_promote=True),
+        Metric("spearman", _of_scores(ranks_of), _correlation, hub="spearmanr", may_promote=True),
     )  # fmt: skip
     plots = {"cosines.png": "cosines of the texts of a row"}
     answers = {"text": "string", "vector": "any"}
@@ -328,6 +328,9 @@ class Embedding(TargetKind):
         names = [f"{low:.1f} to {high:.1f}" for low, high in pairwise(edges)]
         shares = (counts / len(outputs.decided)).tolist()
         plots.bars(names, shares, "share of rows", "cosine of anchor and positive", folder / "cosines.png")
+
+    def measures(self, settings: Any) -> tuple[str, ...]:
+        return ("spearman", "pearson") if settings.score else ("mrr_at_10", "recall_at_1", "recall_at_10")
 
     def companions(self, head: Meta, numbers: int, longest: int) -> dict[str, Any]:
         """Return what sentence-transformers reads. numbers: of a vector; longest: tokens of a text."""

@@ -190,6 +190,10 @@ class Kind:
     def draw(self, outputs: Any, labels: list[str], folder: Path, plots: Any) -> None:
         """Write the files of `plots` (the attribute) by functions of the module `trnflow.tasks.evaluation.plots`."""
 
+    def measures(self, settings: Any) -> tuple[str, ...]:
+        """Return the metrics that rows of the section `format` give, the default of `promote.metric` first."""
+        return tuple(metric.name for metric in sorted(self.metrics, key=lambda metric: not metric.is_default))
+
     def companions(self, head: Meta, numbers: int, longest: int) -> dict[str, Any]:
         """Return {file: JSON document} of a model's folder that other programs read. numbers: the model's hidden size."""
         return {}

@@ -12,9 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from tests.clients.conftest import RunClient, run_client
-from tests.helpers.products import sampled
+from tests.helpers.command_line import InProcessShell
 from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, pretrained, write_packed
+from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.tokenization.apart_encoder import cut_longest
@@ -95,16 +96,19 @@ from sentence_transformers.models import Pooling, Transformer
 folder, batches, pooling, loss, to = sys.argv[1:]
 stored = np.load(batches)
 steps = 1 + max(int(name.split("/")[0]) for name in stored)
-rows = [{name.split("/")[1]: torch.from_numpy(stored[name]) for name in stored if int(name.split("/")[0]) == step} for step in range(steps)]
+at = [(name, *name.split("/")) for name in stored]
+rows = [{column: torch.from_numpy(stored[name]) for name, number, column in at if int(number) == step} for step in range(steps)]
 word = Transformer(folder)
 model = SentenceTransformer(modules=[word, Pooling(word.get_word_embedding_dimension(), pooling)], device="cpu")
 class InOrder(SentenceTransformerTrainer):
     def get_train_dataloader(self):
         return torch.utils.data.DataLoader(rows, batch_size=None, shuffle=False, collate_fn=lambda item: item)
 arguments = SentenceTransformerTrainingArguments(
-    to, max_steps=steps, learning_rate=3e-3, weight_decay=0.0, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
+    to, max_steps=steps, learning_rate=3e-3, weight_decay=0.0, logging_steps=1, save_strategy="no", report_to="none",
+    disable_tqdm=True, use_cpu=True,
 )
-trainer = InOrder(model, arguments, train_dataset=Dataset.from_dict({"a": [""] * steps, "b": [""] * steps}), loss=getattr(losses, loss)(model))
+unread = Dataset.from_dict({"a": [""] * steps, "b": [""] * steps})
+trainer = InOrder(model, arguments, train_dataset=unread, loss=getattr(losses, loss)(model))
 trainer.train()
 print(json.dumps([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]))
 """
@@ -160,3 +164,124 @@ def test_several_ranks_and_engine_xla_see_the_whole_batch(case: str, tmp_path: P
         apart = max(abs(a - b) for a, b in zip(curves["one"], curves[name], strict=True))
         print(f"{case} {name}: largest difference {apart:.2g}")
         assert apart <= 1e-5
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    labels, pooling = CASES["triplets"]
+    inputs = {"model": started(tmp_path / "model"), "packed": packed_texts(tmp_path / "packed", labels, pooling)}
+    config = TrainConfig(**{**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad", "global_batch": 10})
+    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
+    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **inputs)
+    kill_after(killed, step=20)
+    assert killed.process.wait() == -signal.SIGKILL
+    step = FolderPartial(tmp_path / "partial").steps()[-1]
+    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **inputs).result()
+    assert f"resumes at step {step}" in resumed.said("info")
+    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
+
+
+def of_rows(rows: list[tuple[str, ...]]) -> Any:
+    import torch
+
+    return torch.tensor([[part for text in row for part in number_of_query(text)] for row in rows])
+
+
+def test_equal_texts_and_rows_that_fill_a_batch_are_no_negatives() -> None:
+    import torch
+
+    rows = [("a", "1", "x"), ("b", "2", "y"), ("c", "1", "z"), ("a", "4", "1"), ("d", "5", "2")]
+    random = torch.Generator().manual_seed(0)
+    vectors = torch.nn.functional.normalize(torch.randn(5, 3, 4, generator=random), dim=-1)
+    targets = of_rows(rows)
+    targets[4] = float("nan")
+    anchors, others = vectors[:, 0], torch.cat([vectors[:, 1], vectors[:, 2]])
+    scores = anchors @ others.T * 20
+    # columns: the positives 1 2 1 4 5, the negatives x y z 1 2; the last row only fills the batch
+    choices = [[0, 1, 5, 6, 7], [0, 1, 2, 3, 5, 6, 7, 8], [1, 2, 3, 5, 6, 7], [1, 2, 3, 5, 6, 7, 8]]
+    each = [scores[row, kept].logsumexp(0) - scores[row, row] for row, kept in enumerate(choices)]
+    mean = Embedding().loss_sum(vectors.flatten(1), targets) / (4 * 6)
+    assert mean == pytest.approx(float(sum(each) / 4), abs=1e-5)
+
+
+def test_a_collapsed_model_finds_nothing_and_texts_count_once() -> None:
+    rows = [(f"q{n}", f"p{n // 2}") for n in range(40)]
+    targets = of_rows(rows).numpy()
+    right = np.eye(20, dtype=np.float32)[np.repeat(np.arange(20), 2)]
+    nothing = np.zeros((40, 1))
+    found = Embedding().values(Outputs(targets, np.concatenate([right, right], 1), nothing, nothing[:, 0]))
+    assert found["recall_at_1"] == found["mrr_at_10"] == 1 and np.isnan(found["spearman"])
+    alike = Embedding().values(Outputs(targets, np.ones((40, 40), np.float32), nothing, nothing[:, 0]))
+    assert alike["recall_at_10"] == alike["mrr_at_10"] == 0
+
+
+def test_the_longest_texts_are_cut_first() -> None:
+    sizes = np.array([[3, 9, 1], [9, 9, 9], [2, 2, 2], [1, 20, 4]])
+    assert cut_longest(sizes, 10).tolist() == [[3, 6, 1], [3, 3, 4], [2, 2, 2], [1, 5, 4]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "set `text_pair`"),
+        ({"text_pair": "b", "score": "s", "negative": "n"}, "leave one out"),
+        ({"text_pair": "b", "target": "s"}, "`target` is for .*, not embedding"),
+        ({"task": "regression", "pooling": "cls"}, "`pooling` is for embedding, not regression"),
+    ],
+)
+def test_settings_of_an_embedding(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FormatConfig(**{"task": "embedding", **wrong})
+
+
+def test_metrics_are_those_that_the_rows_give() -> None:
+    scored = "format.score=name"
+    assert settings.load("embedding").judging.metric == "mrr_at_10"
+    assert settings.load("embedding", [scored]).judging.metric == "spearman"
+    for given in (["promote.metric=spearman"], [scored, "train.best_metric=recall_at_1"]):
+        with pytest.raises(ConfigError, match="which these rows do not give: name one of"):
+            settings.load("embedding", given)
+
+
+def test_scores_are_numbers_that_differ() -> None:
+    kind, config = FORMATS["embedding"], FormatConfig(task="embedding", text_pair="b", score="s")
+    target = kind.target_of(config, ["score"], ())
+    assert target({"s": "2.5"}, "") == [2.5]
+    for value, said in {float("nan"): "s is nan", "high": "'high'", None: "missing"}.items():
+        with pytest.raises(DataError, match=f"row 7: .*{said}"):
+            target({"s": value}, "row 7")
+    with pytest.raises(DataError, match="all rows of train have the same s, 1"):
+        kind.labels_of(config, lambda: [{"s": 1}, {"s": 1.0}], ())
+    with pytest.raises(ConfigError, match=r"format\.negative: the rows have no column n"):
+        kind.check_rows(
+            FormatConfig(task="embedding", text_pair="b", negative="n"), {"labels": None, "columns": ["a", "b"]}
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"global_batch": 1}, "negatives are the other rows"),
+        (
+            {"global_batch": 16, "micro_batch": 4, "devices": 2},
+            r"16 in 2 passes \(train\.micro_batch=4, 2 data parallel devices\)",
+        ),
+        ({"method": "lora"}, "method=lora is not for embedding"),
+        ({"tensor_parallel_size": 2, "devices": 2}, "tensor_parallel_size above 1 is not for embedding"),
+    ],
+)
+def test_settings_of_training_that_would_change_the_negatives(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_batches(TrainConfig(**{**COMMON, **wrong}))
+
+
+def test_an_empty_text_is_an_error_with_its_row(tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    rows = [{"a": f"text {n}", "b": f"other {n}", "c": f"none {n}" if n != 5 else " "} for n in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.yaml").write_text(
+        "extends: demo\nname: mine\ndata: {source: rows.jsonl, name: null, text: a, label: null}\n"
+        "format: {task: embedding, text_pair: b, negative: c}\n"
+    )
+    error = shell("run", "mine.yaml", "--direct", "tracking.enabled=false", "--until", "format_prompts").stderr
+    assert "the third text of the pair (c) is empty" in error
