@@ -325,7 +325,11 @@ def _embedding(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | No
     draft.taken = [("text", _column(columns, first, "data.text"))]
     draft.taken += [(what, _column(columns, name, f"format.{what}")) for what, name in named.items() if name]
     draft.settings["data"]["text"] = first
-    draft.settings["format"] = {"task": "embedding", **{what: name for what, name in named.items() if name}}
+    # null, because the recipe that is extended has a negative
+    draft.settings["format"] = {
+        "task": "embedding",
+        **{what: name for what, name in named.items() if name or what == "negative"},
+    }
     return draft
 
 

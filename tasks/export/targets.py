@@ -16,6 +16,7 @@ from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
 from trnflow.tasks.export.config import ExportConfig
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known, Workdir, read_json
 from trnflow.tasks.system.model_process import EAGER, model_environ
 from trnflow.tasks.system.optional_packages import export_runner, require_torch_xla
@@ -168,6 +169,13 @@ class NeuronTarget(Target):
         from trnflow.tasks.export.neuron import check_compiler
 
         check_compiler(config)
+
+    def check_model(self, known: Known) -> None:
+        if (task := known.of("chunks").get("task")) and kind_of(task).apart:
+            raise ModelError(
+                f"optimum-neuron compiles no model that gives vectors of texts, and the task is {task}",
+                "set export.target to stablehlo, onnx or none",
+            )
 
     def check_runner(self) -> None:
         raise ConfigError(

@@ -254,8 +254,9 @@ class Embedding(TargetKind):
         if head["pooling"] == "cls":
             there = there & (there.cumsum(-1) == 1)
         weights = there.float()
-        vectors = weights @ output[0].float() / weights.sum(-1, keepdim=True).clamp(min=1)
-        return (normalised(vectors) if head["normalize"] else vectors).flatten(1)
+        vectors: Tensor = weights @ output[0].float() / weights.sum(-1, keepdim=True).clamp(min=1)
+        vectors = normalised(vectors) if head["normalize"] else vectors
+        return vectors.flatten(1)
 
     def loss_sum(
         self, logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
@@ -280,7 +281,8 @@ class Embedding(TargetKind):
         return logits
 
     def agree(self, first: Tensor, second: Tensor) -> Tensor:
-        return (normalised(first) * normalised(second)).sum(-1) >= 1 - CLOSE
+        alike: Tensor = (normalised(first) * normalised(second)).sum(-1) >= 1 - CLOSE
+        return alike
 
     def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
         return {"vector": values}

@@ -4,7 +4,7 @@ classes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.targets import TargetKind
@@ -13,8 +13,6 @@ from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trnflow.tasks.training.world import World
 
 
 def loss_sum_of(kind: Kind) -> Callable[..., Tensor]:
@@ -25,24 +23,6 @@ def loss_sum_of(kind: Kind) -> Callable[..., Tensor]:
 def training_loss(config: TrainConfig, kind: Kind) -> Callable[..., Tensor]:
     """Return the loss that training minimises, called as `loss_sum`: the user's, or the task's."""
     return config.loss_function or loss_sum_of(kind)
-
-
-def over_ranks(loss_sum: Callable[..., Tensor], kind: Kind, world: World) -> Callable[..., Tensor]:
-    """Return the loss as a rank computes it: of a task whose loss is of the whole batch, of all ranks' rows.
-
-    Its gradient is that of this rank's rows; over ranks both sum up to the batch's.
-    """
-    if not kind.apart or world.groups is None or world.mesh.data == 1:
-        return loss_sum
-    from trnflow.tasks.training.native.collectives import gathered_rows
-
-    def loss(logits: Tensor, targets: Tensor, *given: Any) -> Tensor:
-        group = world.groups["data"].get_group()
-        whole = loss_sum(gathered_rows(logits, world.data, group), gathered_rows(targets, world.data, group), *given)
-        # each rank computes the same value, and a share of it is its part of the sum
-        return whole - whole.detach() * (1 - 1 / world.mesh.data)
-
-    return loss
 
 
 def hits_of(kind: Kind, logits: Tensor, targets: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from trnflow.tasks.kinds.embedding import Embedding
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.kinds.reranker import number_of_query
 from trnflow.tasks.kinds.targets import Outputs
-from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Schedule, Split
+from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.objective import refuse_batches
 
 __all__ = ["run_client"]
@@ -39,6 +40,11 @@ COMMON: dict[str, Any] = {
     "engine": "native", "global_batch": 8, "learning_rate": 3e-3, "weight_decay": 0.0, "log_every": 1, "max_steps": 20,
     "seed": 5,
 }  # fmt: skip
+MESHES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "two": {"devices": 2, "fsdp": True},
+    "xla": {"engine": "xla", "devices": 2},
+}
 CLIENT = "sentence-transformers"
 
 
@@ -67,7 +73,8 @@ def packed_texts(folder: Path, labels: list[str], pooling: str, length: int = 24
         columns = {name: np.zeros((count, length), int) for name in ("input_ids", "segment_ids", "position_ids")}
         targets = []
         for row in range(count):
-            at, numbers, shared = 0, [], random.integers(4, VOCABULARY, 2)
+            at, shared = 0, random.integers(4, VOCABULARY, 2)
+            numbers: list[float] = []
             for text in range(texts):
                 size = int(random.integers(3, length // texts + 1))
                 ids = random.integers(4, VOCABULARY, size)
@@ -118,7 +125,7 @@ def write_batches(packed: Input, file: Path) -> None:
     """The batches of training as sentence-transformers' features: `<step>/<column>`."""
     train = Split(packed, "train")
     schedule = Schedule(train.rows, COMMON["global_batch"], seed=COMMON["seed"], last_batch="drop")
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for step in range(COMMON["max_steps"]):
         batch = train.read(schedule.address(step))
         for name, text in zip("abc", texts_apart(batch, Embedding()), strict=False):
@@ -156,7 +163,7 @@ def test_several_ranks_and_engine_xla_see_the_whole_batch(case: str, tmp_path: P
     labels, pooling = CASES[case]
     inputs = {"model": started(tmp_path / "model"), "packed": packed_texts(tmp_path / "packed", labels, pooling)}
     curves = {}
-    for name, more in {"one": {}, "two": {"devices": 2, "fsdp": True}, "xla": {"engine": "xla", "devices": 2}}.items():
+    for name, more in MESHES.items():
         config = TrainConfig(**{**COMMON, "max_steps": 8, "last_batch": "pad", **more})
         run = run_stage(traced_and_trained, config, tmp_path / name, **inputs)
         curves[name] = [*run.curve("loss").values(), *run.curve("eval_loss").values()]
@@ -181,7 +188,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
 
 
-def of_rows(rows: list[tuple[str, ...]]) -> Any:
+def of_rows(rows: Sequence[tuple[str, ...]]) -> Any:
     import torch
 
     return torch.tensor([[part for text in row for part in number_of_query(text)] for row in rows])

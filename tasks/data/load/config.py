@@ -34,8 +34,8 @@ class SourceConfig(StageConfig):
 
     source: Annotated[str | None, NOT_KEYED] = None
     """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or a built-in
-    corpus (`builtin:stdlib`, and `tickets`, `questions`, `passages`, `chats` of shipped recipes). Required unless `mix` names
-    several sources."""
+    corpus (`builtin:stdlib`, and `tickets`, `questions`, `passages`, `triplets`, `chats` of shipped recipes). Required
+    unless `mix` names several sources."""
     name: Annotated[str | None, NOT_KEYED] = None
     """The configuration of a hub dataset, or the view of the built-in corpus (`packages` or `questions`)."""
     revision: Annotated[str | None, NOT_KEYED] = None

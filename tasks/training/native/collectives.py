@@ -70,13 +70,6 @@ def all_gather(parts: Sequence[Tensor], wholes: Sequence[Tensor], dimensions: Se
                 places[member].copy_(piece.view(places[member].shape))
 
 
-def gathered_rows(rows: Tensor, member: int, group: Any) -> Tensor:
-    """Return the rows of all members of a group, of which this one's keep their gradient. member: this one's number."""
-    parts = [torch.empty_like(rows) for _ in range(group.size())]
-    dist.all_gather(parts, rows.detach().contiguous(), group=group)
-    return torch.cat([rows if number == member else part for number, part in enumerate(parts)])
-
-
 def _chunks(tensor: Tensor, dimension: int, group: Any) -> tuple[Tensor, ...]:
     return tensor.chunk(group.size(), dimension)
 

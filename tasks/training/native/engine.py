@@ -34,7 +34,7 @@ from trnflow.tasks.training.layout.slices import (
     piece_start,
     writes_piece,
 )
-from trnflow.tasks.training.losses import hits_of, loss_sum_of, over_ranks, reads_rows, training_loss, with_logits
+from trnflow.tasks.training.losses import hits_of, loss_sum_of, reads_rows, training_loss, with_logits
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
@@ -45,6 +45,7 @@ from trnflow.tasks.training.native.first_weights import FirstWeights
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
 from trnflow.tasks.training.native.optimizers import UPDATES
 from trnflow.tasks.training.native.updates import StateTensor
+from trnflow.tasks.training.native.whole_batch import over_ranks
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
