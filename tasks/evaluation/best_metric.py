@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,17 +23,13 @@ def measure(metric: Source, *, packed: Input, **unused: Any) -> Callable[[Valida
     """Return what computes a metric of an evaluation. metric: a `chosen_source`, whose `function` is "module:name"."""
     kind, name = kind_of(packed.meta["task"]), metric.location["name"]
     if isinstance(kind, TargetKind):
-        return lambda seen: _number(kind.values(predictions_of(kind, seen))[name])
+        return lambda seen: kind.values(predictions_of(kind, seen)).get(name)
     module, _, attribute = metric.location["function"].partition(":")
     function: Callable[[Any], float | None] = getattr(import_module(module), attribute)
     if kind.per_row:
         return lambda seen: function(predictions_of(kind, seen))
     spelled = _spelled(packed) if name == "bits_per_byte" else 0
     return lambda seen: function(_sums(seen, spelled))
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def predictions_of(kind: Kind, seen: Validated) -> Any:

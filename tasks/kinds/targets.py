@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,8 +55,10 @@ class TargetKind(Kind):
         return Outputs(targets.cpu().numpy(), values, values, loss.cpu().numpy())
 
     def values(self, outputs: Outputs) -> dict[str, float]:
-        """Return {metric: value}."""
-        return {m.name: float(m.of_sums(m.columns(outputs).sum(0), len(outputs.loss))) for m in self.metrics}
+        """Return {metric: value}, without those that these rows do not give; of a broken model all."""
+        values = {m.name: float(m.of_sums(m.columns(outputs).sum(0), len(outputs.loss))) for m in self.metrics}
+        is_broken = math.isnan(float(outputs.loss.sum()))
+        return {name: value for name, value in values.items() if is_broken or not math.isnan(value)}
 
     def columns(self, settings: Any) -> tuple[str, ...]:
         targets: tuple[str, ...] = settings.targets

@@ -217,7 +217,7 @@ def test_a_collapsed_model_finds_nothing_and_texts_count_once() -> None:
     right = np.eye(20, dtype=np.float32)[np.repeat(np.arange(20), 2)]
     nothing = np.zeros((40, 1))
     found = Embedding().values(Outputs(targets, np.concatenate([right, right], 1), nothing, nothing[:, 0]))
-    assert found["recall_at_1"] == found["mrr_at_10"] == 1 and np.isnan(found["spearman"])
+    assert found["recall_at_1"] == found["mrr_at_10"] == 1 and "spearman" not in found
     alike = Embedding().values(Outputs(targets, np.ones((40, 40), np.float32), nothing, nothing[:, 0]))
     assert alike["recall_at_10"] == alike["mrr_at_10"] == 0
 
@@ -242,10 +242,10 @@ def test_settings_of_an_embedding(wrong: dict[str, Any], message: str) -> None:
 
 
 def test_metrics_are_those_that_the_rows_give() -> None:
-    scored = "format.score=name"
+    scored = ["format.score=name", "format.negative=null"]
     assert settings.load("embedding").judging.metric == "mrr_at_10"
-    assert settings.load("embedding", [scored]).judging.metric == "spearman"
-    for given in (["promote.metric=spearman"], [scored, "train.best_metric=recall_at_1"]):
+    assert settings.load("embedding", scored).judging.metric == "spearman"
+    for given in (["promote.metric=spearman"], [*scored, "train.best_metric=recall_at_1"]):
         with pytest.raises(ConfigError, match="which these rows do not give: name one of"):
             settings.load("embedding", given)
 
