@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from tests.clients.conftest import RunClient, run_client
 from tests.helpers.command_line import InProcessShell
+from tests.helpers.products import few
 from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, pretrained, write_packed
 from trnflow.flows.recipes import recipe as settings
@@ -137,7 +138,7 @@ def write_batches(packed: Input, file: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(["triplets", "scores", "pairs"], 2))
 def test_losses_are_those_of_the_trainer_of_sentence_transformers(
     case: str, tmp_path: Path, run_client: RunClient
 ) -> None:
@@ -158,7 +159,7 @@ def test_losses_are_those_of_the_trainer_of_sentence_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["pairs", "scores"])
+@pytest.mark.parametrize("case", few(["pairs", "scores"], 1))
 def test_several_ranks_and_engine_xla_see_the_whole_batch(case: str, tmp_path: Path) -> None:
     labels, pooling = CASES[case]
     inputs = {"model": started(tmp_path / "model"), "packed": packed_texts(tmp_path / "packed", labels, pooling)}
