@@ -42,6 +42,10 @@ EXAMPLES = {
         body="float(((p.expected[:, 0] >= 0.5) == (p.predicted[:, 0] >= 0.5)).mean())",
         values={"expected": "[[0.0], [1.0], [1.0], [0.0]]", "predicted": "[[0.1], [0.9], [0.2], [0.3]]"},
     ),
+    "embedding": Example(
+        "mean_cosine", "The mean cosine of the first two texts of a row.", False,
+        "float(p.predicted.mean())", {"expected": "[[1.0], [0.0]]", "predicted": "[[0.75], [0.25]]"}, 0.5,
+    ),
     "token_classification": SHARE._replace(
         body="float((p.expected == p.predicted)[p.expected != -100].mean())",
         values={"expected": "[[0, 1, -100], [1, 0, -100]]", "predicted": "[[0, 1, 0], [0, 0, 0]]"},
