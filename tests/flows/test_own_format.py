@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import PROJECT
+from tests.helpers.command_line import InProcessShell
 
 
 def trnflow(project: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "trnflow", *words], cwd=project, capture_output=True, text=True,
-        env={**os.environ, "TRNFLOW_HOME": str(project / "home")},
-    )  # fmt: skip
+    done = InProcessShell(project)(*words)
     assert not check or done.returncode == 0, done.stderr
     return done
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.flows.authoring.test_choose import lines, sentence
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.products import few
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ NO_HUB = {"HF_HUB_OFFLINE": "1"}
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    shell = Shell(tmp_path)
+    shell = InProcessShell(tmp_path)
     (tmp_path / "home").mkdir()
     shell.environ |= {"HOME": str(tmp_path / "home"), **NO_HUB}
     return shell
