@@ -27,12 +27,12 @@ RECIPE = (
 
 
 class Shell:
-    """Runs `trnflow` in a folder, without the caller's variables of trnflow and Prefect."""
+    """Runs `trnflow` in a folder, without the caller's variables of trnflow and Prefect, and that which MLflow's client sets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environ = {
-            name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))
+            name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT", "MLFLOW"))
         }
         self._before = dict(self.environ)
 

@@ -69,9 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture
 def today(made: dict[str, Any], tmp_path: Path) -> InProcessShell:
     shutil.copytree(made["folder"], tmp_path / "house", symlinks=True)
-    shell = InProcessShell(tmp_path / "house")
-    shell.environ["TRNFLOW_HOME"] = str(tmp_path / "house/.trnflow")
-    return shell
+    return InProcessShell(tmp_path / "house")
 
 
 def test_all_of_it_is_read(made: dict[str, Any], today: InProcessShell) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.champions.test_language_model import RECIPE as LM_RECIPE
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.serving import answers, free_port
 from tests.helpers.waiting import wait_for
@@ -43,13 +43,12 @@ class Champion:
     """A recipe's champion, as MLflow shows it to a process that knows its tracking address alone."""
 
     def __init__(self, folder: Path, recipe: str, store: str | None = None) -> None:
-        self.shell, self.elsewhere = Shell(folder), folder / "elsewhere"
+        self.shell, self.elsewhere = InProcessShell(folder), folder / "elsewhere"
         self.elsewhere.mkdir()
         if store is not None:
             self.shell.environ["TRNFLOW_STORE"] = store
         (folder / "tiny.yaml").write_text(recipe.replace(NO_TRACKING, ""))
         self.shell.environ["ANY_TOKEN"] = SECRET
-        self.shell.environ.pop("MLFLOW_TRACKING_URI", None)  # MLflow's client sets it in the process of other tests
         self.shell.json("run", "tiny.yaml", "--direct", "--until", "consolidate", "export.target=none")
         self.shell.json("promote", "tiny.yaml", "export.target=none")
         wait_for(lambda: not unsent_runs(folder / ".trnflow"))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.flows.runner.toy import WordsConfig, graph
-from tests.helpers.command_line import Shell
+from tests.helpers.command_line import InProcessShell
 from tests.helpers.event_logs import runs_with_metrics
 from tests.helpers.runs import context, plan_graph, run_graph
 from tests.helpers.stores import new_store
@@ -121,7 +121,7 @@ class Trainings:
         for name in ("tiny", "other"):
             (folder / f"{name}.yaml").write_text(RECIPE)
         write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
-        self.shell = Shell(folder)
+        self.shell = InProcessShell(folder)
 
     def begin(self, command: str, recipe: str, *arguments: str) -> subprocess.Popen[str]:
         line = [sys.executable, "-m", "trnflow", command, f"{recipe}.yaml", *arguments]
