@@ -1,22 +1,23 @@
 """Run one training stage in a process of its own, or one for each rank: `run_stage` as a flow does, `Stage` to be killed.
 
-python -m tests.training.run_stage SPEC.json    what `Stage` starts
+python -m tests.training.run_stage SPEC.json PID RANK    a rank of a `Stage`
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
@@ -24,7 +25,7 @@ from trnflow.tasks.errors import ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch.job import Job, resolve
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
-from trnflow.tasks.launch.warm_parents import modules_for
+from trnflow.tasks.launch.warm_parents import modules_for, process_environ, start_guard
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.stage import Workdir, stage, stage_of, write_json
 from trnflow.tasks.train import TrainConfig, ranks, train
@@ -83,6 +84,39 @@ class Result:
         return {m["step"]: m["values"][name] for m in self.said("metrics") if name in m["values"]}
 
 
+class Forked:
+    """A process that a warm parent forked under a guard, with what the tests need of `Popen`; it leads its group."""
+
+    def __init__(self, spec: Path, environ: dict[str, str], log: IO[bytes]) -> None:
+        lifeline, self._lifeline = os.pipe()
+        events, said = os.pipe()
+        guard = start_guard(
+            "tests.training.run_stage:forked", [str(spec)], process_environ(environ), modules_for(LIBRARIES, environ),
+            600.0, sys.maxsize, [lifeline, said, log.fileno()],
+        )  # fmt: skip
+        assert guard is not None
+        os.write(self._lifeline, b"[]\n")
+        for descriptor in (lifeline, said):
+            os.close(descriptor)
+        self._guard, self._events, self._status = guard, os.fdopen(events, "rb", buffering=0), None
+        self.pid: int = self._told()["worker"]
+
+    def _told(self) -> Meta:
+        self._events.readline()  # the guard begins with a line break
+        return dict(json.loads(self._events.readline())["guard"])
+
+    def poll(self) -> int | None:
+        return self.wait(0)
+
+    def wait(self, timeout: float = math.inf) -> int | None:
+        """Return the exit code, or minus the signal; None if it still runs."""
+        if self._status is None and select.select([self._events], [], [], min(timeout, 600))[0]:
+            self._status = self._told()["exit"]
+            self._guard.wait()
+            os.close(self._lifeline)
+        return self._status
+
+
 class Stage:
     """A started stage: `process` may be killed; `result` waits, and raises the stage's own error."""
 
@@ -107,14 +141,7 @@ class Stage:
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         self._log = (folder / "log").open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.training.run_stage", str(folder / "spec.json")],
-            cwd=PROJECT,
-            env={**os.environ, **stage_of(function).environ(config)},
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self.process = Forked(folder / "spec.json", stage_of(function).environ(config), self._log)
 
     def events(self) -> list[dict[str, Any]]:
         file = self.folder / "events"
@@ -122,9 +149,9 @@ class Stage:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def result(self) -> Result:
-        status = self.process.wait(timeout=600)
+        status = self.process.wait()
         self._log.close()
-        if status:
+        if status != 0:
             error = self.folder / "error.json"
             if error.exists():
                 raise from_json(json.loads(error.read_text()))
@@ -264,7 +291,17 @@ def _input(kind: str, fields: dict[str, Any]) -> Input | Source:
     return Source(**fields) if kind == "Source" else Input(**{**fields, "path": Path(fields["path"])})
 
 
-def main(file: str) -> None:
+def forked(file: str) -> None:
+    """Run a stage in a process that a warm parent forked."""
+    os.chdir(PROJECT)
+    status = main(file)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main(file: str) -> int:
+    """Run a stage; return the exit code."""
     spec, folder = json.loads(Path(file).read_text()), Path(file).parent
     (folder / "out").mkdir()
     (folder / "scratch").mkdir()
@@ -276,8 +313,9 @@ def main(file: str) -> None:
     if "error" in result:
         (folder / "error.json").write_text(json.dumps(result["error"]))
         print(result["details"], file=sys.stderr)
-        sys.exit(1)
+        return 1
     (folder / "meta.json").write_text(json.dumps(result["meta"], allow_nan=False))
+    return 0
 
 
 def call(spec: Meta, folder: Path, rank: int) -> Meta:
@@ -310,4 +348,4 @@ def one_rank(file: str, parent: str, rank: str) -> None:
 
 
 if __name__ == "__main__":
-    one_rank(*sys.argv[1:]) if len(sys.argv) > 2 else main(sys.argv[1])
+    one_rank(*sys.argv[1:])
