@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.flows.prefect_api import Api
+from tests.flows.prefect_api import Api, lay_tables
 from tests.helpers.command_line import Shell
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services import server_process
 from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
 
 IDLE_SECONDS = 6.0
-LONGER = 3 * IDLE_SECONDS
+LONGER = 2 * IDLE_SECONDS
 TRAINING = (
     "run", "demo", "--until", "train", "data.limit=60", "train.engine=native", "train.devices=1", "train.epochs=5000",
     "tracking.enabled=false",
@@ -34,6 +34,7 @@ TRAINING = (
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(IDLE, str(IDLE_SECONDS))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    lay_tables(tmp_path / ".trnflow")
     yield tmp_path / ".trnflow"
     stop_server(tmp_path / ".trnflow")
 
