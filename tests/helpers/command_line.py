@@ -29,8 +29,9 @@ RECIPE = (
 class Shell:
     """Runs `trnflow` in a folder, without the caller's variables of trnflow and Prefect, and that which MLflow's client sets."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *program: str) -> None:
+        """program: what begins the command line, if not `python -m trnflow` of this environment."""
+        self.folder, self.program = folder, program or (sys.executable, "-m", "trnflow")
         self.environ = {
             name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT", "MLFLOW"))
         }
@@ -38,7 +39,7 @@ class Shell:
 
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "trnflow", *arguments],
+            [*self.program, *arguments],
             cwd=self.folder,
             env=self.environ | environ,
             capture_output=True,

@@ -26,14 +26,10 @@ EVERYTHING = ("gc", "--keep-last", "0", "--grace", "0")
 SUNNY = ("lovely sunny day", "awful rainy day")
 
 
-class OlderShell(Shell):
-    def __init__(self, folder: Path, checkout: Path) -> None:
-        super().__init__(folder)
-        self.environ |= {"PYTHONPATH": str(checkout), "TRNFLOW_HOME": str(folder / ".trnflow")}
-
-    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-c", BOOT, *arguments]
-        return subprocess.run(command, cwd=self.folder, env=self.environ | environ, capture_output=True, text=True)
+def older_shell(folder: Path, checkout: Path) -> Shell:
+    shell = Shell(folder, sys.executable, "-P", "-c", BOOT)
+    shell.environ |= {"PYTHONPATH": str(checkout), "TRNFLOW_HOME": str(folder / ".trnflow")}
+    return shell
 
 
 def checkout(to: Path) -> Path:
@@ -51,7 +47,7 @@ def checkout(to: Path) -> Path:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What COMMIT's commands print of a store with two champions, frozen rows, a retrain, a pin and its runs."""
     folder = tmp_path_factory.mktemp("older")
-    shell = OlderShell(folder / "house", checkout(folder / "program"))
+    shell = older_shell(folder / "house", checkout(folder / "program"))
     shell.folder.mkdir()
     write_tiny(shell.folder)
     weak = shell.json("run", "tiny.yaml", "--direct")
@@ -96,7 +92,7 @@ def test_gc_keeps_what_it_kept(made: dict[str, Any], today: InProcessShell) -> N
 def test_both_versions_run_on_one_store_and_leave_each_others_results(made: dict[str, Any], tmp_path: Path) -> None:
     """At once, on the same new rows; then each one finds its own results, and nothing is damaged."""
     shutil.copytree(made["folder"], tmp_path / "house", symlinks=True)
-    older, today = OlderShell(tmp_path / "house", made["folder"].parent / "program"), Shell(tmp_path / "house")
+    older, today = older_shell(tmp_path / "house", made["folder"].parent / "program"), Shell(tmp_path / "house")
     older.environ["TRNFLOW_HOME"] = str(tmp_path / "older home")
     both = {"TRNFLOW_STORE": str(tmp_path / "house/.trnflow/store")}
     command = ("run", "tiny.yaml", "--until", "pack_chunks", "--direct", "--json", "data.limit=300")

@@ -24,29 +24,19 @@ list(needs(PredictConfig(), Known({}, {"export": {"target": "stablehlo"}}, here=
 """
 
 
-class ShellOfAnother(Shell):
-    """`trnflow` by the Python of another environment."""
-
-    def __init__(self, folder: Path, python: Path) -> None:
-        super().__init__(folder)
-        self.python = python
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [self.python, *arguments]
-        return subprocess.run(command, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=False)
-
-    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return self.run("-m", "trnflow", *arguments)
-
-
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment_without(tmp_path_factory.mktemp("without"), "torch_xla", "jax")
 
 
 @pytest.fixture
-def shell(python: Path, tmp_path: Path) -> ShellOfAnother:
-    return ShellOfAnother(write_project(tmp_path), python)
+def shell(python: Path, tmp_path: Path) -> Shell:
+    return Shell(write_project(tmp_path), str(python), "-m", "trnflow")
+
+
+def scripted(shell: Shell, script: str) -> subprocess.CompletedProcess[str]:
+    command = [shell.program[0], "-c", script]
+    return subprocess.run(command, cwd=shell.folder, env=shell.environ, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +52,7 @@ def shell(python: Path, tmp_path: Path) -> ShellOfAnother:
     ],
 )
 def test_what_needs_torch_xla_is_refused_in_one_line_before_a_stage_runs(
-    arguments: tuple[str, ...], refusal: str, fix: str, shell: ShellOfAnother
+    arguments: tuple[str, ...], refusal: str, fix: str, shell: Shell
 ) -> None:
     printed = shell.error("run", "mine.yaml", *arguments, *DIRECT, code=1)
     assert f"error: {refusal}\n" in printed and fix in printed
@@ -84,26 +74,26 @@ def test_torch_xla_beside_a_torch_that_it_can_not_load_counts_as_none(monkeypatc
     assert optional_packages.export_runner() == "torch_xla"
 
 
-def test_an_export_that_another_machine_made_can_not_be_evaluated(shell: ShellOfAnother) -> None:
-    refused = shell.run("-c", RUNNER % "{}")
+def test_an_export_that_another_machine_made_can_not_be_evaluated(shell: Shell) -> None:
+    refused = scripted(shell, RUNNER % "{}")
     assert (
         "MissingDependency: a StableHLO export is run by jax or torch_xla, and neither is installed" in refused.stderr
     )
-    assert shell.run("-c", RUNNER % None).returncode == 0  # evaluated elsewhere
+    assert scripted(shell, RUNNER % None).returncode == 0  # evaluated elsewhere
 
 
-def test_the_doctor_names_what_is_there(shell: ShellOfAnother) -> None:
+def test_the_doctor_names_what_is_there(shell: Shell) -> None:
     checks = {check["name"]: check for check in shell.json("doctor")["checks"]}
     assert checks["environment"]["ok"] and checks["environment"]["found"].startswith("native: ")
-    build = shell.run(
-        "-c", "import json, torch; print(json.dumps([torch.version.cuda, torch._C._cuda_getArchFlags()]))"
+    build = scripted(
+        shell, "import json, torch; print(json.dumps([torch.version.cuda, torch._C._cuda_getArchFlags()]))"
     )
     cuda, architectures = json.loads(build.stdout)
     assert checks["torch's cuda"]["found"] == (f"{cuda}, with code for {architectures}" if cuda else "none")
 
 
 @pytest.mark.slow
-def test_engine_native_runs_all_the_stages(shell: ShellOfAnother) -> None:
+def test_engine_native_runs_all_the_stages(shell: Shell) -> None:
     done = shell.json("run", "mine.yaml", "--on", "cpu", *DIRECT)
     assert [stage["action"] for stage in done["stages"]] == ["ran"] * 8
     assert "no export: torch_xla is not installed" in done["notes"]
