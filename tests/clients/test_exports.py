@@ -124,8 +124,7 @@ print(json.dumps([found["logits"].shape, found["tokens"], found["logits"].tolist
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["jax", "iree"])
-@pytest.mark.parametrize("family", ["roberta", "llama"])
+@sampled("family, library", ["roberta", "llama"], ["jax", "iree"])
 def test_the_readmes_own_script_runs(family: str, library: str, exports: Path, run_client: RunClient) -> None:
     """Where neither torch nor trnflow is; its logits are those of a plain call of the model."""
     import torch

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.champions.conftest import RECIPE, write_amounts, write_rows
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.waiting import wait_for
 
@@ -46,10 +46,7 @@ def write(folder: Path, entries: str) -> None:
 def shell(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
     """A trained and evaluated model, whose rows have the column `amount`."""
     folder = tmp_path_factory.mktemp("own")
-    write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
-    for file in (folder / "rows").iterdir():
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        file.write_text("".join(json.dumps({**row, "amount": n % 7 + 0.5}) + "\n" for n, row in enumerate(rows)))
+    write_amounts(folder / "rows")
     shell = InProcessShell(folder)
     own(shell).parent.mkdir()
     own(shell).write_text(METRICS)

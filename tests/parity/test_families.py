@@ -53,7 +53,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Re
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", [pytest.param("xla", marks=pytest.mark.xla), "native"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("xla", marks=pytest.mark.xla), pytest.param("native", marks=pytest.mark.nightly)]
+)
 def test_a_family_trains_the_same_on_two_by_two(
     engine: str, family: str, trained: Callable[[str, str], Result]
 ) -> None:

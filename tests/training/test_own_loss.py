@@ -66,7 +66,11 @@ STEADY = ("train.learning_rate=0.5", "train.eps=1.0")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", [("train.devices=2", "train.micro_batch=4"), ("train.compile=true",)], ids=["ranks", "compiled"]
+    "way",
+    [
+        pytest.param(("train.devices=2", "train.micro_batch=4"), id="ranks"),
+        pytest.param(("train.compile=true",), id="compiled", marks=pytest.mark.nightly),
+    ],
 )
 def test_two_ranks_and_compiled_graphs_train_as_one_process(shell: InProcessShell, way: tuple[str, ...]) -> None:
     (shell.folder / "losses.py").write_text(FOCAL)

@@ -48,6 +48,14 @@ def write_rows(folder: Path, names: dict[str, str], seed: int = 1) -> None:
         (folder / f"{split}.jsonl").write_text("\n".join(rows))
 
 
+def write_amounts(folder: Path) -> None:
+    """Write rows as `write_rows` does, with a number in the column `amount`."""
+    write_rows(folder, {"pos": "pos", "neg": "neg"})
+    for file in folder.iterdir():
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({**row, "amount": n % 7 + 0.5}) + "\n" for n, row in enumerate(rows)))
+
+
 def write_tiny(folder: Path) -> Path:
     """Write the recipe `tiny.yaml` and its rows into a folder; return the folder."""
     (folder / "tiny.yaml").write_text(RECIPE)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.champions.conftest import RECIPE, STRONG, write_rows
+from tests.flows.champions.conftest import RECIPE, STRONG, write_amounts
 from tests.flows.champions.test_champions import artifact_folder
 from tests.helpers.command_line import InProcessShell
 from trnflow.tasks.artifact import Meta
@@ -45,10 +45,7 @@ def write_own(shell: InProcessShell, name: str, text: str) -> None:
 @pytest.fixture
 def shell(tmp_path: Path) -> InProcessShell:
     shell = InProcessShell(tmp_path)
-    write_rows(tmp_path / "rows", {"pos": "pos", "neg": "neg"})
-    for file in (tmp_path / "rows").iterdir():
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        file.write_text("".join(json.dumps({**row, "amount": n % 7 + 0.5}) + "\n" for n, row in enumerate(rows)))
+    write_amounts(tmp_path / "rows")
     metric = "{function: 'mine_of_judges.metrics:cost', less_is_better: true, may_promote: true}"
     recipe = RECIPE.replace("export_rows: 0}", f"export_rows: 0, metrics: [{metric}]}}").replace("stablehlo", "none")
     recipe = recipe.replace("label: label}", "label: label, columns: {amount: amount}}")

@@ -111,7 +111,7 @@ def test_evaluation_keeps_the_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.xla
-@pytest.mark.slow
+@pytest.mark.nightly  # both mask as the tests above say
 def test_both_engines_train_a_windowed_model_alike(tmp_path: Path) -> None:
     packed = packed_lm(tmp_path / "packed", rows=16, length=LENGTH)
     common: dict[str, Any] = {"global_batch": 8, "epochs": 2, "learning_rate": 1e-2, "log_every": 1}

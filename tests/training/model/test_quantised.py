@@ -251,7 +251,7 @@ def test_what_is_published_is_what_was_trained_and_peft_opens_the_adapter(kind: 
     assert float(loss) == pytest.approx(trained.meta["metrics"]["eval_loss"], abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/training/native/test_adamw_8bit.py has the moments alone
 def test_a_killed_training_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """On nf4, with moments in 8 bits: those of LoRA's matrices of 4,096 numbers."""
     model = saved(tmp_path / "base", **{**LLAMA, "hidden_size": 64, "intermediate_size": 128})
