@@ -12,7 +12,7 @@ import pytest
 
 from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
-from tests.training.xla.hlo import Module, dump, traced
+from tests.training.xla.hlo import Module, dumped, traced
 from tests.training.xla.replicas import ReplicasConfig, per_device, replicated
 from trnflow.tasks.train import TrainConfig
 
@@ -56,14 +56,12 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Module]]:
         folder = tmp_path_factory.mktemp(name)
         rows = packed_lm(folder / "rows", rows=8) if model is LLAMA else packed_classes(folder / "rows", 8, [8])
         config = TrainConfig(global_batch=8, epochs=1, **fields)
-        with pytest.MonkeyPatch.context() as patch:
-            dump(folder / "hlo", patch)
+        with dumped(folder / "hlo"):
             run_stage(traced_and_trained, config, folder / "run", model=scratch(**model), packed=rows)
         found[name] = traced(folder / "hlo")
     folder = tmp_path_factory.mktemp("replicas")
     config = per_device(devices=2, zero1=True, global_batch=8, epochs=1)
-    with pytest.MonkeyPatch.context() as patch:
-        dump(folder / "hlo", patch)
+    with dumped(folder / "hlo"):
         packed = packed_classes(folder / "rows", 8, [8])
         replicated(ReplicasConfig(configs=(config,), devices=2), folder / "run", model=scratch(**BERT), packed=packed)
     return {**found, "replicas": traced(folder / "hlo")}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
-from tests.training.xla.hlo import Module, dump, partitioned
+from tests.training.xla.hlo import Module, dumped, partitioned
 from trnflow.tasks.train import TrainConfig
 
 pytestmark = pytest.mark.xla
@@ -50,24 +50,24 @@ BEFORE = {True: 3_150_852, False: 402_440}
 60 all-gathers with sequence parallelism, 44 of them of whole weights."""
 
 
-def compiled(config: TrainConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> list[Module]:
+def compiled(config: TrainConfig, folder: Path, **inputs: Any) -> list[Module]:
     """Its graphs in the order in which training meets them, the evaluation before the first step ahead."""
-    dump(folder / "hlo", monkeypatch)
-    run_stage(traced_and_trained, config, folder / "run", **inputs)
+    with dumped(folder / "hlo"):
+        run_stage(traced_and_trained, config, folder / "run", **inputs)
     return partitioned(folder / "hlo")
 
 
-def of_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch, length: int = LENGTH, **fields: Any) -> list[Module]:
+def of_recipe(folder: Path, length: int = LENGTH, **fields: Any) -> list[Module]:
     packed = packed_lm(folder / "packed", rows=16, length=length, validation=4)
-    return compiled(TrainConfig(**RECIPE, **fields), folder, monkeypatch, model=scratch(**WIDE), packed=packed)
+    return compiled(TrainConfig(**RECIPE, **fields), folder, model=scratch(**WIDE), packed=packed)
 
 
 @pytest.mark.parametrize(("sequence_parallel", "expected"), [(True, SPLIT), (False, PASS)])
 def test_a_pass_of_the_llama_recipe_moves_activations_alone(
-    sequence_parallel: bool, expected: dict[tuple[str, str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sequence_parallel: bool, expected: dict[tuple[str, str], int], tmp_path: Path
 ) -> None:
     """No weight is gathered and no linear layer's gradient is reduced in a pass; each is once an update, in fp32."""
-    evaluate, accumulate, update = of_recipe(tmp_path, monkeypatch, sequence_parallel=sequence_parallel)
+    evaluate, accumulate, update = of_recipe(tmp_path, sequence_parallel=sequence_parallel)
     assert accumulate.collectives == expected
     assert {kind for kind, _ in evaluate.collectives} == {"all-gather", "all-reduce"}
     assert evaluate.moved < accumulate.moved
@@ -93,41 +93,39 @@ def check_update(update: Module) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_a_pass_moves_less_than_it_did(
-    sequence_parallel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_moves_less_than_it_did(sequence_parallel: bool, tmp_path: Path) -> None:
     """At the length at which it was measured before."""
-    accumulate = of_recipe(tmp_path, monkeypatch, 64, sequence_parallel=sequence_parallel)[1]
+    accumulate = of_recipe(tmp_path, 64, sequence_parallel=sequence_parallel)[1]
     assert accumulate.moved == {True: 550_664, False: 318_728}[sequence_parallel] < BEFORE[sequence_parallel]
 
 
-def test_attention_over_several_rows_gathers_no_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_over_several_rows_gathers_no_heads(tmp_path: Path) -> None:
     """PyTorch's products merge rows with heads, for which GSPMD gathered all heads on every device."""
     config = TrainConfig(devices=4, tensor_parallel_size=2, global_batch=8, epochs=1)
     packed = packed_lm(tmp_path / "packed", rows=8, validation=8)
-    evaluate, train = compiled(config, tmp_path, monkeypatch, model=scratch(**LLAMA), packed=packed)
+    evaluate, train = compiled(config, tmp_path, model=scratch(**LLAMA), packed=packed)
     assert {kind for name, kind in train.collectives if name != "all-reduce"} == set()
     assert {kind for name, kind in evaluate.collectives if name == "all-gather"} == {"f32[4,16,2]", "s32[4,16,2]"}, (
         "the largest logit of each part of the vocabulary"
     )
 
 
-def test_sequence_parallel_bert_gathers_activations_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallel_bert_gathers_activations_alone(tmp_path: Path) -> None:
     config = TrainConfig(devices=4, tensor_parallel_size=2, sequence_parallel=True, global_batch=8, epochs=1)
     packed = packed_classes(tmp_path / "packed", rows=8, lengths=[8], validation=8)
-    evaluate, train = compiled(config, tmp_path, monkeypatch, model=scratch(**BERT, **DRY), packed=packed)
+    evaluate, train = compiled(config, tmp_path, model=scratch(**BERT, **DRY), packed=packed)
     for module, gathers in ((evaluate, 4), (train, 9)):
         assert {kind: n for (name, kind), n in module.collectives.items() if name != "all-reduce"} == {
             "f32[4,8,32]": gathers
         }
 
 
-def test_data_parallel_replicas_reduce_once_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_parallel_replicas_reduce_once_an_update(tmp_path: Path) -> None:
     """In bf16 with accumulation: only embeddings and norms in each pass, all in fp32."""
     config = TrainConfig(devices=4, dtype="bfloat16", global_batch=8, micro_batch=1, epochs=1)
     packed = packed_classes(tmp_path / "packed", rows=8, lengths=[8], validation=4)
     model = scratch(**{**BERT, **DRY, "hidden_size": 48})
-    _, accumulate, update = compiled(config, tmp_path, monkeypatch, model=model, packed=packed)
+    _, accumulate, update = compiled(config, tmp_path, model=model, packed=packed)
     small = {"f32[64,48]": 2, "f32[2,48]": 1, "f32[48]": 10}  # tokens and positions, kinds of token, 5 norms
     assert accumulate.collectives == {("all-reduce", kind): count for kind, count in {**small, "f32[]": 1}.items()}
     linear = {

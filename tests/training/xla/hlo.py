@@ -6,8 +6,13 @@ Every module that XLA compiles is there: as torch_xla traced it, and as GSPMD's 
 from __future__ import annotations
 
 import math
+import os
 import re
+import shutil
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +61,17 @@ def size(kind: str) -> int:
     return sum(BYTES[name] * math.prod(int(n) for n in dimensions.split(",") if n) for name, dimensions in shapes)
 
 
-def dump(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the stages that are run from here on write their modules below `folder`."""
+@contextmanager
+def dumped(to: Path) -> Iterator[None]:
+    """Let the stages that run in this context write their modules to a new folder.
+
+    They write to a place that is the same for all, so that one process that has imported torch_xla serves all."""
+    common = Path(tempfile.gettempdir()) / f"trnflow-hlo-{os.getpid()}"
     flags = ["--xla_dump_hlo_as_text", "--xla_dump_hlo_pass_re=spmd-partitioning", "--xla_backend_optimization_level=0"]
-    monkeypatch.setenv("XLA_FLAGS", " ".join([f"--xla_dump_to={folder}", *flags]))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", " ".join([f"--xla_dump_to={common}", *flags]))
+        yield
+    shutil.move(common, to)
 
 
 def traced(folder: Path) -> list[Module]:
