@@ -13,7 +13,7 @@ from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_store, plan_of
 from trnflow.flows.runner.memory_check import UNTRACED, report_memory
-from trnflow.tasks.training.memory.trace_process import trace_in_process
+from trnflow.tasks.training.memory.trace_process import _trace
 
 RECIPE = """
 data: {source: rows.jsonl, text: text, label: label, labels: [pos, neg], split: {validation: 0.2, test: 0.2}}
@@ -44,7 +44,7 @@ def reported(folder: Path, *overrides: str, kind: str = "bert", memory: float = 
     (folder / "mine.yaml").write_text(RECIPE % (kind, memory))
     recipe = settings.load("mine.yaml", overrides)
     plan = plan_of(finetune(recipe), recipe, open_store(recipe))
-    return plan, report_memory(recipe, plan, trace_in_process if trace else None)
+    return plan, report_memory(recipe, plan, _trace if trace else None)
 
 
 def test_the_rows_yet_to_be_made_are_as_the_recipe_says(folder: Path) -> None:

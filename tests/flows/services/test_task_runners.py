@@ -157,10 +157,9 @@ def test_a_local_ray_refuses_a_client_without_its_token() -> None:
         address, token = cluster.stdout.readline().split()
         try:
             assert "connected 1" in client(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
-            for wrong in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
-                said = client(address, **wrong)
-                assert "connected" not in said
-                assert "AuthenticationError" in said or "Unauthenticated" in said, said
+            said = client(address)
+            assert "connected" not in said
+            assert "AuthenticationError" in said or "Unauthenticated" in said, said
         finally:
             cluster.stdin.write("end\n")
             cluster.stdin.flush()

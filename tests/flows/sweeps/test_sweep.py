@@ -53,7 +53,7 @@ def good(found: Any) -> list[Any]:
 
 
 def test_a_sweep_survives_two_kills_and_the_loss_of_its_database(tmp_path: Path) -> None:
-    shell = Shell(write_tiny(tmp_path))
+    shell = InProcessShell(write_tiny(tmp_path))
     for ended in (2, 5):
         process = begun(shell, ended)
         process.send_signal(signal.SIGKILL)
