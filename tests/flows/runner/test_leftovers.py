@@ -37,7 +37,7 @@ def kill_at_work(shell: Shell, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_ten_runs_of_which_three_are_killed_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_six_runs_of_which_two_are_killed_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user, temporary = tmp_path / "user", tmp_path / "temporary"
     for name, folder in (("HOME", user), ("TMPDIR", temporary)):
         folder.mkdir()
@@ -47,12 +47,12 @@ def test_ten_runs_of_which_three_are_killed_leave_nothing(tmp_path: Path, monkey
         recipe.write("train: {engine: native, devices: 1}\n")
     inside = InProcessShell(shell.folder)
     opened = []
-    for number in range(6):
+    for number in range(3):
         assert inside(*RUN, other(number)).returncode == 0
         gc.collect()  # a run's store, with its open memo, is garbage in a circle
         opened.append(len(os.listdir("/proc/self/fd")))
     close_all()
-    for number in range(3):
+    for number in range(2):
         kill_at_work(shell, 20 + number)
         wait_for(lambda: not marked(f"TMPDIR={shell.folder}") and not marked(f"TMPDIR={temporary}"))
     last = shell(*RUN, other(30))
