@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.checkouts import copy_program
 
 PROJECT = Path(__file__).resolve().parents[1]
 SMALL = ["data.limit={train: 96, validation: 32, test: 64}", "train.max_steps=3", "train.checkpoint_every=2"]
@@ -24,8 +25,7 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("trnflow", "flows", "tasks", "conf"):
-            shutil.copytree(PROJECT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_program(folder)
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.checkouts import copy_program
 from trnflow.tasks.keys.canonical_json import digest_of
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -75,8 +75,7 @@ def test_distinct_values_have_distinct_keys_and_equal_values_equal_ones() -> Non
 
 def test_keys_are_the_same_in_other_processes_hash_seeds_folders_and_for_other_users(tmp_path: Path) -> None:
     """The other process runs a copy of the code, elsewhere, and inserts fields in another order."""
-    for name in ("trnflow", "tasks", "flows", "conf", "tests"):
-        shutil.copytree(PROJECT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_program(tmp_path, "tests")
     program = "from tests.acceptance.test_10_distinct_keys import keys_digest, recipe_keys; print(keys_digest(7), *recipe_keys())"
     running = []
     for seed, user in (("1", "ada"), ("random", "grace")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import PROJECT
 from tests.flows.champions.conftest import RECIPE, STRONG, write_rows, write_tiny
+from tests.helpers.checkouts import copy_program
 from tests.helpers.command_line import Shell, artifacts
 
 METRIC = "balanced_accuracy"
@@ -21,8 +20,7 @@ METRIC = "balanced_accuracy"
 def patched(folder: Path, name: str) -> tuple[Shell, list[str]]:
     """A shell of a copy of the program with a patch, in an empty folder, and the lines of `git diff --stat`."""
     code, work = folder / "code", folder / "work"
-    for part in ("trnflow", "flows", "tasks", "conf"):
-        shutil.copytree(PROJECT / part, code / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_program(code)
 
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")

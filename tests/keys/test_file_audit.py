@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.flows.house import STAGES, Project
+from tests.helpers.checkouts import copy_program
 from tests.helpers.runs import context, run_stage
 from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
 from trnflow.tasks.errors import CodeError, ConfigError
@@ -212,8 +212,7 @@ print(json.dumps([{step.name: step.action for step in result.steps}, str(result.
 
 def test_a_stage_whose_code_is_edited_while_another_runs_runs_the_new_code_under_its_key(tmp_path: Path) -> None:
     """The flow has loaded pack_chunks when the run begins; its helper is edited while load_data runs."""
-    for name in ("trnflow", "flows", "tasks", "conf"):
-        shutil.copytree(PROJECT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_program(tmp_path)
 
     def run(edit_after: str) -> Any:
         environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,14 @@ from tests.acceptance.test_07_stopped_training import (
     killed_at,
     start,
 )
-from tests.conftest import PROJECT
+from tests.helpers.checkouts import copy_program
 from tests.helpers.command_line import Shell
 from trnflow.flows.finetune import STAGES
 
 
 def edited(folder: Path) -> str:
     """A copy of the program in which each stage's module has another code, and so each stage another key."""
-    for part in ("trnflow", "flows", "tasks", "conf"):
-        shutil.copytree(PROJECT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_program(folder)
     for stage in STAGES:
         with (folder / f"tasks/{stage}.py").open("a") as file:
             file.write("\n\nREFACTORED = True\n")

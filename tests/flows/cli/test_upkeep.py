@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import PROJECT
+from tests.helpers.checkouts import copy_program
 from tests.helpers.command_line import DATA, InProcessShell, Shell, artifacts, write_project
 from trnflow.tasks.keys.key_document import key_of
 
@@ -161,8 +160,7 @@ class Refactored:
     """The program in a folder of its own, so that a stage's code can be changed."""
 
     def __init__(self, shell: Shell, folder: Path) -> None:
-        for part in ("trnflow", "flows", "tasks", "conf"):
-            shutil.copytree(PROJECT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_program(folder)
         shell.environ["PYTHONPATH"] = str(folder)
         self.stage = folder / "tasks/tokenize_text.py"
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.flows.prefect_api import Api, own_server
+from tests.helpers.checkouts import copy_program
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services.checkouts import DIRECTORY
 
@@ -32,8 +33,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 def checkout(folder: Path) -> Path:
-    for name in ("conf", "trnflow", "flows", "tasks"):
-        shutil.copytree(PROJECT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_program(folder)
     for name in ("prefect.yaml", "pyproject.toml"):
         shutil.copy(PROJECT / name, folder / name)
     return folder
