@@ -182,20 +182,19 @@ def test_who_loses_the_race_is_compared_with_the_new_champion(
 def test_of_two_processes_one_makes_its_model_champion_and_the_other_compares_again(tiny: InProcessShell) -> None:
     """Both challengers are better than the champion, and neither is better than the other."""
     command = [sys.executable, "-m", "trnflow", "promote", "tiny.yaml"]
-    for _ in range(2):
-        before = tiny.json("rollback", "tiny.yaml")["number"]
-        both = [
-            subprocess.Popen(
-                [*command, steps, "--json"], cwd=tiny.folder, env=tiny.environ, stdout=subprocess.PIPE, text=True
-            )
-            for steps in ("train.max_steps=39", STRONG)
-        ]
-        found = [json.loads(process.communicate()[0]) for process in both]
-        assert [process.returncode for process in both] == [0, 0]
-        (winner,), (loser,) = ([one for one in found if one["promoted"] is won] for won in (True, False))
-        assert winner["number"] == loser["number"] == champions(tiny)[0]["number"] == before + 1
-        assert loser["champion"] == winner["challenger"] == champions(tiny)[0]["artifact"]
-        assert loser["comparison"]["champion"] == winner["comparison"]["challenger"]
+    before = tiny.json("rollback", "tiny.yaml")["number"]
+    both = [
+        subprocess.Popen(
+            [*command, steps, "--json"], cwd=tiny.folder, env=tiny.environ, stdout=subprocess.PIPE, text=True
+        )
+        for steps in ("train.max_steps=39", STRONG)
+    ]
+    found = [json.loads(process.communicate()[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    (winner,), (loser,) = ([one for one in found if one["promoted"] is won] for won in (True, False))
+    assert winner["number"] == loser["number"] == champions(tiny)[0]["number"] == before + 1
+    assert loser["champion"] == winner["challenger"] == champions(tiny)[0]["artifact"]
+    assert loser["comparison"]["champion"] == winner["comparison"]["challenger"]
 
 
 def test_a_full_disk_leaves_the_champion(tiny: InProcessShell, tmp_path: Path) -> None:

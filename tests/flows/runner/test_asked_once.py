@@ -145,9 +145,9 @@ def test_a_retrain_trains_on_what_its_one_plan_has_checked(
 
 @pytest.mark.slow
 def test_a_sweep_and_its_winner_read_and_ask_once(tiny: InProcessShell, server: Counted, counts: Counts) -> None:
-    trials = ("--trials", "6", "--sampler", "random", "train.learning_rate=1e-4..1e-2:log")
+    trials = ("--trials", "3", "--sampler", "random", "train.learning_rate=1e-4..1e-2:log")
     sweep = counted(tiny, server, counts, "sweep", "tiny.yaml", *trials)
-    assert sweep == (1, {"evaluate_model": 7}, {"HEAD": 1, "GET": 1})
+    assert sweep == (1, {"evaluate_model": 4}, {"HEAD": 1, "GET": 1})
 
 
 def test_a_name_of_the_hub_is_resolved_once_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
