@@ -22,6 +22,15 @@ pytestmark = pytest.mark.slow
 
 COMMIT = "57f1fd9592015fab9e7a3af4ac9a6aca0229a4d8"
 BOOT = "import sys; from flows.cli.main import main; sys.exit(main())"
+SEVERAL = """
+import contextlib, io, json, sys
+from flows.cli.main import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([*words, "--json"]) == 0, words
+    print(json.dumps(json.loads(out.getvalue())))
+"""
+"""All commands in one process, which imports torch once."""
 EVERYTHING = ("gc", "--keep-last", "0", "--grace", "0")
 SUNNY = ("lovely sunny day", "awful rainy day")
 
@@ -50,16 +59,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     shell = older_shell(folder / "house", checkout(folder / "program"))
     shell.folder.mkdir()
     write_tiny(shell.folder)
-    weak = shell.json("run", "tiny.yaml", "--direct")
-    shell.json("promote", "tiny.yaml")
-    shell.json("pin", "last", "--name", "weak")
-    retrained = shell.json("retrain", "tiny.yaml", "--direct", STRONG)
-    facts: dict[str, Any] = {"retrained": retrained, "weak": weak["run"], "folder": shell.folder}
-    facts["champions"] = shell.json("champions", "tiny")
-    facts["runs"] = shell.json("runs")
-    facts["predictions"] = shell.json("predict", "tiny.yaml@champion", *SUNNY)
-    facts["swept"] = shell.json(*EVERYTHING)["swept"]
-    return facts
+    commands = {
+        "weak": ("run", "tiny.yaml", "--direct"),
+        "first": ("promote", "tiny.yaml"),
+        "pin": ("pin", "last", "--name", "weak"),
+        "retrained": ("retrain", "tiny.yaml", "--direct", STRONG),
+        "champions": ("champions", "tiny"),
+        "runs": ("runs",),
+        "predictions": ("predict", "tiny.yaml@champion", *SUNNY),
+        "swept": EVERYTHING,
+    }
+    words = [sys.executable, "-P", "-c", SEVERAL, json.dumps([*commands.values()])]
+    done = subprocess.run(words, cwd=shell.folder, env=shell.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    printed = dict(zip(commands, map(json.loads, done.stdout.splitlines()), strict=True))
+    return printed | {
+        "folder": shell.folder, "weak": printed["weak"]["run"], "swept": printed["swept"]["swept"]
+    }  # fmt: skip
 
 
 @pytest.fixture
