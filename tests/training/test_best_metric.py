@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.flows.champions.conftest import RECIPE, write_amounts
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.products import few
 from tests.kinds.test_training import COMMON, ENGINES, TASKS, started
-from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import packed_targets
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.evaluation.chosen_metric import check_metric, chosen_source
@@ -58,22 +57,6 @@ def test_every_mesh_and_engine_chooses_the_same(task: str, metric: str, tmp_path
         found[name] = ran.curve(f"eval_{metric}"), ran.artifact.meta["best_step"]
     assert len({*map(repr, found.values())}) == 1, found
     assert len({*found["native"][0].values()}) > 2
-
-
-@pytest.mark.nightly
-def test_a_killed_run_keeps_its_best(tmp_path: Path) -> None:
-    fields = {**COMMON, "max_steps": 60, "checkpoint_every": 8, "eval_every": 4, "keep_best": True}
-    config = TrainConfig(**fields, best_metric="f1_micro")
-    inputs = trained(config, tmp_path)
-    # without a place for checkpoints there is no best one to publish
-    whole = Stage(traced_and_trained, config, tmp_path / "whole", tmp_path / "best", **inputs).result()
-    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **inputs)
-    kill_after(killed, step=20)
-    assert killed.process.wait() == -signal.SIGKILL and FolderPartial(tmp_path / "partial").steps()
-    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **inputs).result()
-    found, wanted = files_of(resumed.artifact), files_of(whole.artifact)
-    assert [name for name in wanted if found.get(name) != wanted[name]] == [] and {*found} == {*wanted}
-    assert resumed.artifact.meta == whole.artifact.meta
 
 
 @pytest.fixture(scope="module")

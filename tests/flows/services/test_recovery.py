@@ -143,6 +143,13 @@ def test_a_running_run_of_the_command_line_is_looked_after_too() -> None:
     assert not _is_unfinished(FlowRun(flow_id=flow, state=Completed()))
 
 
+def script(api: Api, text: str, *arguments: object) -> str:
+    """What a script prints to a process that uses the server."""
+    command = [sys.executable, "-c", text, *map(str, arguments)]
+    done = subprocess.run(command, cwd=PROJECT, env=api.environ, capture_output=True, text=True)
+    return done.stdout.strip() or done.stderr
+
+
 TEND = "import sys; from trnflow.flows.services.recovery import tend_runs; print(tend_runs(left=float(sys.argv[1])))"
 
 
@@ -154,20 +161,13 @@ def test_a_crashed_run_that_the_automations_missed_is_scheduled_three_times(depl
         """The number of runs that needed it, and the state of the run afterwards."""
         for kind in ("RUNNING", "CRASHED"):
             deployed.post(f"flow_runs/{run}/set_state", state={"type": kind}, force=True)
-        command = [sys.executable, "-c", TEND, str(left)]
-        done = subprocess.run(command, cwd=PROJECT, env=deployed.environ, capture_output=True, text=True)
-        return f"{done.stdout.strip()} {state(deployed, run)}"
+        return f"{script(deployed, TEND, left)} {state(deployed, run)}"
 
     assert tend(60) == "0 Crashed"  # the automation may still do it
     assert tend(0) == "1 Scheduled"
     deployed.post(f"flow_runs/{run}/set_state", state={"type": "CRASHED"}, force=True)
-    done = subprocess.run(
-        [sys.executable, "-c", TEND, "0"], cwd=PROJECT, env=deployed.environ, capture_output=True, text=True
-    )
-    assert (done.stdout.strip(), state(deployed, run)) == (
-        "0",
-        "Crashed",
-    )  # it did not begin: its checkout may be broken
+    # it did not begin: its checkout may be broken
+    assert (script(deployed, TEND, 0), state(deployed, run)) == ("0", "Crashed")
     assert [tend(0), tend(0)] == ["1 Scheduled", "0 Crashed"]
     deployed.delete(f"flow_runs/{run}")
 
@@ -182,9 +182,7 @@ def test_a_run_that_a_worker_took_and_left_is_ended(deployed: Api) -> None:
 
     def ended(pending: float) -> str:
         """The number of runs that were ended, and the state of the run afterwards."""
-        command = [sys.executable, "-c", UNBEGUN, str(pending)]
-        done = subprocess.run(command, cwd=PROJECT, env=deployed.environ, capture_output=True, text=True)
-        return f"{done.stdout.strip()} {state(deployed, run)}"
+        return f"{script(deployed, UNBEGUN, pending)} {state(deployed, run)}"
 
     assert [ended(60), ended(0), ended(0)] == ["0 Submitting", "1 Crashed", "0 Crashed"]
     assert "did not begin within 0 s" in deployed.get(f"flow_runs/{run}")["state"]["message"]
@@ -202,8 +200,7 @@ def test_a_retrain_that_crashed_more_than_three_times_is_reported_once(deployed:
         for _ in range(times):
             for kind in ("RUNNING", "CRASHED"):
                 deployed.post(f"flow_runs/{run}/set_state", state={"type": kind}, force=True)
-        command = [sys.executable, "-c", REPORT]
-        return subprocess.run(command, cwd=PROJECT, env=deployed.environ, capture_output=True, text=True).stdout.strip()
+        return script(deployed, REPORT)
 
     def told() -> list[Any]:
         wanted = {"event": {"name": ["trnflow.retrain.failed"]}, "resource": {"id": ["trnflow.recipe.tiny"]}}
