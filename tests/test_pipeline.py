@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.checkouts import copy_program
+from tests.helpers.command_line import Shell
 
 PROJECT = Path(__file__).resolve().parents[1]
 SMALL = ["data.limit={train: 96, validation: 32, test: 64}", "train.max_steps=3", "train.checkpoint_every=2"]
@@ -20,23 +20,15 @@ UPPER = ["load_data", "format_prompts", "tokenize_text", "pack_chunks", "precomp
 LOWER = ["train", "consolidate", "export_neuron", "evaluate_model"]
 
 
-class Checkout:
+class Checkout(Shell):
     """A copy of the code, run from its own folder, with its own store."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        copy_program(folder)
+        super().__init__(copy_program(folder))
 
-    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("TRNFLOW", "PREFECT"))}
-        done = subprocess.run(
-            [sys.executable, "-m", "trnflow", *arguments], cwd=self.folder, env=environ, capture_output=True, text=True
-        )
-        assert not check or done.returncode == 0, done.stderr
-        return done
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.run(*arguments, "--json").stdout)
+    def run(self, *arguments: str) -> None:
+        done = self(*arguments)
+        assert done.returncode == 0, done.stderr
 
     def actions(self, *arguments: str) -> dict[str, str]:
         return {stage["stage"]: stage["action"] for stage in self.json(*arguments)["stages"]}
@@ -138,14 +130,14 @@ def test_a_model_of_another_vocabulary_is_no_start(done: tuple[Checkout, dict[st
     before = sorted(attempts.rglob("*.json"))
     more = [*SMALL, "tokenize.train.lowercase=false", "train.warm_start_from=demo"]
     for command in (("run", "demo", "--direct", "--force", "load_data"), ("plan", "demo")):
-        refused = checkout.run(*command, *more, check=False)
+        refused = checkout(*command, *more)
         assert refused.returncode == 2, refused.stderr
         assert "tokenize.train has yet to train this run's tokenizer" in refused.stderr
         assert "model.tokenizer=DEST/tokenizer tokenize.train=null" in refused.stderr
     assert sorted(attempts.rglob("*.json")) == before
     checkout.run("prepare", "demo", *SMALL, "tokenize.train.lowercase=false")
     prepared = sorted(attempts.rglob("*.json"))
-    refused = checkout.run("run", "demo", "--direct", *more, check=False)
+    refused = checkout("run", "demo", "--direct", *more)
     assert refused.returncode == 2, refused.stderr
     assert "has another vocabulary than this run's rows" in refused.stderr
     assert sorted(attempts.rglob("*.json")) == prepared

@@ -16,6 +16,7 @@ from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, OnceConfig, apart, until
 from tests.helpers.runs import plan_graph
 from tests.helpers.waiting import wait_for
+from tests.launch.processes import marked
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.tasks.events import unsent_runs
 from trnflow.tasks.store import Store
@@ -100,17 +101,6 @@ def killed_at(folder: Path, point: str, *more: str) -> str:
     return err
 
 
-def processes_of(folder: Path) -> list[str]:
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"TRNFLOW_HOME={folder / 'home'}".encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append((place / "cmdline").read_text())
-        except OSError:
-            continue
-    return [command for command in found if command]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return finished(tmp_path_factory.mktemp("undisturbed"), UNTRACKED)[0]
@@ -138,7 +128,7 @@ def test_a_stopped_run_leaves_no_process_and_resumes_to_the_same_bits(
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    wait_for(lambda: not processes_of(tmp_path), 40)
+    wait_for(lambda: not marked(f"TRNFLOW_HOME={tmp_path / 'home'}\0"), 40)
     assert "Traceback" not in err
     if code == 130:
         assert json.loads(out)["error"]["type"] == "Interrupted"

@@ -46,6 +46,11 @@ class Shell:
             text=True,
         )
 
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command in a process. options: of `Popen`."""
+        command = [*self.program, *arguments]
+        return subprocess.Popen(command, cwd=self.folder, env=self.environ, text=True, **options)
+
     def json(self, *arguments: str) -> Any:
         """The JSON document that a command prints; the command must succeed."""
         done = self(*arguments, "--json")

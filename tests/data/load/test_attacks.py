@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -38,8 +37,7 @@ def test_an_attack_is_named_and_takes_less_than_2_gib(attack: object, tmp_path: 
     shell = Shell(write_project(tmp_path))
     assert callable(attack)
     attack(shell.folder / "rows")
-    command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--direct", "--until", "load_data"]
-    run = subprocess.Popen(command, cwd=shell.folder, env=shell.environ, stderr=subprocess.PIPE, text=True)
+    run = shell.start("run", "mine.yaml", "--direct", "--until", "load_data", stderr=subprocess.PIPE)
     held = Held(run.pid)
     while run.poll() is None:
         held.measure()

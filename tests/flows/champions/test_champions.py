@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +180,9 @@ def test_who_loses_the_race_is_compared_with_the_new_champion(
 
 def test_of_two_processes_one_makes_its_model_champion_and_the_other_compares_again(tiny: InProcessShell) -> None:
     """Both challengers are better than the champion, and neither is better than the other."""
-    command = [sys.executable, "-m", "trnflow", "promote", "tiny.yaml"]
     before = tiny.json("rollback", "tiny.yaml")["number"]
     both = [
-        subprocess.Popen(
-            [*command, steps, "--json"], cwd=tiny.folder, env=tiny.environ, stdout=subprocess.PIPE, text=True
-        )
+        tiny.start("promote", "tiny.yaml", steps, "--json", stdout=subprocess.PIPE)
         for steps in ("train.max_steps=39", STRONG)
     ]
     found = [json.loads(process.communicate()[0]) for process in both]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -17,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.helpers.command_line import InProcessShell
 from trnflow.flows.cli.preview import print_rows
 from trnflow.tasks.data.format.preview import Row, Span, spans_of
 
@@ -47,20 +45,14 @@ def test_the_spans_are_the_whole_text_cut_where_the_mask_changes(text: str, data
     assert "".join(span.text for span in spans if span.train) == supervised
 
 
-def trnflow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRNFLOW")}
-    return subprocess.run(
-        [sys.executable, "-m", "trnflow", *arguments], cwd=folder, env=environ, capture_output=True, text=True
-    )
-
-
 def test_a_recipe_s_rows_as_the_model_reads_them(tmp_path: Path) -> None:
+    trnflow = InProcessShell(tmp_path)
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["instruction", "response"])
         writer.writerows([f"What is {n} plus one?", f"It is {n + 1}, naturally."] for n in range(40))
     recipe = ("preview", "demo-llm", "2", "data.source=rows.csv", "data.split={validation: 0.2}")
-    done = trnflow(tmp_path, *recipe, "--json")
+    done = trnflow(*recipe, "--json")
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)["rows"]
     prompt, answer = first["spans"]
@@ -69,12 +61,12 @@ def test_a_recipe_s_rows_as_the_model_reads_them(tmp_path: Path) -> None:
     assert answer["train"] is True and answer["text"].startswith("It is ") and answer["text"].endswith("naturally.</s>")
     assert (first["number"], second["number"]) == (1, 2)
     assert 0 < first["supervised"] < first["tokens"]
-    shown = trnflow(tmp_path, *recipe)
+    shown = trnflow(*recipe)
     assert f"{prompt['text']}⟦{answer['text']}⟧" in shown.stdout
-    listed = trnflow(tmp_path, "runs", "--json")
+    listed = trnflow("runs", "--json")
     assert json.loads(listed.stdout)["runs"] == []
-    assert "== tokenize_text ==" in trnflow(tmp_path, "logs").stdout
-    wrong = trnflow(tmp_path, *recipe, "--split", "trian")
+    assert "== tokenize_text ==" in trnflow("logs").stdout
+    wrong = trnflow(*recipe, "--split", "trian")
     assert wrong.returncode == 2 and "there is no split trian" in wrong.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,8 +61,7 @@ def test_killed(tmp_path: Path) -> None:
     """What a killed rehearsal leaves goes with the next command that runs stages."""
     shell = Shell(tmp_path)
     write_sound(tmp_path, "classify")
-    command = [sys.executable, "-m", "trnflow", "rehearse", "mine.yaml"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=shell.environ, stderr=subprocess.PIPE, text=True)
+    process = shell.start("rehearse", "mine.yaml", stderr=subprocess.PIPE)
     assert process.stderr is not None
     while "tokenize_text" not in process.stderr.readline():
         assert process.poll() is None

@@ -243,15 +243,8 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     dry = retrain(tiny, "--dry-run", STRONG)
     assert dry["changed"] and dry["why"].startswith("the data changed")
 
-    command = [sys.executable, "-m", "trnflow", "retrain", "tiny.yaml", "--direct", "--json", *warm]
-    first = subprocess.Popen(
-        command,
-        cwd=tiny.folder,
-        env=tiny.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    first = tiny.start("retrain", "tiny.yaml", "--direct", "--json", *warm, **pipes)
     while not any((tiny.folder / ".trnflow/store/leases").glob("*/*.json")):
         assert first.poll() is None
         time.sleep(0.05)

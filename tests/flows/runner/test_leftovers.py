@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +28,7 @@ def left(folder: Path) -> list[str]:
 
 def kill_at_work(shell: Shell, number: int) -> None:
     """Kill a run's process while a stage of it works."""
-    run = subprocess.Popen([sys.executable, "-m", "trnflow", *RUN, other(number)], cwd=shell.folder, env=shell.environ)
+    run = shell.start(*RUN, other(number))
     wait_for(lambda: [*shell.folder.glob(".trnflow/work/*/out.scratch")], pause=0.01)
     run.send_signal(signal.SIGKILL)
     run.wait()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,7 @@ PATIENCE = 900.0
 
 def begun(shell: Shell, ended: int) -> subprocess.Popen[str]:
     """A sweep as a process of its own, in which at least `ended` trials have ended and the next one trains."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trnflow", *SWEEP],
-        cwd=shell.folder,
-        env=shell.environ,
-        text=True,
-        stderr=subprocess.PIPE,
-    )
+    process = shell.start(*SWEEP, stderr=subprocess.PIPE)
     deadline = time.monotonic() + PATIENCE
     work = shell.folder / ".trnflow/work"
     while len(good(document(shell.folder))) < ended or not [*work.glob("*-train-*")]:
