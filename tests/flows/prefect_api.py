@@ -48,9 +48,8 @@ def lay_tables(home: Path) -> None:
 
 def _keep_tables(home: Path) -> None:
     mine = TABLES.with_suffix(f".{os.getpid()}")
-    database, copy = sqlite3.connect(home / "prefect/prefect.db"), sqlite3.connect(mine)
-    with contextlib.closing(database), contextlib.closing(copy):
-        database.backup(copy)
+    with contextlib.closing(sqlite3.connect(home / "prefect/prefect.db")) as database:
+        database.execute("VACUUM INTO ?", [str(mine)])
     mine.replace(TABLES)
 
 

@@ -103,19 +103,9 @@ UNTIL = ("--until", "format_prompts", "--direct", "tracking.enabled=false", "dat
 @pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     from_page(
-        tmp_path,
-        "formats.py",
-        "tickets.yaml",
-        "rows.py",
-        "rows.yaml",
-        "losses.py",
-        "focal.yaml",
-        "state.py",
-        "state.yaml",
-        "best.yaml",
-        "looks.py",
-        "looks.yaml",
-    )
+        tmp_path, "formats.py", "tickets.yaml", "rows.py", "rows.yaml", "losses.py", "focal.yaml",
+        "state.py", "state.yaml", "best.yaml", "looks.py", "looks.yaml",
+    )  # fmt: skip
     rows = [{"subject": f"s {n}", "body": f"b {n}" if n else "", "team": ("a", "b")[n % 2]} for n in range(60)]
     (tmp_path / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = trnflow(tmp_path, "run", "tickets.yaml", *UNTIL)

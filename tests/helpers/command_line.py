@@ -76,10 +76,6 @@ def opened(folder: Path) -> tuple[InProcessShell, Store]:
 class InProcessShell(Shell):
     """Its variables are those of this process, but for what was changed in `environ`."""
 
-    @property
-    def changed(self) -> dict[str, str]:
-        return {name: value for name, value in self.environ.items() if value != self._before.get(name)}
-
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         from trnflow.flows.cli.main import main
 
@@ -93,7 +89,7 @@ class InProcessShell(Shell):
             ):  # fmt: skip
                 for name in set(os.environ) - set(self.environ):
                     patch.delenv(name)
-                for name, value in {**self.changed, **environ}.items():
+                for name, value in {**dict(self.environ.items() - self._before.items()), **environ}.items():
                     patch.setenv(name, value)
                 code = main(list(arguments))
         except SystemExit as stopped:

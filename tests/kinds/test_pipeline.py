@@ -106,17 +106,8 @@ def test_preview_and_errors_name_rows(project: tuple[InProcessShell, str], tmp_p
     bad[41] |= {"score": None, "topics": ["a"]}
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, bad)))
     (tmp_path / "test.jsonl").write_text(json.dumps({"text": "x", "score": 1.0, "topics": ["c"]}))
-    said = shell.error(
-        "run",
-        "mine.yaml",
-        "--direct",
-        *SMALL,
-        f"data.source={tmp_path}",
-        "data.split=null",
-        "--until",
-        "format_prompts",
-        code=1,
-    )
+    until = (f"data.source={tmp_path}", "data.split=null", "--until", "format_prompts")
+    said = shell.error("run", "mine.yaml", "--direct", *SMALL, *until, code=1)
     wanted = (
         "train row 42: score is missing" if task == "regression" else "test row 1: the label 'c' in topics is none of"
     )

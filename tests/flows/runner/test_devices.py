@@ -20,6 +20,7 @@ from tests.helpers.command_line import InProcessShell
 from tests.helpers.event_logs import runs_with_metrics
 from tests.helpers.runs import context, plan_graph, run_graph
 from tests.helpers.stores import new_store
+from tests.launch.processes import marked
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.devices import VISIBLE, device_key, device_names, devices_of
@@ -209,10 +210,5 @@ def test_a_training_waits_for_the_trial_of_a_sweep_that_was_killed(trainings: Tr
 
 
 def training_processes(folder: Path) -> list[int]:
-    found = []
-    for process_folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            environ = (process_folder / "environ").read_bytes()
-            if f"TEST_MARK={folder}".encode() in environ and re.search(rb"TRNFLOW_ATTEMPT=[^\0]+-train-", environ):
-                found.append(int(process_folder.name))
-    return found
+    trains = re.compile(rb"TRNFLOW_ATTEMPT=[^\0]+-train-")
+    return [pid for pid in marked(f"TEST_MARK={folder}") if trains.search(Path(f"/proc/{pid}/environ").read_bytes())]

@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,20 +32,17 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 @contextmanager
-def started(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A run in a process group of its own, as a terminal has it; its error output in the file `said`."""
     with (shell.folder / "said").open("wb") as said:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "trnflow", *RUN, *TRAINED, *arguments],
-            cwd=shell.folder, env=shell.environ, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
-        )  # fmt: skip
+        run = shell.start(*RUN, *TRAINED, *arguments, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
     try:
         yield run
     finally:
         run.kill()
 
 
-def interrupt(run: subprocess.Popen[bytes], shell: Shell, begun: Callable[[], object]) -> str:
+def interrupt(run: subprocess.Popen[str], shell: Shell, begun: Callable[[], object]) -> str:
     """Press Ctrl-C once `begun` says so; what the run said by the time it was gone."""
     wait_for(lambda: run.poll() is not None or begun(), 200)
     time.sleep(1)
