@@ -126,6 +126,13 @@ class TrainConfig(
         check_processes(self)
         _check_quantised(self)
         _check_8bit(self)
+        if self.ema_decay is not None and self.stochastic_rounding:
+            raise ValueError("ema_decay averages fp32 weights, and stochastic_rounding keeps none: leave one out")
+        if self.ema_decay is not None and self.zero1 and self.xla_processes == "per_device" and self.engine == "xla":
+            raise ValueError(
+                "ema_decay with zero1 is for one process (xla_processes=one): of several each has a part of the averages, and "
+                "evaluates whole ones: set zero1=false, or leave ema_decay out"
+            )
         if self.lora and self.lora.use_dora and self.tensor_parallel_size > 1:
             raise ValueError(
                 "lora.use_dora measures whole rows of a weight, which tensor_parallel_size splits: leave one out"

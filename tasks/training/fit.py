@@ -29,7 +29,7 @@ from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
 from trnflow.tasks.training.selection import Chosen, check_selection
-from trnflow.tasks.training.shared_types import PARAMETER, TensorSlice
+from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PUBLISHED = frozenset({
     "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",
     "max_steps", "label_smoothing", "class_weights", "dtype", "seed",
+    "learning_rate_mapping", "neftune_noise_alpha", "ema_decay",
 })  # fmt: skip
 """Settings in the metadata, for the model card: what was trained, not on which devices."""
 
@@ -168,7 +169,8 @@ def _write_weights(run: Run) -> None:
                 f"the checkpoint of step {best}, whose evaluation was the best, could not be kept",
                 "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
-        shards.write(out.path, beside(_parameters(shards.Reader(folder, PARAMETER))), {})
+        kept = PARAMETER if run.config.ema_decay is None else AVERAGE
+        shards.write(out.path, beside(_parameters(shards.Reader(folder, kept))), {})
 
 
 def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "first/", "second/"
 """Prefixes of tensor names in a checkpoint: parameters and their moments."""
 
+AVERAGE = "average/"
+"""Prefix of the moving average of a parameter (`train.ema_decay`)."""
+
 SCALES = "scales/"
 """Prefix, before that of a moment, of the scales of its blocks in 8 bits."""
 

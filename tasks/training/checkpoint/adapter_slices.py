@@ -23,7 +23,9 @@ def beside_initial(
     for part in slices:
         name = part.name.removeprefix(PARAMETER)
         yield part._replace(whole=_widened(name, part.whole)) if name in initial else part
-    for name, value in initial.items() if device is not None else ():
+    if device is None:
+        return
+    for name, value in initial.items():
         rows, columns = value.shape
         start, half = ((rows, 0), value) if A in name else ((0, columns), -value)
         yield TensorSlice(PARAMETER + name, device, start, _widened(name, (rows, columns)), half.float())

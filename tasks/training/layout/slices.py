@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.rules import tp_rules
+from trnflow.tasks.training.optim.rates import rate_factors
 from trnflow.tasks.training.partition_specs import Mesh, Shape, Spec, covers, parameter_specs, state_spec
 from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
@@ -28,6 +30,7 @@ class ShardLayout:
         plan: {module pattern: style}, of `tp_rules`.
         styles: {module: its style in the plan}.
         packed: Bytes of quantised layers, which every rank holds.
+        rates: {trained parameter: factor of its learning rate, if not 1}.
     """
 
     model: str
@@ -39,6 +42,7 @@ class ShardLayout:
     plan: dict[str, str]
     styles: dict[str, str]
     packed: int = 0
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
@@ -52,7 +56,8 @@ def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
     kept = {name: states[name] for name in built.trained()}
     packed = sum(getattr(module, "packed_bytes", 0) for module in built.model.modules())
-    return ShardLayout(model, mesh, shapes, tp, states if config.fsdp else tp, kept, plan, styles, packed)
+    specs, rates = states if config.fsdp else tp, rate_factors(config, built)
+    return ShardLayout(model, mesh, shapes, tp, specs, kept, plan, styles, packed, rates)
 
 
 def fp32_shards(config: TrainConfig, layout: ShardLayout) -> frozenset[str]:

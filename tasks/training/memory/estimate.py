@@ -39,6 +39,7 @@ class Memory:
     Attributes:
         parameters: Weights, and fp32 masters.
         gradients: And the buffers in which they are sent.
+        optimizer: Its state, and the weights' moving average.
         activations: Of one micro-batch; 0 at the update.
         runtime: Before the model is built.
         at: "the backward pass" or "the update".
@@ -86,7 +87,8 @@ def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Me
     # FSDP's fp32 shards are parameters and masters at once
     twice = copy * _numbers(layout, layout.specs, fp32_shards(config, layout))
     parameters = weights - twice + (masters if has_masters else 0)
-    optimizer = _optimizer_state(config, layout, masters)
+    averages = masters if config.ema_decay is not None else 0
+    optimizer = _optimizer_state(config, layout, masters) + averages
     accumulated = _gradients_during_pass(config, layout, traced, copy)
     updating = _gradients_at_update(config, layout, trained, copy)
     sharing = (

@@ -26,6 +26,7 @@ from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.losses import loss_sum_of
 from trnflow.tasks.training.memory.estimate import PassMemory
 from trnflow.tasks.training.model.build import logits_of
+from trnflow.tasks.training.model.noise import add_noise
 from trnflow.tasks.training.shared_types import Built
 
 
@@ -42,6 +43,7 @@ def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: i
             from trnflow.tasks.training.native.engine import recompute
 
             recompute(built.model, int(config.remat))
+        add_noise(config, built.model)
         built.model.train()
         chunks = uses_chunks(config, built)
         storages = _Storages(built.model)

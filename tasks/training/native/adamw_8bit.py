@@ -88,11 +88,12 @@ class AdamW8bit(FusedAdamW):
         draws: RandomBits | None = None,
     ) -> None:
         skip = (~good).float()
-        for spec, weight, gradient, moments in zip(
-            self._layout.states.values(), weights, gradients, self._moments, strict=True
+        for (name, spec), weight, gradient, moments in zip(
+            self._layout.states.items(), weights, gradients, self._moments, strict=True
         ):
             part = WeightPart(spec, weight, gradient, *(moment.to_fp32() for moment in moments))
-            rates = at if is_decayed(tuple(weight.shape)) else at._replace(weight_decay=0.0)
+            decay = at.weight_decay if is_decayed(tuple(weight.shape)) else 0.0
+            rates = at._replace(lr=at.lr * self._layout.rates.get(name, 1.0), weight_decay=decay)
             self._fused([part], [weight], ratio, skip, rates)
             for moment, wide in zip(moments, (part.first, part.second), strict=True):
                 moment.store(wide, good)

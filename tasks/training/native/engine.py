@@ -38,7 +38,9 @@ from trnflow.tasks.training.losses import hits_of, loss_sum_of, reads_rows, trai
 from trnflow.tasks.training.model.attention import with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
+from trnflow.tasks.training.model.noise import add_noise
 from trnflow.tasks.training.native.accumulation import GradientSums
+from trnflow.tasks.training.native.averages import Averages
 from trnflow.tasks.training.native.compiled_blocks import compile_blocks
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.first_weights import FirstWeights
@@ -91,12 +93,16 @@ class NativeEngine:
         self._spreads = apart or split
         places = self._places()
         self._masters = [masters.get(name, place) for name, place in zip(states, places, strict=True)]
+        self._averages = config.ema_decay is not None and Averages(
+            config.ema_decay, self._masters, self._layout, world, stored
+        )
         self._choose_kernels()
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Tensor | None:
         self._register("train", batch)
         if self._tracing:
             return None
+        self._use_averages(False)
         torch.manual_seed(replica_seed(seed, self._world.data))
         loss = torch.zeros((), device=self._device)
         for micro in batch.micro_batches(self._config.micro_rows):
@@ -110,6 +116,7 @@ class NativeEngine:
         self._register("eval", batch)
         if self._tracing:
             return None
+        self._use_averages(True)
         self._built.model.eval()
         with torch.no_grad(), explain_refusal(self._config):
             result = self._exchange.scores(self._scores_of(batch))
@@ -123,8 +130,13 @@ class NativeEngine:
         return [part.tolist() for part in torch.split(values, lengths)]
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
+        self._use_averages(False)
         masters = zip(self._layout.states.items(), self._masters, strict=True)
-        kept = (StateTensor(PARAMETER + n, self._layout.shapes[n], spec, value) for (n, spec), value in masters)
+        kept: Iterator[StateTensor] = (
+            StateTensor(PARAMETER + n, self._layout.shapes[n], spec, value) for (n, spec), value in masters
+        )
+        if self._averages:
+            kept = chain(kept, self._averages.state()) if state else self._averages.state(PARAMETER)
         for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
             if writes_piece(spec, self._world):
                 # the codes of 8-bit moments stay as they are
@@ -134,6 +146,14 @@ class NativeEngine:
 
     def peak_memory(self) -> int | None:
         return self._kind.peak_memory()
+
+    def _use_averages(self, wanted: bool) -> None:
+        """Give the model the averages of its weights, or its weights again."""
+        if self._averages and self._averages.swapped != wanted:
+            with torch.no_grad():
+                self._averages.swap()
+                if self._spreads:
+                    self._exchange.share_weights(self._masters, self._parameters)
 
     def _make_masters(self, weights: FirstWeights) -> dict[str, Tensor]:
         """Return this rank's fp32 masters beside the parameters."""
@@ -159,11 +179,12 @@ class NativeEngine:
         built.model.to(self._device).train()
 
     def _choose_kernels(self) -> None:
-        """Set dropout, attention and compilation of the model."""
+        """Set dropout, noise, attention and compilation of the model."""
         config, built = self._config, self._built
         weights = None if built.class_weights is None else torch.tensor(built.class_weights, device=self._device)
         if config.device == "cpu" and not config.compile and self._layout.mesh.model == 1:
             use_fast_dropout(built.model)
+        add_noise(config, built.model)
         self._built = with_attention(config, built)
         loss = over_ranks(training_loss(config, built.kind), built.kind, self._world)
         self._objective = (self._built, loss, weights, config.label_smoothing)
@@ -252,6 +273,8 @@ class NativeEngine:
             )
             # one pass over the parameters clips, skips an update that is not finite, and updates
             self._state.apply(self._masters, gradients, ratio, good, at, draws)
+            if self._averages:
+                self._averages.update(good, at.t)
             if self._spreads:
                 self._exchange.share_weights(self._masters, self._parameters)
             for parameter in self._parameters:

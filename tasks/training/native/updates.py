@@ -91,12 +91,13 @@ class FusedAdamW:
             draws: Rounds bf16 weights; None for fp32.
         """
         columns = (self._layout.states.values(), weights, gradients, self._first, self._second)
-        sorts: dict[bool, list[WeightPart]] = {True: [], False: []}
-        for part in map(WeightPart._make, zip(*columns, strict=True)):
-            sorts[is_decayed(tuple(part.weight.shape))].append(part)
+        parts, sorts = map(WeightPart._make, zip(*columns, strict=True)), dict[tuple[bool, float], list[WeightPart]]()
+        for name, part in zip(self._layout.states, parts, strict=True):
+            rate = self._layout.rates.get(name, 1.0)
+            sorts.setdefault((is_decayed(tuple(part.weight.shape)), rate), []).append(part)
         skip = (~good).float()
-        for decayed, some in sorts.items():
-            at_rest = at if decayed else at._replace(weight_decay=0.0)
+        for (decayed, rate), some in sorted(sorts.items(), key=lambda sort: sort[0], reverse=True):
+            at_rest = at._replace(lr=at.lr * rate, weight_decay=at.weight_decay if decayed else 0.0)
             if draws is None:
                 self._fused(some, [part.weight for part in some], ratio, skip, at_rest)
                 continue
@@ -108,8 +109,6 @@ class FusedAdamW:
 
     def _fused(self, some: Sequence[WeightPart], wide: list[Tensor], ratio: Tensor, skip: Tensor, at: Scalars) -> None:
         """Run the kernel, which changes `wide`, the weights in fp32, in place."""
-        if not some:
-            return
         step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # a copy from the host would wait
         torch._fused_adamw_(
             wide,
@@ -137,6 +136,7 @@ class FactoredState:
     Attributes:
         whole: Shape of the whole parameter.
         share: 1 / the ranks that hold the same part.
+        rate: Factor of the learning rate.
         state: {prefix such as "row/": whole tensor}.
     """
 
@@ -144,6 +144,7 @@ class FactoredState:
     whole: Shape
     spec: Spec
     share: float
+    rate: float
     state: dict[str, Tensor]
 
     @property
@@ -158,9 +159,15 @@ class Adafactor:
     def __init__(self, layout: ShardLayout, world: World, device: torch.device, stored: Reader | None) -> None:
         self._world = world
         self._all = [
-            FactoredState(name, layout.shapes[name], spec, 1 / piece_copies(spec, layout.mesh), state)
+            FactoredState(
+                name,
+                layout.shapes[name],
+                spec,
+                share=1 / piece_copies(spec, layout.mesh),
+                rate=layout.rates.get(name, 1.0),
+                state=_factors(name, layout.shapes[name], device, stored),
+            )
             for name, spec in layout.states.items()
-            for state in [_factors(name, layout.shapes[name], device, stored)]
         ]
 
     def state(self) -> Iterator[StateTensor]:
@@ -198,7 +205,8 @@ class Adafactor:
         )
         for factored, weight, move, total_sums, (length,) in zip(self._all, weights, moves, sums, lengths, strict=True):
             wide = weight.float()
-            moved = apply_update(wide, move, total_sums[-1], length, math.prod(factored.whole), at)
+            own = at._replace(lr=at.lr * factored.rate)
+            moved = apply_update(wide, move, total_sums[-1], length, math.prod(factored.whole), own)
             store(weight, torch.where(good, moved, wide), factored.spec, draws)
 
     def _direction(self, factored: FactoredState, gradient: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trnflow.tasks.config import WHEN_SET, NonNegativeCount, PositiveCount
+from trnflow.tasks.config import WHEN_SET, NonNegativeCount, Positive, PositiveCount
 from trnflow.tasks.training.settings.group import Fraction, Group
 
 ALL_LINEAR = "all-linear"
@@ -57,6 +57,10 @@ class LoraConfig(Group):
     """How A and B begin. pissa: as the weight's largest singular vectors, which pissa_niter_4 and _16 compute fast and nearly;
     olora: as the first part of its QR decomposition. The frozen base keeps the rest; the published adapter has twice the rank,
     for the original base. gaussian: A normally distributed, B zero. Default: A uniformly, B zero."""
+
+    loraplus_lr_ratio: Annotated[Positive | None, WHEN_SET] = None
+    """The learning rate of B, and of vectors such as biases, is this many times `train.learning_rate` (LoRA+); its authors
+    take 16."""
 
     base_dtype: Literal["int8", "nf4"] | None = None
     """Keep the weights of the frozen linear layers, but the head, in 8 bits (int8) or in 4 (nf4: QLoRA, by bitsandbytes), and

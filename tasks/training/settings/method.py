@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import PrivateAttr, model_validator
 
-from trnflow.tasks.config import GRAPH, NOT_KEYED, Hook, Positive
+from trnflow.tasks.config import GRAPH, NOT_KEYED, WHEN_SET, Hook, Positive
 from trnflow.tasks.training.settings.group import Fraction, Group
 from trnflow.tasks.training.settings.lora import LoraConfig
 
@@ -63,6 +63,10 @@ class LossSettings(Group):
 
     label_smoothing: Annotated[Fraction, GRAPH] = 0.0
     """The share of each target's probability that is spread evenly over all classes or tokens."""
+
+    neftune_noise_alpha: Annotated[Positive | None, GRAPH, WHEN_SET] = None
+    """Add uniform noise of at most this / sqrt(positions x width of the model) to the embeddings of each pass (NEFTune); its
+    authors take 5 to 15."""
 
     class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     """How much a target of each label counts in the loss: a mapping from label to weight (labels left out: 1), or "balanced":

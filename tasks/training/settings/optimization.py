@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trnflow.tasks.config import GRAPH, BatchRows, NonNegative, Positive, PositiveCount
+from trnflow.tasks.config import GRAPH, WHEN_SET, BatchRows, NonNegative, Positive, PositiveCount
 from trnflow.tasks.training.settings.group import Fraction, Group
 
 
@@ -29,6 +29,10 @@ class OptimizerSettings(Group):
     eps: Positive = 1e-8
     """AdamW: added to the square root of the second moment. Adafactor does not use it."""
 
+    ema_decay: Annotated[Fraction | None, GRAPH, WHEN_SET] = None
+    """Evaluate and publish an exponential moving average of the weights, of which each update keeps this share, such as 0.999.
+    Takes 4 bytes a trained parameter."""
+
     max_grad_norm: Positive | None = 1.0
     """Gradients are scaled down so that the norm of all together is at most this. null: no clipping."""
 
@@ -44,6 +48,10 @@ class ScheduleSettings(Group):
 
     learning_rate: Positive = 5e-5
     """The highest learning rate, reached after warm-up."""
+
+    learning_rate_mapping: Annotated[dict[str, Positive], GRAPH, WHEN_SET] = {}
+    """Other highest learning rates of some parts of the model: {parts of names, as in `train.freeze`: rate}; the first that
+    fits counts. They follow the schedule too."""
 
     learning_rate_batch: BatchRows | None = None
     """The global batch that `learning_rate` was chosen for: the rate is scaled linearly to the recipe's global batch. Default: no

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +24,16 @@ from trnflow.tasks.training.layout.slices import check_length, layout_of
 from trnflow.tasks.training.losses import hits_of, loss_sum_of, reads_rows, training_loss, with_logits
 from trnflow.tasks.training.model.attention import use_attend_heads
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
+from trnflow.tasks.training.model.noise import add_noise
 from trnflow.tasks.training.optim.adafactor import adafactor
 from trnflow.tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
 from trnflow.tasks.training.optim.rounding import LACKING, round_stochastically
 from trnflow.tasks.training.partition_specs import Shape, Spec
-from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
+from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World
 from trnflow.tasks.training.xla import gspmd
 from trnflow.tasks.training.xla.devices import compile_count, start_devices
-from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves
+from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves, parameter_uses
 from trnflow.tasks.training.xla.replicas import Write, make_replicas
 
 if TYPE_CHECKING:
@@ -57,9 +59,10 @@ class XlaEngine:
         # one process for all devices sees all rows
         self._rows = (world.data, world.mesh.data) if reads_rows(config, built.kind) else None
         layout = layout_of(config, built)
-        self._specs, self._state_specs = layout.tp, layout.states
+        self._specs, self._state_specs, self._rates = layout.tp, layout.states, layout.rates
         self._replicas = make_replicas(config, world, self._state_specs)
         self._device, self._devices = start_devices(config)
+        self._averages: dict[str, Tensor] = {}  # empty without `train.ema_decay`
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
             for module in built.model.modules():
@@ -77,6 +80,7 @@ class XlaEngine:
             summed = self._state_specs if config.accumulation > 1 else ()
             self._sums = {name: self._zeros(*self._leaves.summed(name)) for name in summed}
         self._shard_tensors(layout.plan)
+        add_noise(config, built.model)
         if config.remat and config.method != "head":
             if built.frozen:  # torch_xla's checkpoint computes gradients only if a layer's input has one
                 built.model.enable_input_require_grads()
@@ -99,7 +103,7 @@ class XlaEngine:
 
     def evaluate(self, batch: Batch) -> Tensor | None:
         self._built.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._averaged():
             ids, targets, segments, positions = self._columns(batch)
             logits = logits_of(self._built, ids, segments, positions)
             kind = self._built.kind
@@ -116,8 +120,10 @@ class XlaEngine:
 
     def slices(self, *, state: bool) -> Iterator[TensorSlice]:
         specs = self._specs if self._masters is self._parameters else self._state_specs
-        for name, tensor in self._masters.items():
+        for name, tensor in self._masters.items() if state or not self._averages else ():
             yield from self._replicas.slices(PARAMETER + name, tensor.detach(), specs[name])
+        for name, tensor in self._averages.items():
+            yield from self._replicas.slices((AVERAGE if state else PARAMETER) + name, tensor, self._state_specs[name])
         for name, kept in self._state.items() if state else ():
             for prefix, tensor in kept.items():
                 yield from self._replicas.slices(prefix + name, tensor, self._kept_spec(name, tensor))
@@ -166,10 +172,15 @@ class XlaEngine:
         kept = list(self._state[name].values())
         old = (self._masters[name].detach().float(), *kept)
         specs = [self._state_specs[name], *(self._kept_spec(name, tensor) for tensor in kept)]
-        new = UPDATES[self._config.optimizer](*old, gradient=gradient, at=at)
+        own = [at[0] * self._rates[name], *at[1:]] if name in self._rates else at
+        new = UPDATES[self._config.optimizer](*old, gradient=gradient, at=own)
         marked = [self._mark(value, spec) for value, spec in zip(new, specs, strict=True)]
         weight, *state = (torch.where(good, after, before) for after, before in zip(marked, old, strict=True))
         writes: list[Write] = list(zip(kept, state, specs[1:], strict=True))
+        if self._config.ema_decay is not None:
+            average = self._averages[name]
+            moved = torch.where(at[1] > 1, average + (1 - self._config.ema_decay) * (weight - average), weight)
+            writes.append((average, torch.where(good, self._mark(moved, specs[0]), average), specs[0]))
         if self._masters is self._parameters:
             stored = self._rounded(weight, specs[0]) if self._config.stochastic_rounding else weight
             return [(self._parameters[name], stored, self._specs[name]), *writes]
@@ -177,6 +188,19 @@ class XlaEngine:
         narrow = self._mark(weight.to(self._parameters[name].dtype), specs[0]).clone()
         computing = (self._parameters[name], narrow, self._specs[name])
         return [computing, (self._masters[name], weight, specs[0]), *writes]
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Let the layers compute with the averages of their weights, if there are any."""
+        uses = [*parameter_uses(self._built.model, self._parameters, apart=False)] if self._averages else []
+        narrow = {name: parameter.dtype for name, parameter in self._parameters.items()}
+        # multiplied: a copy would keep the layout of the state
+        values = {n: self._mark((a * 1.0).to(narrow[n]), self._specs[n]) for n, a in self._averages.items()}
+        for use in uses:
+            vars(use.layer)[use.attribute] = values[use.name]
+        yield
+        for use in uses:
+            del vars(use.layer)[use.attribute]
 
     def _rounded(self, weight: Tensor, spec: Spec) -> Tensor:
         """Return the fp32 weight rounded to bf16."""
@@ -242,6 +266,9 @@ class XlaEngine:
             if apart and name in trained:
                 spec = self._state_specs[name]
                 masters[name] = self._send(self._replicas.piece(value, spec), spec)
+            if self._config.ema_decay is not None and name in trained:
+                spec, average = self._state_specs[name], stored.tensor(AVERAGE + name) if stored else value
+                self._averages[name] = self._send(self._replicas.piece(average, spec), spec)
             sent = self._send(value.to(torch.bfloat16) if half else value, self._specs[name])
             placed[name] = self._mark(torch.nn.Parameter(sent, requires_grad=name in trained), self._specs[name])
         for module in self._built.model.modules():

@@ -60,7 +60,7 @@ class GradientLeaves:
     ) -> None:
         # GSPMD alone would sum each gradient in each pass, in the dtype of the computation
         self._parameters, self._specs, self._states, self._mark, self._shares = parameters, specs, states, mark, shares
-        self._uses = list(_parameter_uses(model, parameters, apart=shares > 1))
+        self._uses = list(parameter_uses(model, parameters, apart=shares > 1))
         times = Counter(use.name for use in self._uses)
         self._apart = {use.name for use in self._uses if use.kind == "linear" and times[use.name] == 1}
         self._leaves: list[Any] = []
@@ -120,7 +120,7 @@ class GradientLeaves:
         return self._mark(gradient, self._specs[use.name]).clone()
 
 
-def _parameter_uses(model: Any, parameters: Mapping[str, Any], *, apart: bool) -> Iterator[ParameterUse]:
+def parameter_uses(model: Any, parameters: Mapping[str, Any], *, apart: bool) -> Iterator[ParameterUse]:
     """Yield each use of a trained parameter. apart: whether separate leaves are needed."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     for layer in model.modules():

@@ -135,6 +135,30 @@ def test_frozen_parameters_have_neither_gradient_nor_state(tmp_path: Path) -> No
     assert (part.parameters, part.optimizer) == (whole.parameters + 4 * trained, 8 * trained)
 
 
+def test_a_moving_average_takes_four_bytes_a_trained_parameter_and_noise_a_pass_s_embeddings(tmp_path: Path) -> None:
+    packed = packed_lm(tmp_path / "packed", length=64, rows=8)
+    config = TrainConfig(engine="native", global_batch=8)
+    plain, averaged, noisy = (
+        trace_memory(config.model_copy(update=fields), scratch(**LLAMA), packed.meta)
+        for fields in ({}, {"ema_decay": 0.9}, {"neftune_noise_alpha": 5.0})
+    )
+    assert averaged.optimizer == plain.optimizer * 3 // 2 and averaged.gradients == plain.gradients
+    assert noisy.total >= plain.total
+
+
+def test_dora_s_and_saved_parts_count_what_they_train(tmp_path: Path) -> None:
+    packed = packed_lm(tmp_path / "packed", length=64, rows=8)
+
+    def traced(**fields: Any) -> Memory:
+        lora = {"targets": ["q_proj"], **fields}
+        config = TrainConfig.model_validate({"engine": "native", "global_batch": 8, "method": "lora", "lora": lora})
+        return trace_memory(config, scratch(**LLAMA), packed.meta)
+
+    plain = traced()
+    assert traced(use_dora=True).optimizer == plain.optimizer + 2 * 8 * 32
+    assert traced(modules_to_save=["embed_tokens"]).optimizer == plain.optimizer + 8 * 64 * 32
+
+
 def test_a_family_without_rules_of_ours_is_traced(tmp_path: Path) -> None:
     model, packed = scratch(model_type="gpt2", n_embd=32, n_layer=2, n_head=2), packed_lm(tmp_path)
     config = TrainConfig(engine="native", global_batch=8)

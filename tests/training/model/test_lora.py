@@ -134,6 +134,13 @@ def test_lora_without_settings_is_lora_with_the_defaults() -> None:
         ({"lora": {}}, "lora is set, and method is full: set method=lora, or lora=null"),
         ({"method": "head", "lora": {"rank": 4}}, "lora is set, and method is head"),
         ({"method": "lora", "lora": {"rank": 0}}, "greater than 0"),
+        ({"method": "lora", "lora": {"loraplus_lr_ratio": 0}}, "greater than 0"),
+        ({"ema_decay": 1.0}, "less than 1"),
+        ({"ema_decay": 0.9, "dtype": "bfloat16", "stochastic_rounding": True}, "ema_decay averages fp32 weights"),
+        (
+            {"ema_decay": 0.9, "engine": "xla", "device": "neuron", "zero1": True, "devices": 2},
+            "ema_decay with zero1 is for one",
+        ),
         ({"method": "lora", "lora": {"dropout": 1.0}}, "less than 1"),
         ({"method": "lora", "lora": {"targets": []}}, "at least 1 item"),
         ({"method": "lora", "lora": {"targets": "q_proj"}}, r"write a list, such as \[q_proj\], or all-linear"),

@@ -1,0 +1,23 @@
+"""Which parameters have a learning rate of their own."""
+
+from __future__ import annotations
+
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.model.lora import B
+from trnflow.tasks.training.model.named_parts import parts_named
+from trnflow.tasks.training.shared_types import Built
+
+
+def rate_factors(config: TrainConfig, built: Built) -> dict[str, float]:
+    """Return {trained parameter: how many times the common learning rate it has}; those with the common rate are left out.
+
+    Raises ModelError when `train.learning_rate_mapping` names nothing that is trained.
+    """
+    trained = built.trained()
+    ratio = config.lora and config.lora.loraplus_lr_ratio
+    # as peft's create_loraplus_optimizer
+    fast = {name for name, p in trained.items() if f"{B}." in name or p.dim() == 1} if ratio else set[str]()
+    model, rates = type(built.model).__name__, config.learning_rate_mapping
+    named = parts_named(rates, list(trained), f"what is trained of {model}", "train.learning_rate_mapping")
+    own = {name: rates[pattern] / config.learning_rate for name, pattern in named.items()}
+    return {**dict.fromkeys(fast, float(ratio or 1)), **own}
