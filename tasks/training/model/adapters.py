@@ -55,7 +55,8 @@ def adapt(config: TrainConfig, built: Built) -> Built:
         frozen = [layer for layer in quantised_layers(built.model) if f"{layer}.weight" not in whole]
         _inject(config.lora, built, whole)
         if config.lora.base_dtype is not None:
-            quantise(built.model, frozen, config.lora.base_dtype, getattr(torch, config.dtype))
+            dtype = getattr(torch, config.dtype)
+            quantise(built.model, frozen, config.lora.base_dtype, dtype, trained=whole)
     # by names, never by weights, so that precompile and train choose the same
     wanted = _trained_names(config, built) | whole
     for name, parameter in built.parameters().items():

@@ -92,9 +92,12 @@ def quantised_layers(model: Any) -> list[str]:
     return [n for n, layer in body_layers(model).items() if layer is not output and hasattr(layer, "in_features")]
 
 
-def quantise(model: Any, layers: Collection[str], kind: str, dtype: torch.dtype) -> None:
-    """Quantise `quantised_layers` in place, those too that adapters were put around since, and free their weights."""
-    _check_share(model, layers, kind)
+def quantise(
+    model: Any, layers: Collection[str], kind: str, dtype: torch.dtype, *, trained: Collection[str] = ()
+) -> None:
+    """Quantise `quantised_layers` in place, those too that adapters were put around since, and free their weights. trained:
+    parameters that stay as they are because they are trained."""
+    _check_share(model, layers, kind, trained)
     for name in layers:
         parent, leaf = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if hasattr(model.get_submodule(name), "base_layer"):
@@ -108,9 +111,9 @@ def rounded(value: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     return FORMATS[kind].dequantise(codes, scales, tuple(value.shape), dtype)
 
 
-def _check_share(model: Any, layers: Collection[str], kind: str) -> None:
+def _check_share(model: Any, layers: Collection[str], kind: str, trained: Collection[str]) -> None:
     """Raise ModelError when many of the body's weights are not in `layers`, as those of experts or of GPT-2."""
-    adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
+    adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name or name in trained}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     output = model.get_output_embeddings()
     weights: list[Any] = [model.get_submodule(name).weight for name in layers]  # of an adapted layer its base's

@@ -77,7 +77,8 @@ def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
     write_json(folder / "config.json", built.config)
     if config.lora:
         write_json(folder / CONFIG, adapter_document(built))
-    return Input(folder, "checkpoint", {"task": built.task, "method": config.method}, "sha256:c")
+    settings = config.model_dump(mode="json", include={"lora", "dtype"})
+    return Input(folder, "checkpoint", {"task": built.task, "method": config.method, "settings": settings}, "sha256:c")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,8 @@ def checkpoint(folder: Path, config: TrainConfig, built: Built) -> Input:
         (LLAMA, "causal_lm", PATTERNS),
         (QWEN2, "causal_lm", {"method": "lora", "lora": {"use_rslora": True}}),
         (GPT2, "causal_lm", ALL),  # its layers are Conv1D, whose weights lie the other way round
-        (BERT, "classification", ALL),
+        (LLAMA, "causal_lm", lora(base_dtype="int8", modules_to_save=["layers.1.mlp", "norm"])),
+        (BERT, "classification", lora(use_dora=True)),
         (DISTILBERT, "classification", {"method": "lora", "lora": {"targets": ["q_lin", "ffn.*"]}}),
         ({**BERT, "model_type": "roberta"}, "classification", {"method": "head"}),
         ({**LLAMA, "tie_word_embeddings": False}, "causal_lm", {"method": "head"}),
@@ -98,7 +100,7 @@ def test_merged_weights_are_the_trained_model(
     model: dict[str, Any], task: str, fields: dict[str, Any], tmp_path
 ) -> None:
     packed = (packed_lm if task == "causal_lm" else packed_classes)(tmp_path / "packed")
-    base, config = saved(tmp_path / "base", task=task, **model), TrainConfig(**fields)
+    base, config = saved(tmp_path / "base", task=task, **model), TrainConfig(**fields, engine="native")
     plain = build(base, packed, seed=0, weights=True)
     trained = adapt(config, build(base, packed, seed=0, weights=True))
     shards = checkpoint(tmp_path / "checkpoint", config, trained)
