@@ -15,6 +15,7 @@ from trnflow.flows.runner.vocabulary import check_vocabulary, refuse_unknown_voc
 from trnflow.flows.runner.warm_parents import Parent
 from trnflow.flows.runner.warm_start import earlier_model, starting_model
 from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.compute_reference import compute_reference
 from trnflow.tasks.consolidate import consolidate
 from trnflow.tasks.data.format.config import is_framed
 from trnflow.tasks.data.format.row_makers import unread_columns
@@ -36,13 +37,15 @@ from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
 from trnflow.tasks.training.config import OWN_LOSS
 from trnflow.tasks.training.losses import reads_rows
+from trnflow.tasks.training.preference_losses import needs_reference
 from trnflow.tasks.training.refusals import refuse_long_export, refuse_unfit_model
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (
-    load_data, format_prompts, tokenize_text, pack_chunks, precompile, train, consolidate, export_neuron, evaluate_model,
+    load_data, format_prompts, tokenize_text, pack_chunks, compute_reference, precompile, train, consolidate, export_neuron,
+    evaluate_model,
 )  # fmt: skip
 STAGES = tuple(stage_of(function).name for function in FUNCTIONS)
 ROLES = by_role(FUNCTIONS)
@@ -69,6 +72,17 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     refuse = partial(refuse_unfit_model, training)
+    reference = (
+        Node(
+            compute_reference,
+            training,
+            {"model": model, "packed": packed, "warm_start": start},
+            check=knows,
+            needs=refuse,
+        )
+        if needs_reference(training.objective)
+        else None
+    )
     loss = own_code(recipe, "train.loss", also=(OWN_LOSS,))
     graphs = Node(precompile, training, {"model": model, "packed": packed, "code": loss}, check=knows, needs=refuse)
     is_own = training.keeps_best and ":" in training.best_metric
@@ -78,6 +92,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         {
             "model": model, "packed": packed, "warm_start": start, "metric": best_metric(recipe), "code": loss,
             "rows": (rows or loaded) if is_own else None, "texts": texts if is_own else None,
+            "reference": reference,
             **({"graphs": graphs} if measures else {}),
         },
         after={} if measures else {"graphs": graphs},
@@ -102,12 +117,13 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
             "code": own_code(recipe, "evaluate.metrics"),
             "weights": weights,
             "exported": exported,
+            "reference": reference,
             "base": model,
             "warm_start": start,
         },
-        needs=lambda known: refuse_messages(recipe.evaluate.prompts, framed=is_framed(recipe.format)),
+        needs=lambda known: refuse_messages(recipe.evaluate.prompts, framed=is_framed(recipe.format, known.of("rows"))),
     )
-    nodes = (None if rows else loaded, texts, tokens, packed, graphs, shards, weights, exported, evaluation)
+    nodes = (None if rows else loaded, texts, tokens, packed, reference, graphs, shards, weights, exported, evaluation)
     given = {} if rows is None else {ROLES["rows"]: rows}
     present = with_own_stages(recipe, [node for node in nodes if node is not None], given, KINDS)
     return Graph(present, partial(_check_run, recipe), lambda known: remarks_of_columns(recipe, known.of("rows")))
@@ -135,7 +151,7 @@ def rows_source(recipe: Recipe) -> Lookup:
 def best_metric(recipe: Recipe) -> Lookup | None:
     """Return the lookup of the code that measures `train.best_metric`; None for what every evaluation has."""
     training, kind = recipe.train, FORMATS[recipe.format.task]
-    of_sums = not kind.per_row and training.keeps_best and training.best_metric != "eval_loss"
+    of_sums = not (kind.per_row or kind.pairs) and training.keeps_best and training.best_metric != "eval_loss"
     if not of_sums and not reads_rows(training, kind):
         return None
     own = next((metric for metric in recipe.evaluate.metrics if metric.function == training.best_metric), None)

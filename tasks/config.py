@@ -90,15 +90,20 @@ def _values_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 def keyed_params(config: StageConfig) -> dict[str, Any]:
     """Return {field: value} of all fields not marked NOT_KEYED, or WHEN_SET and not set, nested configs included, as plain
     JSON."""
-    newer = marked(type(config), WHEN_SET)
-    unset = {name for name in newer if getattr(config, name) == type(config).model_fields[name].default}
-    skip = marked(type(config), NOT_KEYED) | unset
+    skip = marked(type(config), NOT_KEYED) | _unset(config)
     return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
 
 
 def graph_params(config: StageConfig) -> dict[str, Any]:
-    """Return {field: value} of the fields marked GRAPH, as plain JSON."""
-    return {name: _plain(getattr(config, name)) for name in sorted(marked(type(config), GRAPH))}
+    """Return {field: value} of the fields marked GRAPH, but WHEN_SET and not set, as plain JSON."""
+    names = sorted(marked(type(config), GRAPH) - _unset(config))
+    return {name: _plain(getattr(config, name)) for name in names}
+
+
+def _unset(config: StageConfig) -> set[str]:
+    """Return the fields marked WHEN_SET that have their default."""
+    newer, fields = marked(type(config), WHEN_SET), type(config).model_fields
+    return {name for name in newer if getattr(config, name) == fields[name].default}
 
 
 def _plain(value: Any) -> Any:

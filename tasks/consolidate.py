@@ -32,6 +32,7 @@ from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weig
 from trnflow.tasks.training.checkpoint.starting_weights import base_weights, starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import TOKEN_TYPES, auto_class, takes_token_types
+from trnflow.tasks.training.preference_losses import WEIGHED
 from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
@@ -150,13 +151,16 @@ def consolidate(
     check_folder(out, auto_class(shards.meta["task"]), settings, published, dtype)
     if packed is not None and kind_of(shards.meta["task"]).decides:
         _decide(packed, out)
-    return {
+    meta: ModelMeta = {
         "task": shards.meta["task"],
         "labels": shards.meta["labels"],
         "lengths": shards.meta["lengths"],
         "parameters": sum(sizes.values()),
         "dtype": dtype,
     }
+    if kind_of(shards.meta["task"]).pairs:
+        meta["preference"] = {name: shards.meta["settings"][name] for name in WEIGHED}
+    return meta
 
 
 def _origin(model: Source, warm_start: Input | None) -> CardSource:
@@ -181,7 +185,7 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
         return
     write_json(out.path / ROW_FORMAT_FILE, document)
     settings = document["rows"]["settings"]
-    if settings["task"] == "chat" and settings["chat_template"] not in ("tokenizer", "sections"):
+    if settings["task"] in ("chat", "preference") and settings["chat_template"] not in ("tokenizer", "sections"):
         for folder in (out.path, out.path / "adapter"):
             if folder.is_dir():
                 (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")

@@ -29,6 +29,7 @@ from trnflow.tasks.evaluation.scores import (
     values_of,
     values_of_texts,
 )
+from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Kept, Keyed, Workdir, stage, write_json
 
@@ -97,7 +98,9 @@ def evaluate_model(
     task, made = packed.meta["task"], predictions.meta
     file = texts.path / f"{made['split']}.parquet"
     kind = kind_of(task)
-    score = _classification if kind.one_class else _targets if kind.reads_targets else _language
+    score = (
+        _classification if kind.one_class else _targets if kind.reads_targets else _pairs if kind.pairs else _language
+    )
     report = score(packed, predictions, file, out)
     metrics, own = report["metrics"] | made["export_metrics"], {}
     if rows is not None and code is not None:
@@ -124,6 +127,8 @@ def evaluate_model(
 
 def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Path) -> Meta:
     """Write the predictions as the user's metrics read them, in the order of the rows."""
+    import numpy as np
+
     from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses, load_columns
     from trnflow.tasks.evaluation.row_losses import source_rows
     from trnflow.tasks.kinds.targets import Outputs
@@ -142,6 +147,9 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
             }
         else:
             arrays = load_columns(ClassPredictions, predicted.path)._asdict()
+    elif kind.pairs:
+        pairs, order = load_columns(Rewards, predicted.path), source_rows(packed, split)
+        arrays = {"probabilities": np.stack([pairs.chosen, pairs.rejected], axis=1), "loss": pairs.loss}
     else:
         arrays, generations = load_columns(RowLosses, predicted.path)._asdict(), predicted.path / GENERATIONS
         order = arrays.pop("row")
@@ -193,6 +201,17 @@ def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta
 
     found = load_columns(Outputs, predicted.path)
     return report_outputs(found, packed, predicted.meta["split"], texts, out.path)
+
+
+def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
+    """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
+    from trnflow.tasks.evaluation.columns import load_columns
+    from trnflow.tasks.evaluation.pair_rewards import report_pairs
+
+    shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
+    found = load_columns(Rewards, predicted.path)
+    report = report_pairs(found, packed, predicted.meta["split"], texts, out.path)
+    return {**report, "generations": _generations(out.path)[:SHOWN]}
 
 
 def _worst(predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[Meta]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.format.chat import REWRITTEN
-from trnflow.tasks.data.format.config import FormatConfig, is_framed
+from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.first_rows import first_rows
 from trnflow.tasks.data.format.own_rows import HOOK
@@ -33,6 +33,7 @@ from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
 from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.kinds.preference import REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.sources.model_source import tokenizer_folder
 from trnflow.tasks.stage import Keyed, Known, Part, PartResult, Parts, Workdir, read_json, stage, write_json
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from trnflow.tasks.data.format.source_rows import Ints
-    from trnflow.tasks.metadata import RowsMeta, TextsMeta
+    from trnflow.tasks.metadata import RowColumns, RowsMeta, TextsMeta
 
 BATCH = 4096
 PART = 8 * BATCH
@@ -61,7 +62,7 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
     """Return what is keyed: the rows and, for conversations, the tokenizer with its chat template."""
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
-    return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if config.task == "chat" else {})}
+    return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if is_chat(config, rows.meta) else {})}
 
 
 def foresee(config: FormatConfig, known: Known) -> Meta:
@@ -75,7 +76,8 @@ def needs(config: FormatConfig, known: Known) -> Iterator[str]:
     """Raise ConfigError for a column that the rows lack, or a tokenizer without chat template."""
     rows, model = known.of("rows"), known.sources["model"]
     at = model.location["tokenizer"]
-    chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) and (not at or "folder" in at) else None
+    framed = is_framed(config, rows) and (not at or "folder" in at)
+    chat = chat_document(config, tokenizer_folder(model)) if framed else None
     if "columns" in rows:
         FORMATS[config.task].check_rows(config, rows)
         maker_of(config, cast("RowsMeta", rows), chat, no_limit)
@@ -87,7 +89,7 @@ def split_rows(
 ) -> list[Part]:
     """Return the parts, in the order of splits and rows. Raises ConfigError before any row is read, CodeError for a
     function of the user's that gives the same row other texts."""
-    chat = chat_document(config, tokenizer_folder(model)) if is_framed(config) else None
+    chat = chat_document(config, tokenizer_folder(model)) if is_framed(config, rows.meta) else None
     FORMATS[config.task].check_rows(config, rows.meta)
     maker_of(config, rows.meta, chat, no_limit)
     if config.task == "chat":
@@ -172,7 +174,7 @@ def format_prompts(
     one.
 
     Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
-    `parts: list<struct<text, train>>`.
+    `parts: list<struct<text, train>>`, of pairs also `rejected` of the same type.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -192,7 +194,7 @@ def format_prompts(
         "task": FORMATS[config.task].name,
         "labels": read_json(parts.shared / LABELS),
         "splits": {split: tally.written for split, tally in counts.items()},
-        "framed": is_framed(config),
+        "framed": is_framed(config, rows.meta),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
         "rows": {
             "settings": keyed_params(config),
@@ -227,7 +229,7 @@ def _gathered(
     tally, count = DropCounts(), rows.meta["splits"][split]
     sources: list[Ints] = []
     tables = _tables(split, config, rows, parts, tally, sources, out, code)
-    write_rows(tables, _schema(config), out.path / f"{split}.parquet", lambda done: None)
+    write_rows(tables, _schema(config, rows.meta), out.path / f"{split}.parquet", lambda done: None)
     write_source_rows(out.path, split, sources, count)
     if tally.written == 0:
         bad = f" ({tally.rows(BAD)} can't be rendered; the first: {tally.noted[BAD][1]})" if tally.rows(BAD) else ""
@@ -238,15 +240,17 @@ def _gathered(
     return tally
 
 
-def _schema(config: FormatConfig) -> pa.Schema:
+def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     import pyarrow as pa
 
     kind = FORMATS[config.task]
     if kind.per_row:
         texts = ["text", *([PAIR] if config.text_pair else ()), *([NEGATIVE] if config.negative else ())]
         return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
-    plain = [("plain", pa.bool_())] if is_framed(config) else []
-    return pa.schema([("parts", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain])))])
+    plain = [("plain", pa.bool_())] if is_framed(config, meta) else []
+    names = ["parts", REJECTED] if kind.pairs else ["parts"]
+    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain]))
+    return pa.schema([(name, parts) for name in names])
 
 
 def _tables(
@@ -299,7 +303,7 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
     config, part = FormatConfig.model_validate(arguments["config"]), arguments["part"]
     if not arguments["code"] or arguments["code"]["identity"]["env"].keys() <= {"python"}:
         spare_pandas()
-    texts, make = _schema(config), maker_from(arguments, limit)
+    texts, make = _schema(config, arguments["meta"]), maker_from(arguments, limit)
     schema = texts.append(pa.field(SOURCE_ROW, pa.int32()))
     table, tally = read_rows(Path(arguments["file"]), part["first"], part["count"]), DropCounts()
     with pa.OSFile(arguments["to"], "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

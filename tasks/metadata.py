@@ -175,6 +175,8 @@ class ModelMeta(TrainedMeta):
 
     parameters: int
     dtype: str
+    preference: NotRequired[Meta]
+    """The settings by which answers are rewarded (`preference_losses.Settings`)."""
 
 
 class ExportedMeta(TrainedMeta):

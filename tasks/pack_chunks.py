@@ -127,11 +127,11 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
         load_layout(_layout_folder(shared.path, part["split"], part["length"])), part["first"], part["last"]
     )
     labels = load_array(source / "labels.npy", mapped=True) if kind.per_row else None
-    has_types = tokens.meta.get("pair") or tokens.meta.get("head")
+    has_types = kind.pairs or tokens.meta.get("pair") or tokens.meta.get("head")
     types = load_array(source / TYPES_FILE, mapped=True) if has_types else None
     mask = None if kind.per_row else _loss_mask(part["split"], tokens)
     of_tokens = labels if kind.per_position else None
-    block = fill(where, part["length"], ids, mask, tokens.meta["pad_id"], of_tokens, types, apart=kind.apart)
+    block = fill(where, part["length"], ids, mask, tokens.meta["pad_id"], of_tokens, types, apart=kind.apart, pairs=kind.pairs)
     if labels is not None and not kind.per_position:
         block["labels"] = labels[where.pieces.row]
     for name, values in block.items():
@@ -207,6 +207,12 @@ def _check(config: PackConfig, task: str) -> None:
         )
     if per_row and config.overlong == "split":
         raise ConfigError("pack.overlong: rows with labels can't be split", "use tokenize.overlong=truncate, or drop")
+    if kind_of(task).pairs and (config.strategy == "concat" or config.overlong == "split"):
+        raise ConfigError(
+            f"pack.{'strategy: concat' if config.strategy == 'concat' else 'overlong: split'} cuts rows, and the answers of a "
+            "pair stay together",
+            "use bfd, bucket or pad, and tokenize.overlong for long answers",
+        )
     if config.lengths and config.strategy != "bucket":
         raise ConfigError(
             f"pack.lengths is for strategy bucket, but pack.strategy is {config.strategy}", "set pack.strategy=bucket"
@@ -254,10 +260,12 @@ def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, tokens:
     # tokenising may have dropped rows before this one
     row = int(load_array(tokens.path / split / "source_row.npy", mapped=True)[at])
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
-    instead = "drop" if kind_of(tokens.meta["task"]).per_row else "split or drop"
+    kind = kind_of(tokens.meta["task"])
+    instead = "drop" if kind.per_row or kind.pairs else "split or drop"
     return DataError(
         f"split {split} row {row + 1}: {pieces.size[at]} tokens don't fit a chunk of {most} ({count} such rows)",
-        f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most}, or set pack.overlong to {instead}",
+        f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most // 2 if kind.pairs else most}, or set "
+        f"pack.overlong to {instead}",
     )
 
 

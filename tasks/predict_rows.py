@@ -63,15 +63,17 @@ def predict_rows(
     exported: Input | None = None,
     base: Source | None = None,
     warm_start: Input | None = None,
+    reference: Input | None = None,
     *,
     out: Workdir,
 ) -> Meta:
     """Write the columns of `ClassPredictions`, each as a `.npy` file; of a task with targets those of `Outputs`, of a
-    language model those of `RowLosses`, and generations.jsonl.
+    language model those of `RowLosses`, or of pairs `Rewards`, and generations.jsonl.
 
     Args:
         exported: Compared with `weights`, unless there is none.
         base, warm_start: The model that training started from.
+        reference: Of compute_reference, for an objective that compares with it.
 
     Returns metadata: split, rows (chunks), labels or `total` (nats), export_metrics, and export as in the report.
 
@@ -88,7 +90,7 @@ def predict_rows(
         # first, so that one model at a time is in memory
         before = _prompted(config, texts, name, weights).before(base, warm_start, config.device or "cpu", out)
     model = load_model(weights.path, task).to(config.device or "cpu")
-    split = Split(packed, name)
+    split = Split(packed, name, reference=reference)
     kind = kind_of(task)
     if kind.one_class:
         found = _classes(config, packed, split, model, out)
@@ -97,7 +99,10 @@ def predict_rows(
     else:
         from trnflow.tasks.evaluation.generated_rows import write_rows
 
-        found = _losses(config, packed, split, name, weights, model, out)
+        if kind.pairs:
+            found = _pairs(config, split, weights, model, out)
+        else:
+            found = _losses(config, packed, split, name, weights, model, out)
         made = _prompted(config, texts, name, weights).of(model, out, "generations")
         write_rows(made, before, out.path / GENERATIONS)
     out.figures(**_latency("", single_row_seconds(model, split)))
@@ -154,6 +159,17 @@ def _losses(
     save_columns(row_losses(losses, packed, name, read_tokenizer(weights.path)), out.path)
     # the total is that of segments: summed by row, the last digit may differ
     return {"total": float(losses.nll.sum())}
+
+
+def _pairs(config: PredictConfig, split: Split, weights: Input, model: PreTrainedModel, out: Workdir) -> Meta:
+    from trnflow.tasks.evaluation.columns import save_columns
+    from trnflow.tasks.evaluation.pair_rewards import pair_rewards
+
+    task, settings = weights.meta["task"], weights.meta["preference"]
+    found = _timed(lambda seen: pair_rewards(model, split, task, settings, config.batch, seen), split, out)
+    _check_finite(float(found.loss.sum()))
+    save_columns(found, out.path)
+    return {}
 
 
 def _prompted(config: PredictConfig, texts: Input, split: str, weights: Input) -> Generations:

@@ -25,7 +25,7 @@ from trnflow.tasks.errors import CodeError
 
 SCHEMA = 1
 
-Role = Literal["rows", "texts", "tokens", "chunks", "graphs", "training", "model", "export", "evaluation"]
+Role = Literal["rows", "texts", "tokens", "chunks", "reference", "graphs", "training", "model", "export", "evaluation"]
 """What a stage is for the parts of the program that ask for it, whatever it is called."""
 
 Keyed = Mapping[str, "Artifact | Source"]

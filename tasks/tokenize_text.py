@@ -78,8 +78,8 @@ def foresee(config: TokenizeConfig, known: Known) -> Meta:
 def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
     """Raise ConfigError when a tokenizer is trained for a pretrained model, whose embeddings belong to its own ids, or a
     row with a class label would be split; ModelError without a tokenizer."""
-    if (task := known.of("texts").get("task")) and kind_of(task).per_row:
-        _check_overlong(config, causal=False)
+    if task := known.of("texts").get("task"):
+        _check_overlong(config, task)
     model = known.sources.get("model")
     if config.train is None and model is not None and model.identity["tokenizer"] is None:
         raise _no_tokenizer()
@@ -96,9 +96,11 @@ def _no_tokenizer() -> ModelError:
     return ModelError("the recipe's model has no tokenizer", "set model.tokenizer, or train one: tokenize.train.kind")
 
 
-def _check_overlong(config: TokenizeConfig, *, causal: bool) -> None:
-    if config.overlong == "split" and not causal:
-        raise ConfigError("tokenize.overlong: a text with a class label can't be split", "use truncate, drop or error")
+def _check_overlong(config: TokenizeConfig, task: str) -> None:
+    kind = kind_of(task)
+    if config.overlong == "split" and (kind.per_row or kind.pairs):
+        what = "an answer that is compared" if kind.pairs else "a text with a class label"
+        raise ConfigError(f"tokenize.overlong: {what} can't be split", "use truncate, drop or error")
 
 
 def _embeddings(model: Source) -> int | None:
@@ -114,7 +116,7 @@ def _embeddings(model: Source) -> int | None:
 def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
     """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json`."""
     causal = not kind_of(texts.meta["task"]).per_row
-    _check_overlong(config, causal=causal)
+    _check_overlong(config, texts.meta["task"])
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out).meta())
     identity = _identity(config, texts, out)
     return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
@@ -263,6 +265,11 @@ def _texts(path: Path) -> Iterator[str]:
             yield text_of_example(row)
 
 
+def has_types(texts: TextsMeta) -> bool:
+    """Return whether tokens have types: of which of two texts they are."""
+    return kind_of(texts["task"]).pairs or reads_pairs(texts)
+
+
 def reads_pairs(texts: TextsMeta) -> bool:
     """Return whether examples have several texts."""
     return bool(texts["rows"]["settings"].get(PAIR))
@@ -292,7 +299,7 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type, width))
         source_row = stack.enter_context(GrowingArray(folder / "source_row.npy", "<i8"))
-        types = stack.enter_context(GrowingArray(folder / TYPES_FILE, "|u1")) if reads_pairs(texts.meta) else None
+        types = stack.enter_context(GrowingArray(folder / TYPES_FILE, "|u1")) if has_types(texts.meta) else None
         source_tokens = stack.enter_context(GrowingArray(folder / "source_tokens.npy", "<i4"))
         offsets.append(np.zeros(1, dtype=np.int64))
         for _, here, meta in parts.of(split=split):

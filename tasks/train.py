@@ -29,6 +29,8 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
     if isinstance(start, Artifact):
         keyed["warm_start"] = start.digest
+    if isinstance(reference := inputs.get("reference"), Artifact):
+        keyed["reference"] = reference.digest
     graphs = inputs.get("graphs")  # an input only for micro_batch: auto
     if isinstance(rows := inputs.get("rows"), Artifact) and isinstance(texts := inputs["texts"], Artifact):
         keyed |= {"rows": rows.digest, "texts": texts.digest}  # inputs only for an own metric, which reads columns
@@ -61,6 +63,7 @@ def train(
     code: Source | None = None,
     rows: Input | None = None,
     texts: Input | None = None,
+    reference: Input | None = None,
     *,
     out: Workdir,
     graphs: Input[GraphsMeta],
@@ -68,7 +71,7 @@ def train(
     """Train the model and write the trained parameters in fp32.
 
     graphs: those that may be compiled; metric, code: of `best_metric` and `loss`; rows, texts: of load_data and
-    format_prompts, for an own metric.
+    format_prompts, for an own metric; reference: of compute_reference, for an objective that compares with it.
 
     Returns metadata: task, labels, lengths, method, steps, metrics, data (digest of `packed`), settings, best_step if its
     weights were kept.
@@ -81,4 +84,4 @@ def train(
         config = config.with_micro_batch(graphs.meta["micro_batch"])
     config = config.with_own_loss(code, packed=packed.meta, out=out, rank=int(os.environ.get("RANK", "0")))
     chosen = chosen_metric(config, metric, packed=packed, rows=rows, texts=texts, out=out)
-    return fit(config, starting_from(model, warm_start), packed, graphs, out, chosen)
+    return fit(config, starting_from(model, warm_start), packed, graphs, out, chosen, reference)

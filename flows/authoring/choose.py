@@ -15,6 +15,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import messages_of
 from trnflow.tasks.data.load.labels import parse_rule
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 
 TEXTS = (
     "text", "body", "content", "review", "review_text", "review_body", "sentence", "tweet", "comment", "message",
@@ -41,6 +42,8 @@ BELONGING = (
 )  # fmt: skip
 """Two texts that belong together, by the names of embeddings' data."""
 QUERIES = (("query", "passage"), ("question", "passage"), ("query", "document"), ("question", "document"))
+PROMPTS = (PROMPT, "conversations", "messages", "question", "instruction", "input")
+"""Names of what was asked, where there are a chosen and a rejected answer."""
 RELEVANCES = ("label", "relevance", "relevant", "score", "target")
 TURNS = (
     ("instruction", "input", "output"),
@@ -102,6 +105,7 @@ def choose(looked: Looked, given: Meta) -> Draft:
     columns = looked.columns
     task = form.get("task") or ("classification" if data.get("label") else None)
     makers: dict[str, Callable[[dict[str, Column], Meta, Meta], Draft | None]] = {
+        "preference": _preference,
         "chat": _chat,
         "token_classification": _token_classification,
         "instruction": _instruction,
@@ -116,7 +120,7 @@ def choose(looked: Looked, given: Meta) -> Draft:
         if draft is None:
             raise ConfigError(f"no columns for format.task={task} were found: {listed(columns)}", _NAME_THEM[task])
         return _with_names(draft)
-    _refuse_preferences(columns)
+    _refuse_marks(columns)
     for make in makers.values():
         if draft := make(columns, data, form):
             return _with_names(draft)
@@ -142,6 +146,7 @@ def _with_names(draft: Draft) -> Draft:
 
 _NAME_THEM = {
     "chat": "name the column of messages: format.messages=COLUMN",
+    "preference": "name them: data.columns.prompt=COLUMN data.columns.chosen=COLUMN data.columns.rejected=COLUMN",
     "instruction": "name them: format.instruction=COLUMN format.response=COLUMN",
     "classification": "name them: data.text=COLUMN data.label=COLUMN",
     "token_classification": "name them: format.words=COLUMN format.target=COLUMN",
@@ -159,17 +164,22 @@ def listed(columns: dict[str, Column]) -> str:
     return ", ".join(some + (["..."] if len(columns) > 12 else []))
 
 
-def _refuse_preferences(columns: dict[str, Column]) -> None:
-    """Raise ConfigError for chosen and rejected answers, or answers that are marked good and bad."""
-    if {"chosen", "rejected"} <= columns.keys():
-        nearest = "write each chosen answer as the last turn of its conversation, and train on those"
-        if not columns["chosen"].nested and "prompt" in columns:
-            nearest = (
-                "format.task=instruction format.instruction=prompt format.response=chosen trains on the chosen answers"
-            )
-        elif "conversations" in columns:
-            nearest += ": jq -c '.[] | {messages: (.conversations + [.chosen])}' FILE > chosen.jsonl"
-        raise ConfigError("these are preferences (chosen, rejected), and no task here trains on pairs", nearest)
+def _preference(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for a chosen and a rejected answer to a prompt, None without them."""
+    if not {CHOSEN, REJECTED} <= columns.keys():
+        return None
+    draft, asks = Draft("preference"), next((name for name in PROMPTS if name in columns), None)
+    draft.taken += [(name, columns[name]) for name in (CHOSEN, REJECTED)]
+    draft.settings["format"]["task"] = "preference"
+    if asks is not None:
+        draft.taken.insert(0, (PROMPT, columns[asks]))
+    if asks not in (None, PROMPT):
+        draft.settings["data"]["columns"] = {PROMPT: asks, CHOSEN: CHOSEN, REJECTED: REJECTED}
+    return draft
+
+
+def _refuse_marks(columns: dict[str, Column]) -> None:
+    """Raise Question for answers that are marked good and bad."""
     marked = [name for name, column in columns.items() if {*column.counts} == {"true", "false"}]
     answers = {"completion", "messages", "conversations"} & columns.keys()
     if answers and "label" in marked:

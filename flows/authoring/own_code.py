@@ -46,6 +46,11 @@ EXAMPLES = {
         "mean_cosine", "The mean cosine of the first two texts of a row.", False,
         "float(p.predicted.mean())", {"expected": "[[1.0], [0.0]]", "predicted": "[[0.75], [0.25]]"}, 0.5,
     ),
+    "preference": SHARE._replace(
+        what="The share of pairs whose chosen answer has the higher reward.",
+        body="float((p.probabilities[:, 0] > p.probabilities[:, 1]).mean())",
+        values={"probabilities": "[[0.5, 0.1], [0.2, -0.4], [0.3, 0.9], [1.0, 0.8]]"},
+    ),
     "token_classification": SHARE._replace(
         body="float((p.expected == p.predicted)[p.expected != -100].mean())",
         values={"expected": "[[0, 1, -100], [1, 0, -100]]", "predicted": "[[0, 1, 0], [0, 0, 0]]"},
@@ -57,7 +62,7 @@ EXAMPLES = {
 def code_of(draft: Draft) -> dict[Path, str]:
     """Let the recipe name functions, and return {file: text} of them and of their tests."""
     form, files = draft.settings["format"], dict[Path, str]()
-    if "words" not in form and "text_pair" not in form and form["task"] != "token_classification":
+    if "words" not in form and "text_pair" not in form and form["task"] not in ("token_classification", "preference"):
         form.pop("prompt_template", None)
         form["make"] = f"{FORMATS}:make"
         draft.why["format.make"] = f"in {FORMATS}.py; test_{FORMATS}.py tests it"

@@ -42,6 +42,13 @@ def open_segments(packed: Input[PackedMeta], split: str, length: int) -> NDArray
     return segments
 
 
+def open_reference(reference: Input, split: str, length: int) -> NDArray[np.float32]:
+    """Return float32 [chunks, documents], memory-mapped: the reference's log-probability of each document's answer."""
+
+    logps: NDArray[np.float32] = load_array(reference.path / split / f"{length}.npy", mapped=True)
+    return logps
+
+
 def shapes(task: str, chunks: int, length: int, outputs: int = 1) -> dict[str, tuple[int, ...]]:
     """Return {column: shape} in a chunk file's order. outputs: of the model's head."""
     labels = kind_of(task).target_shape(chunks, length, outputs)

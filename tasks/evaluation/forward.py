@@ -79,7 +79,7 @@ def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> To
     losses: list[tuple[Any, Any, Any]] = []
     rows = 0
     with torch.inference_mode():
-        for part in whole_batches(split, _fitting(model, split, batch)):
+        for part in whole_batches(split, fitting(model, split, batch)):
             # masks, positions and targets of training: the loss of a packed chunk equals that of its rows one by one
             columns = (part.input_ids, part.segment_ids, part.position_ids)
             tensors = [torch.from_numpy(column).long().to(model.device) for column in columns]
@@ -92,7 +92,7 @@ def token_losses(model: Any, split: Split, batch: int, report: ReportRows) -> To
     return TokenLosses(*(np.concatenate(column) for column in zip(*losses, strict=True)))
 
 
-def _fitting(model: Any, split: Split, batch: int) -> int:
+def fitting(model: Any, split: Split, batch: int) -> int:
     """Return the number of chunks of a forward pass, at most `batch`."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     return max(min(batch, LOGITS // (4 * max(split.rows) * vocabulary)), 1)

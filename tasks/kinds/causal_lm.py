@@ -7,7 +7,7 @@ from trnflow.tasks.kinds.kind import Kind
 
 class CausalLM(Kind):
     name = "causal_lm"
-    formats = ("instruction", "chat", "text")
+    formats: tuple[str, ...] = ("instruction", "chat", "text")
     per_row = False
     per_position = True
     auto_class = "AutoModelForCausalLM"

@@ -61,6 +61,8 @@ class Kind:
     """peft's name of the task."""
     problem_type: str | None = None
     """transformers' name of the loss, in config.json."""
+    pairs = False
+    """Whether a row is two texts of a language model, of which the first is preferred."""
     queries = False
     """Whether rows with the same first text belong together."""
     apart = False

@@ -7,6 +7,7 @@ from trnflow.tasks.kinds.classification import Classification
 from trnflow.tasks.kinds.embedding import Embedding
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.multi_label import MultiLabel
+from trnflow.tasks.kinds.preference import Preference
 from trnflow.tasks.kinds.regression import Regression
 from trnflow.tasks.kinds.reranker import Reranker
 from trnflow.tasks.kinds.token_classification import TokenClassification
@@ -21,6 +22,7 @@ KINDS: dict[str, Kind] = {
         Reranker(),
         Embedding(),
         CausalLM(),
+        Preference(),
     )
 }
 """{name in the metadata of artifacts: task}."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.chat import prompted, sections
-from trnflow.tasks.data.format.config import FormatConfig, is_framed
+from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, Row, conversation_of
 from trnflow.tasks.data.format.own_rows import HOOK, own_make
 from trnflow.tasks.data.format.row_format import RowFormat
@@ -26,6 +26,7 @@ from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import recorded_code, refuse_missing
+from trnflow.tasks.kinds.preference import PROMPT
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.kinds.tagged_words import joined_words
 from trnflow.tasks.system.home import home_folder
@@ -79,7 +80,7 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
     code: the user's own that made them; None: it is looked for from the working folder on. Raises ConfigError, CodeError
     if that is not at hand as it was.
     """
-    config = FormatConfig.model_validate(rows.settings)
+    config = _asking(rows)
     if rows.own:
         code = code or recorded_code(rows.own, Path.cwd(), home := home_folder(), Memo(home / "memo.db"))
         return _own(config.model_copy(update={"make": rows.own[HOOK]}), rows, folder, code)
@@ -105,13 +106,22 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
 
 def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:
     """Return (columns that a row must have, columns that it may have); no file is read. Raises ConfigError."""
-    config = FormatConfig.model_validate(rows.settings)
+    config = _asking(rows)
     if rows.own:
         return _own_columns(config, rows)
     if config.task == "chat":
         return _chat_columns(config)
     shape = shape_of(rows, Path())
     return shape.columns, shape.optional
+
+
+def _asking(rows: RowFormat) -> FormatConfig:
+    """Return the section `format`; of pairs what makes their prompts."""
+    config = FormatConfig.model_validate(rows.settings)
+    if not FORMATS[config.task].pairs:
+        return config
+    names = {"messages": PROMPT, "text": PROMPT}
+    return config.model_copy(update={"task": "chat" if is_chat(config, {"nested": rows.nested}) else "text", **names})
 
 
 def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
@@ -128,7 +138,9 @@ def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
 
 def _chat(config: FormatConfig, folder: Path) -> Shape:
     columns, optional = _chat_columns(config)
-    return Shape(columns, optional, _chat_parts(config, folder), framed=is_framed(config), is_chat=True)
+    return Shape(
+        columns, optional, _chat_parts(config, folder), framed=config.chat_template != "sections", is_chat=True
+    )
 
 
 def _own(config: FormatConfig, rows: RowFormat, folder: Path, code: Source) -> Shape:
@@ -144,7 +156,7 @@ def _own(config: FormatConfig, rows: RowFormat, folder: Path, code: Source) -> S
             raise DataError(f"{where}: {config.make} leaves this row out", "give rows of which it makes a text")
         return chat({**row, config.messages: made["messages"]}, where) if chat else _plain(made["text"])
 
-    return Shape(columns, optional, parts, framed=is_framed(config), is_chat=is_chat)
+    return Shape(columns, optional, parts, framed=is_framed(config, {}), is_chat=is_chat)
 
 
 def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list[str]]:
@@ -158,7 +170,7 @@ def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list
 
 def _chat_parts(config: FormatConfig, folder: Path) -> Callable[[Row, str], Parts]:
     names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
-    framed = is_framed(config)
+    framed = is_framed(config, {})
     chat = chat_document(config, folder) if framed else None
     templates = chat_templates_of(config, chat) if chat else {}
     special = special_pattern(tuple(chat["texts"])) if chat else None

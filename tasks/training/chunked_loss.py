@@ -40,7 +40,7 @@ def ends_in_linear(built: Built) -> bool:
 
     Runs the model on "meta" tensors, without computing; False for a model that needs values.
     """
-    head: Any = built.model.get_output_embeddings() if built.task == "causal_lm" else None
+    head: Any = None if built.kind.per_row else built.model.get_output_embeddings()
     linear_head = type(head) is torch.nn.Linear  # not LoRA's
     if not linear_head:
         return False
@@ -80,6 +80,26 @@ def scores_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score:
         return torch.stack(scores).sum(0)
 
     return _at_head(built, columns, summed)
+
+
+def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score) -> Tensor:
+    """Return `score` of all positions, [rows, length]; it computes a number for each. Logits are computed again in the
+    backward pass.
+
+    columns: As of `loss_in_chunks`, of targets any.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    def scored(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        return score(linear(hidden, weight, bias).float(), targets)
+
+    def computed(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        size = _positions(weight)
+        parts = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+        chunks = [checkpoint(scored, some, weight, bias, to, use_reentrant=False) for some, to in parts]
+        return torch.cat(chunks).view(columns[0].shape)
+
+    return _at_head(built, columns, computed)
 
 
 class ChunkedLoss(torch.autograd.Function):

@@ -16,10 +16,12 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.system.devices import cores
 from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.partition_specs import check_heads
+from trnflow.tasks.training.preference_losses import PREFERENCES
 from trnflow.tasks.training.settings.batch import BatchSettings
 from trnflow.tasks.training.settings.computation import ComputationSettings
 from trnflow.tasks.training.settings.evaluation import EvaluationSettings, SavingSettings
-from trnflow.tasks.training.settings.method import LossSettings, MethodSettings
+from trnflow.tasks.training.settings.method import MethodSettings
+from trnflow.tasks.training.settings.objective import ObjectiveSettings
 from trnflow.tasks.training.settings.optimization import OptimizerSettings, ScheduleSettings
 from trnflow.tasks.training.settings.parallel import ParallelSettings
 
@@ -33,7 +35,7 @@ QUANTISED = ("quantization_config", "compression_config")
 class TrainConfig(
     SavingSettings,  # pydantic lists the fields of the last base class first
     EvaluationSettings,
-    LossSettings,
+    ObjectiveSettings,
     ScheduleSettings,
     OptimizerSettings,
     ComputationSettings,
@@ -109,6 +111,16 @@ class TrainConfig(
             raise ValueError("compile_cache is for one device: set compile_cache=false, or devices=1")
         if self.loss and self.by_neuronx_cc:
             raise ValueError("loss is for device cpu and cuda: another program compiles the graphs of neuron")
+        if self.objective in PREFERENCES and self.engine == "xla":
+            raise ValueError(
+                f"objective={self.objective} is for engine native: rows hold different numbers of pairs, and engine xla would "
+                "compile a graph for each; set engine=native"
+            )
+        if self.objective in PREFERENCES and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"objective={self.objective} reads all logits of a token, and with tensor_parallel_size above 1 a device has a "
+                "part of them: set tensor_parallel_size=1"
+            )
         if self.engine != "xla" and self.compiler_flags:
             raise ValueError("compiler_flags is for engine xla: set compiler_flags=[], or engine=xla")
         if self.engine == "xla" and not self.deterministic:

@@ -17,14 +17,15 @@ class Engine(Protocol):
     """Holds model and optimizer state on the devices, and runs steps. Every rank makes the same calls."""
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
-        """Enqueue one update; return [mean loss, gradient norm, 1 if both are finite else 0], else nothing changes.
+        """Enqueue one update; return [mean loss, gradient norm, 1 if both are finite else 0], else nothing changes. Of
+        pairs `METRICS` follow.
 
         batch: Rows of all replicas. seed: Of the dropout.
         """
 
     def evaluate(self, batch: Batch) -> Handle:
         """Enqueue a forward pass without dropout; return [summed loss, correct targets], with `reads_rows` also
-        the logits of all replicas' rows."""
+        the logits of all replicas' rows; of pairs the sums of [loss, *METRICS]."""
 
     def fetch(self, handles: Sequence[Handle]) -> list[list[float]]:
         """Wait for the device and return each handle's numbers."""

@@ -28,6 +28,7 @@ from trnflow.tasks.training.model.adapters import adapter_document, loaded_dtype
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
+from trnflow.tasks.training.preference_losses import PREFERENCES, WEIGHED
 from trnflow.tasks.training.selection import Chosen, check_selection
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World
@@ -50,6 +51,7 @@ def fit(
     graphs: Input[GraphsMeta],
     out: Workdir,
     chosen: Chosen,
+    reference: Input | None = None,
 ) -> CheckpointMeta:
     """Train from the newest checkpoint or the start, write the result to `out.path`, and return the metadata.
 
@@ -64,7 +66,8 @@ def fit(
     with join_ranks(config) as world:
         if config.by_neuronx_cc:
             world.on_first(lambda: neuron.copy_cache(graphs, out))
-        return _fit(_prepare(config, model, packed, graphs, out, world, chosen), packed)
+        splits = (Split(packed, name, config.shape_unit, reference) for name in ("train", "validation"))
+        return _fit(_prepare(config, model, packed, graphs, out, world, chosen, *splits), packed)
 
 
 def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:
@@ -90,6 +93,8 @@ def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:
     }
     if config.freeze:
         meta["settings"]["freeze"] = list(config.freeze)
+    if config.objective in PREFERENCES:
+        meta["settings"] |= {name: getattr(config, name) for name in WEIGHED}
     if config.keeps_best:
         meta["best_step"] = run.progress.best.step
     return meta
@@ -103,10 +108,11 @@ def _prepare(
     out: Workdir,
     world: World,
     chosen: Chosen,
+    train: Split,
+    validation: Split,
 ) -> Run:
     """Build the model, read the newest checkpoint, and place both on the engine's devices."""
     check_selection(config, packed.meta)
-    train, validation = (Split(packed, name, config.shape_unit) for name in ("train", "validation"))
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
     dtype = loaded_dtype(config, packed.meta["task"])

@@ -9,7 +9,7 @@ import math
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -29,6 +29,7 @@ from trnflow.tasks.training.meter import Meter, Meters, host_memory
 from trnflow.tasks.training.model.adapters import forward_passes
 from trnflow.tasks.training.objective import target_weight
 from trnflow.tasks.training.optim.optimizer import scalars
+from trnflow.tasks.training.preference_losses import METRICS
 from trnflow.tasks.training.selection import Best, Chosen, validated
 from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
@@ -172,13 +173,13 @@ class Run:
         """Wait for the losses and add them up. Raises NonFiniteLoss at the first step that is not finite."""
         pending, self.pending = self.pending, []
         numbers = self.engine.fetch([handle for _, handle in pending])
-        for (step, _), (loss, norm, good) in zip(pending, numbers, strict=True):
+        for (step, _), (loss, norm, good, *rewards) in zip(pending, numbers, strict=True):
             # the device skipped this update; the host finds out here, before anything is written
             if not good:
                 raise self.non_finite_error(step, loss, norm)
             # all losses are summed in order, so that the mean does not depend on `log_every`
             self.progress.loss += loss
-            self.shown = {"loss": loss, "grad_norm": norm}
+            self.shown = {"loss": loss, "grad_norm": norm, **dict(zip(METRICS, rewards, strict=False))}
 
     def evaluate(self) -> dict[str, float]:
         """Return and report {"eval_loss", with classes "eval_accuracy", what `best_metric` names}; {} without validation
@@ -189,6 +190,8 @@ class Run:
             for batch in prefetch(self.validation.read, self.validation.in_order(self.config.micro_rows)):
                 targets += batch.supervised
                 rows += [batch] if self.reads_rows else []
+                if self.built.kind.pairs:
+                    batch = replace(batch, surprise_share=self.validation.surprise_share)
                 handles.append(self.engine.evaluate(batch))
             numbers = self.engine.fetch(handles)
         self.progress.evaluated = self.progress.step
@@ -198,6 +201,9 @@ class Run:
         metrics = {"eval_loss": seen.loss / seen.targets}
         if self.built.kind.one_class:
             metrics["eval_accuracy"] = sum(found[1] for found in numbers) / seen.targets
+        if self.built.kind.pairs:
+            totals = map(math.fsum, zip(*(found[1:] for found in numbers), strict=True))
+            metrics |= {f"eval_{name}": total / seen.targets for name, total in zip(METRICS, totals, strict=True)}
         metrics |= self.world.on_first(lambda: self.chosen.value(seen))
         self.out.metrics(self.progress.step, **metrics)
         return metrics

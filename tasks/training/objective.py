@@ -9,6 +9,7 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.preference_losses import PREFERENCES
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
@@ -69,6 +70,17 @@ def refuse_loss(config: TrainConfig, task: str) -> None:
     more than is learnt."""
     if kind_of(task).apart:
         refuse_batches(config)
+    pairs, ways = kind_of(task).pairs, " or ".join(PREFERENCES)
+    if pairs and config.objective not in PREFERENCES:
+        raise ConfigError(
+            f"train.objective={config.objective} learns one answer, and rows of format.task={task} have two",
+            f"set train.objective={ways}, which these columns suit",
+        )
+    if config.objective in PREFERENCES and not pairs:
+        raise ConfigError(
+            f"train.objective={config.objective} compares two answers, and the task {task} has one",
+            "set format.task=preference for rows of prompt, chosen and rejected, or train.objective=sft, which these suit",
+        )
     if config.loss and kind_of(task).queries:
         raise ConfigError(f"train.loss is not for {task}, whose targets number the queries", "leave train.loss out")
     if config.loss and not kind_of(task).per_row and config.tensor_parallel_size > 1:

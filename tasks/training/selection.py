@@ -62,7 +62,7 @@ def chosen_metric(config: TrainConfig, metric: Source | None, **given: Any) -> C
     accuracy that every evaluation counts. given: what the module's `measure` takes.
     """
     if metric is None:
-        return Chosen(config.best_metric, config.best_metric != "eval_accuracy")
+        return Chosen(config.best_metric, config.best_metric == "eval_loss")
     module = import_module(metric.location["measures"])
     return Chosen(config.best_name, metric.location["less_is_better"], module.measure(metric, **given))
 

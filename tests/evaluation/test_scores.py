@@ -59,14 +59,25 @@ def test_which_end_is_good() -> None:
     at_half = ["f1_micro_at_half", "f1_macro_at_half"]
     of_classes = ["accuracy", "f1_weighted", "f1_macro"]
     of_queries = ["ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "pearson", "spearman"]
+    of_pairs = ["reward_accuracy", "reward_margin", "likelihood_accuracy"]
+    of_rewards = ["reward_chosen", "reward_rejected"]
     of_texts = ["exact_match", "token_f1", "json_valid", "rougeL"]
-    assert more == [*of_targets, *of_queries, *of_classes, *at_half, *of_texts, "eval_accuracy"]
+    main = [*of_targets, *of_queries, *of_pairs, *of_classes]
+    assert more == [*main, *at_half, *of_rewards, *of_texts, "eval_accuracy"]
     assert scores.is_less_better("tokens_per_second"), "no metric: a sweep takes the lowest"
 
 
 def test_the_default_of_each_task_is_first() -> None:
-    tasks = ("classification", "causal_lm", "multi_label", "regression", "token_classification", "reranker")
-    defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse", "span_f1", "ndcg_at_10"]
+    tasks = (
+        "classification",
+        "causal_lm",
+        "multi_label",
+        "regression",
+        "token_classification",
+        "reranker",
+        "preference",
+    )
+    defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse", "span_f1", "ndcg_at_10", "likelihood_accuracy"]
     assert [scores.promoting(task)[0].name for task in tasks] == defaults
     with pytest.raises(ConfigError, match="promote.metric is perplexity, which is none of .*f1_macro"):
         load("demo", ["promote.metric=perplexity"])

@@ -199,6 +199,7 @@ def traced_and_trained(
     out: Workdir,
     warm_start: Input | None = None,
     metric: Source | None = None,
+    reference: Input | None = None,
 ) -> Meta:
     """What of precompile training needs, and train, in one process, which saves a start; the graphs are listed all the same."""
     from trnflow.tasks.training.graphs.inventory import inventory
@@ -210,7 +211,8 @@ def traced_and_trained(
     else:
         listed = {}
         write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, packed, graphs)})
-    return train(config, model, packed, warm_start, metric, out=out, graphs=Input(graphs.path, "graphs", listed, ""))
+    made = Input(graphs.path, "graphs", listed, "")
+    return train(config, model, packed, warm_start, metric, reference=reference, out=out, graphs=made)
 
 
 @stage(kind="checkpoint", environ=train_environ)

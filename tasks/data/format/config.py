@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import field_validator, model_validator
 
 from trnflow.tasks.config import NOT_KEYED, WHEN_SET, Hook, Seconds, StageConfig
 from trnflow.tasks.data.format.templates import RESERVED
+from trnflow.tasks.kinds.preference import CHOSEN
 from trnflow.tasks.kinds.registry import FORMATS
 
 
@@ -26,11 +28,13 @@ class FormatConfig(StageConfig):
         "instruction",
         "chat",
         "text",
+        "preference",
     ] = "classification"
     """What a row becomes: `classification` (text and label), `multi_label` (text and any number of labels), `regression`
     (text and numbers), `token_classification` (words and their tags, or a text with spans), `reranker` (query, passage
     and relevance), `embedding` (texts that belong together), `instruction` (a question and its answer; only the answer is
-    trained on), `chat` (a conversation; the assistant's turns are trained on) or `text` (all of it is trained on)."""
+    trained on), `chat` (a conversation; the assistant's turns are trained on), `text` (all of it is trained on) or
+    `preference` (a prompt with a chosen and a rejected answer, in columns of these names, as texts or messages)."""
     target: Annotated[str | tuple[str, ...], WHEN_SET] = "label"
     """The column, or the list of columns, that `multi_label`, `regression` and `reranker` learn: one column of lists of
     labels (or of texts with commas between them), or a column of 0 and 1 for each label; columns of numbers; a relevance
@@ -154,13 +158,22 @@ class FormatConfig(StageConfig):
             raise ValueError(f"`prompt_template` is for classification and instruction, not {self.task}")
         if self.response_template and self.task != "instruction":
             raise ValueError(f"`response_template` is for instruction, not {self.task}")
+        if self.make and FORMATS[self.task].pairs:
+            raise ValueError(
+                f"`make` makes one text of a row, and {self.task} needs two: make the rows with `data.make`"
+            )
         if self.make and self.prompt_template:
             raise ValueError("`make` and `prompt_template` both say what the model reads: leave one out")
-        if self.template_arguments and not is_framed(self):
-            raise ValueError("`template_arguments` are for chat through a chat template")
+        if self.template_arguments and (self.chat_template == "sections" or self.task not in ("chat", "preference")):
+            raise ValueError("`template_arguments` are for chat and preference through a chat template")
         return self
 
 
-def is_framed(config: FormatConfig) -> bool:
+def is_chat(config: FormatConfig, meta: Mapping[str, Any]) -> bool:
+    """Return whether rows are conversations. meta: of the rows, with their `nested` columns."""
+    return config.task == "chat" or (FORMATS[config.task].pairs and CHOSEN in meta.get("nested", ()))
+
+
+def is_framed(config: FormatConfig, meta: Mapping[str, Any]) -> bool:
     """Return whether a chat template writes the texts with bos and eos, so that the tokenizer adds neither."""
-    return config.task == "chat" and config.chat_template != "sections"
+    return is_chat(config, meta) and config.chat_template != "sections"

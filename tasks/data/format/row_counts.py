@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import OUTSIDE, REWRITTEN, UNLIKE_PROMPT
+from trnflow.tasks.data.format.preferences import TIED
 from trnflow.tasks.stage import Workdir
 
 if TYPE_CHECKING:
@@ -66,13 +67,13 @@ class DropCounts:
 def report(splits: dict[str, DropCounts], out: Workdir, empty: str = "without an answer") -> tuple[Counts, Counts]:
     """Print, for all splits together, what was dropped or formatted in an unusual way, with the first row of each kind.
 
-    Returns ({"empty" or "bad": rows}, metrics; {} if every row gave one example).
+    Returns ({"empty", "bad" or "tied": rows}, metrics; {} if every row gave one example).
     """
     total = DropCounts()
     for tally in splits.values():
         total.add(tally.meta())
-    if total.empty:
-        out.info(f"rows {empty} dropped: {total.empty}")
+    if empties := total.empty - total.rows(TIED):
+        out.info(f"rows {empty} dropped: {empties}")
     if rewritten := total.rows(REWRITTEN):
         out.info(
             f"rows whose earlier turns the chat template rewrites: {rewritten}, made into {total.apart} examples, one for each "
@@ -81,7 +82,10 @@ def report(splits: dict[str, DropCounts], out: Workdir, empty: str = "without an
     for what, text in WARNINGS.items():
         if rows := total.rows(what):
             out.warn(f"{text}: {rows} (the first: {total.noted[what][1]})")
-    dropped = {reason: rows for reason, rows in (("empty", total.empty), (BAD, total.rows(BAD))) if rows}
+    if tied := total.rows(TIED):
+        out.info(f"pairs with equal answers dropped: {tied} (the first: {total.noted[TIED][1]})")
+    reasons = (("empty", empties), (BAD, total.rows(BAD)), (TIED, tied))
+    dropped = {reason: rows for reason, rows in reasons if rows}
     shown = {f"{reason}_rows_dropped": rows for reason, rows in dropped.items()} | (
         {"rewritten_rows": rewritten, "rewritten_examples": total.apart} if rewritten else {}
     )

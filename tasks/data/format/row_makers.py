@@ -14,12 +14,14 @@ from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of, parsed
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.own_rows import OwnMake, own_make
+from trnflow.tasks.data.format.preferences import pair_maker
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
 from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ def maker_of(
     """Return the function that makes examples from a row. own: calls `format.make`, if that is set. Raises ConfigError."""
     if config.task == "chat":
         return _chat(config, meta, chat, limit, own)
+    if FORMATS[config.task].pairs:
+        return pair_maker(config, meta, chat, chat_templates_of(config, chat, limit) if chat else {})
     if config.make:
         make = (_own_labelled if FORMATS[config.task].per_row else OWN_MAKERS[config.task])(config, meta, own)
     else:
@@ -170,7 +174,9 @@ def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
     if config.make:  # it gets the whole row
         return []
     columns, read = meta["columns"], {*FORMATS[config.task].columns(config)}
-    if config.task == "chat":
+    if FORMATS[config.task].pairs:
+        read |= {PROMPT, CHOSEN, REJECTED}
+    elif config.task == "chat":
         read |= {config.messages, config.tools or "", config.documents or "", ARGUMENTS}
     elif config.prompt_template:
         read |= {*row_template(config, "prompt_template", meta, no_limit)[1]}

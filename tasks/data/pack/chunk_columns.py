@@ -58,12 +58,13 @@ def fill(
     types: Array | None = None,
     *,
     apart: bool = False,
+    pairs: bool = False,
 ) -> dict[str, Array]:
     """Compute a layout's columns, each int32 [chunks, length]; labels only with a mask (uint8 [tokens]) of tokens to learn,
     or the labels of tokens (int32 [tokens]).
 
-    types: uint8 [tokens] of rows with two texts, each a chunk: their segment ids are the types plus one.
-    apart: Types are numbers of texts, each with positions from 0.
+    types: uint8 [tokens], the number of the text within its row: their segment ids are the types plus one.
+    apart: Texts have positions from 0 each. pairs: The same, and several rows of two texts are in a chunk.
     """
     import numpy as np
 
@@ -72,16 +73,18 @@ def fill(
     at = np.repeat(chunk * length + layout.offset, size) + position
     source = np.repeat(layout.pieces.start, size) + position
     opens = np.searchsorted(chunk, chunk)  # for each piece, the index of the first piece of its chunk
+    segment = np.repeat((np.arange(len(chunk)) - opens) * (2 if pairs else 1) + 1, size)
+    if types is not None:
+        segment += types[source]
+        if apart or pairs:
+            position = _from_each_text(position, types[source])
     values = {
         "input_ids": (ids[source], pad_id),
-        "segment_ids": (
-            np.repeat(np.arange(len(chunk)) - opens + 1, size) + (0 if types is None else types[source]),
-            0,
-        ),
-        "position_ids": (_from_each_text(position, types[source]) if apart and types is not None else position, 0),
+        "segment_ids": (segment, 0),
+        "position_ids": (position, 0),
     }
     if mask is not None:
-        # a piece's first token is predicted by nothing
+        # a segment's first token is predicted by nothing
         supervised = (mask[source] == 1) & (position > 0)
         values["labels"] = (np.where(supervised, values["input_ids"][0], IGNORED), IGNORED)
     elif labels is not None:

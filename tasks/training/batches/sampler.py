@@ -7,12 +7,12 @@ A batch depends on seed, epoch and step alone, and has one length. Each row occu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.data.chunks import COLUMNS, open_chunks
+from trnflow.tasks.data.chunks import COLUMNS, open_chunks, open_reference
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.registry import kind_of
 
@@ -68,6 +68,9 @@ class Batch:
         segment_ids: int32 [rows, length], from 1; 0 for padding. Of two texts token types plus 1.
         position_ids: int32 [rows, length], from 0 in each segment.
         samples: Rows that are not masked; in a micro-batch of the whole batch.
+        reference: Of pairs float32 [rows, documents], summed log-probabilities of the reference; 0 without one, and where a
+            row has fewer documents.
+        surprise_share: Pairs for each token of their prompts and chosen answers; in a micro-batch of the whole batch.
     """
 
     length: int
@@ -76,6 +79,8 @@ class Batch:
     segment_ids: Ints
     position_ids: Ints
     samples: int
+    reference: NDArray[np.float32] | None = None
+    surprise_share: float = 0.0
 
     @property
     def by_row(self) -> bool:
@@ -85,11 +90,18 @@ class Batch:
 
     @cached_property
     def supervised(self) -> int:
-        """The number of targets."""
+        """The number of targets; of pairs their number."""
         import numpy as np
 
+        if self.reference is not None:
+            return int((self.segment_ids.max(1) // 2).sum())
         there = ~np.isnan(self.targets) if self.targets.dtype.kind == "f" else self.targets != IGNORED
         return int(there.sum())
+
+    @cached_property
+    def surprising(self) -> int:
+        """The number of tokens of prompts and chosen answers, of pairs, that something comes before."""
+        return int(((self.segment_ids % 2 == 1) & (self.position_ids > 0)).sum())
 
     @cached_property
     def real(self) -> int:
@@ -111,16 +123,27 @@ class Batch:
     def _part(self, rows: slice, positions: slice) -> Batch:
         ids, segments = self.input_ids[rows, positions], self.segment_ids[rows, positions]
         targets = self.targets[rows] if self.by_row else self.targets[rows, positions]
-        return Batch(self.length, ids, targets, segments, self.position_ids[rows, positions], self.samples)
+        reference = None if self.reference is None else self.reference[rows]
+        return Batch(
+            self.length, ids, targets, segments, self.position_ids[rows, positions], self.samples, reference,
+            self.surprise_share,
+        )  # fmt: skip
 
 
 class Split:
     """A split of packed rows, memory-mapped; a missing one has no rows.
 
-    unit: (rows, positions) to whose multiples batches are trimmed, or None. rows: {length: rows}.
+    unit: (rows, positions) to whose multiples batches are trimmed, or None. reference: of `reference_logps`. rows:
+    {length: rows}.
     """
 
-    def __init__(self, packed: Input[PackedMeta], name: str, unit: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        packed: Input[PackedMeta],
+        name: str,
+        unit: tuple[int, int] | None = None,
+        reference: Input | None = None,
+    ) -> None:
         counts = packed.meta["rows"].get(name, {})
         self.rows = {int(length): int(count) for length, count in counts.items() if count}
         self._unit = unit
@@ -128,6 +151,8 @@ class Split:
         self._kind, self._none = kind, float("nan") if kind.target_type == "float32" else IGNORED
         self._padding = {"input_ids": packed.meta["pad_id"], "labels": IGNORED}
         self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
+        lengths = self.rows if reference else ()
+        self._reference = {length: open_reference(cast("Input", reference), name, length) for length in lengths}
 
     def read(self, address: BatchAddress) -> Batch:
         """Read the rows of an address as a batch, trimmed if there is a `unit`."""
@@ -140,8 +165,21 @@ class Split:
         targets[masked] = self._none
         segments[masked] = 0
         batch = Batch(address.length, ids, targets, segments, positions, samples=int((~masked).sum()))
+        if self._kind.pairs:
+            batch = replace(batch, reference=self._logps(address, int(segments.max())))
+            batch = replace(batch, surprise_share=batch.supervised / max(batch.surprising, 1))
         # where shapes are free, the ends that are padding in all rows cost nothing
         return batch if self._unit is None else batch.trimmed(*self._unit)
+
+    @cached_property
+    def surprise_share(self) -> float:
+        """`Batch.surprise_share` of the whole split, by which evaluations do not depend on batches. Reads all files."""
+        pairs = tokens = 0
+        for columns in self._columns.values():
+            segments = columns["segment_ids"]
+            pairs += int((segments.max(1) // 2).sum())
+            tokens += int(((segments % 2 == 1) & (columns["position_ids"] > 0)).sum())
+        return pairs / max(tokens, 1)
 
     def sizes(self) -> dict[int, Rows]:
         """Return {length: int64 [rows], tokens without padding}. Reads all files."""
@@ -165,6 +203,19 @@ class Split:
                 whole[here if by_row else (here, slice(length))] = column[address.rows[here]]
         return gathered
 
+    def _logps(self, address: BatchAddress, documents: int) -> NDArray[np.float32]:
+        """Return `Batch.reference`."""
+        import numpy as np
+
+        # an even number, of at least a pair
+        logps = np.zeros((len(address.rows), max(documents, 2)), np.float32)
+        lengths = np.full_like(address.rows, address.length) if address.lengths is None else address.lengths
+        for length, stored in self._reference.items():
+            here = np.flatnonzero((lengths == length) & (address.rows >= 0))
+            width = min(stored.shape[1], logps.shape[1])
+            logps[here, :width] = stored[address.rows[here], :width]
+        return logps
+
     def class_counts(self, classes: int) -> list[int]:
         """Return the number of rows of each class."""
         import numpy as np
@@ -174,11 +225,16 @@ class Split:
 
     def in_order(self, rows: int) -> Iterator[BatchAddress]:
         """Yield addresses for an evaluation: every row once, the last batch of each length filled with masked rows."""
+        for length in sorted(self.rows):
+            yield from self.of_length(length, rows)
+
+    def of_length(self, length: int, rows: int) -> Iterator[BatchAddress]:
+        """Yield the addresses of `in_order` of one length."""
         import numpy as np
 
-        for length, count in sorted(self.rows.items()):
-            for start in range(0, count, rows):
-                yield BatchAddress(length, _pad_rows(np.arange(start, min(start + rows, count)), rows))
+        for start in range(0, self.rows[length], rows):
+            numbers = np.arange(start, min(start + rows, self.rows[length]))
+            yield BatchAddress(length, _pad_rows(numbers, rows))
 
 
 class Schedule:

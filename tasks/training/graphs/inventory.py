@@ -53,4 +53,5 @@ def blank(rows: int, length: int, task: str, outputs: int = 1) -> Batch:
     """Return a batch of id 0 without padding, for tracing. outputs: of the model's head."""
     zeros, kind = np.zeros((rows, length), np.int32), kind_of(task)
     targets = np.zeros(kind.target_shape(rows, length, outputs), kind.target_type)
-    return Batch(length, zeros, targets, zeros + 1, zeros, samples=rows)
+    reference = np.zeros((rows, 2), np.float32) if kind.pairs else None
+    return Batch(length, zeros, targets, zeros + 1, zeros, samples=rows, reference=reference)

@@ -50,6 +50,8 @@ from trnflow.tasks.training.native.updates import StateTensor
 from trnflow.tasks.training.native.whole_batch import over_ranks
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
+from trnflow.tasks.training.pair_answers import answers, numbers_of
+from trnflow.tasks.training.preference_losses import METRICS, PREFERENCES
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World, replica_seed
 
@@ -71,6 +73,7 @@ class NativeEngine:
         self._tracing = next(built.model.parameters()).is_meta
         self._layout = layout_of(config, built)
         check_kinds(built, self._layout.tp)
+        self._pairs = config.objective in PREFERENCES
         self._rows = (world.data, world.mesh.data) if reads_rows(config, built.kind) else None
         self._exchange = SingleProcess()
         if self._tracing:
@@ -104,13 +107,13 @@ class NativeEngine:
             return None
         self._use_averages(False)
         torch.manual_seed(replica_seed(seed, self._world.data))
-        loss = torch.zeros((), device=self._device)
+        numbers = torch.zeros(1 + len(METRICS) * self._pairs, device=self._device)
         for micro in batch.micro_batches(self._config.micro_rows):
             with explain_refusal(self._config):
-                part = self._loss_of(micro, at.scale)
-                part.backward()  # type: ignore[no-untyped-call]
-            loss += part.detach()
-        return self._update(loss, at, seed)
+                part = self._loss_of(micro, at.scale).reshape(-1)
+                part[0].backward()  # type: ignore[no-untyped-call]
+            numbers += part.detach()
+        return self._update(numbers, at, seed)
 
     def evaluate(self, batch: Batch) -> Tensor | None:
         self._register("eval", batch)
@@ -225,8 +228,10 @@ class NativeEngine:
         ]
 
     def _loss_of(self, batch: Batch, scale: float) -> Tensor:
-        """Return this rank's share of the mean loss."""
+        """Return this rank's share of the mean loss; of pairs [loss, *METRICS]."""
         built, loss_sum, weights, smoothing = self._objective
+        if self._pairs:
+            return self._pair_numbers(batch) * scale
         if not self._must_chunk(batch):
             return _loss(*self._objective, *self._columns(batch)) * scale
         # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
@@ -234,7 +239,17 @@ class NativeEngine:
             built, *self._supervised(batch), lambda logits, to: loss_sum(logits, to, weights, smoothing) * scale
         )
 
+    def _pair_numbers(self, batch: Batch) -> Tensor:
+        """Return the sums over this rank's pairs of [loss, *METRICS]."""
+        assert batch.reference is not None
+        (reference,) = self._kind.sent([torch.from_numpy(batch.reference[self._mine(batch)])])
+        whole = PREFERENCES[self._config.objective].whole
+        found = answers(self._built, self._columns(batch), reference, whole=whole, chunked=self._must_chunk(batch))
+        return numbers_of(self._config, found, batch.surprise_share)
+
     def _scores_of(self, batch: Batch) -> Tensor:
+        if self._pairs:
+            return self._pair_numbers(batch)
         if not self._must_chunk(batch):
             return _scores(self._built, self._score, self._rows, *self._columns(batch))
         return scores_in_chunks(self._built, *self._supervised(batch), self._score)
@@ -259,14 +274,15 @@ class NativeEngine:
         columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
         return self._kind.sent([torch.from_numpy(column[self._mine(batch)]) for column in columns])
 
-    def _update(self, loss: Tensor, at: Scalars, seed: int) -> Tensor:
+    def _update(self, numbers: Tensor, at: Scalars, seed: int) -> Tensor:
         """Clip the gradients and apply the update, unless the loss or the gradient norm is not finite."""
         draws = RandomBits(seed, self._world, self._device) if self._config.stochastic_rounding else None
         with torch.no_grad():
             computed = self._sums.take() if self._sums else [parameter.grad for parameter in self._parameters]
             gradients = self._exchange.gradients(self._parameters, computed)
             del computed
-            loss, norm = self._exchange.totals(loss, gradients)
+            numbers, norm = self._exchange.totals(numbers, gradients)
+            loss = numbers[0]
             good = torch.isfinite(norm) & torch.isfinite(loss)
             ratio = (
                 ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
@@ -279,7 +295,7 @@ class NativeEngine:
                 self._exchange.share_weights(self._masters, self._parameters)
             for parameter in self._parameters:
                 parameter.grad = None
-            return torch.stack([loss, norm, good.float()])
+            return torch.cat([torch.stack([loss, norm, good.float()]), numbers[1:]])
 
     def _register(self, name: str, batch: Batch) -> None:
         if (name, batch.length) in self._registry.graphs:
@@ -305,6 +321,7 @@ def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Shard
     steps += [config.label_smoothing, config.class_weights is not None]
     steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel, *(["rows"] if rows else [])]
     steps += [config.loss] if config.loss else []
+    steps += [config.objective, config.loss_type] if config.objective in PREFERENCES else []
     lora = config.lora.model_dump(mode="json") if config.lora else None
     document = [name, inputs, steps, layout.shapes, list(layout.states), lora]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

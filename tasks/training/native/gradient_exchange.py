@@ -30,7 +30,7 @@ class SingleProcess:
         ]
 
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (loss of all rows, norm of all gradients), equal on every rank."""
+        """Return (numbers of all rows, norm of all gradients), equal on every rank. loss: [n], the loss first."""
         return loss, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
 
     def scores(self, scores: Tensor) -> Tensor:
@@ -79,9 +79,9 @@ class MeshExchange(SingleProcess):
         squares = torch.stack(torch._foreach_norm(list(gradients))).square()
         if self._once is None:  # copied once, because a copy may wait for the device
             self._once = torch.tensor(self._copies, dtype=squares.dtype).reciprocal().to(squares.device)
-        total = torch.stack([loss / self._world.mesh.model, (squares * self._once).sum()])
+        total = torch.cat([loss / self._world.mesh.model, (squares * self._once).sum()[None]])
         dist.all_reduce(total)
-        return total[0], total[1].sqrt()
+        return total[:-1], total[-1].sqrt()
 
     def scores(self, scores: Tensor) -> Tensor:
         dist.all_reduce(scores, group=self._group)

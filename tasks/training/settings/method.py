@@ -62,7 +62,8 @@ class LossSettings(Group):
     and the weights of classes, it returns a sum over the targets (docs/own_code.md)."""
 
     label_smoothing: Annotated[Fraction, GRAPH] = 0.0
-    """The share of each target's probability that is spread evenly over all classes or tokens."""
+    """The share of each target's probability that is spread evenly over all classes or tokens. Of objective dpo with
+    loss_type=robust, and of simpo, the share of pairs that are believed to be the wrong way round."""
 
     neftune_noise_alpha: Annotated[Positive | None, GRAPH, WHEN_SET] = None
     """Add uniform noise of at most this / sqrt(positions x width of the model) to the embeddings of each pass (NEFTune); its

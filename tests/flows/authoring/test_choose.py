@@ -82,6 +82,12 @@ SOUND = {
     "triplets": ("t.csv", table("anchor", "positive", "negative", anchor=sentence, positive=lambda n: sentence(n + 99),
                                 negative=lambda n: sentence(n + 7)),
                  {"text": ["anchor"], "text_pair": ["positive"], "negative": ["negative"]}, "embedding"),
+    "UltraFeedback": ("t.jsonl", lines(lambda n: {"prompt": sentence(n), "score_chosen": 8.5,
+                                                 "chosen": MESSAGES, "rejected": [*MESSAGES[:1], TALK[1]]}),
+                      {"prompt": ["prompt"], "chosen": ["chosen"], "rejected": ["rejected"]}, "preference"),
+    "answers to a conversation": ("t.json", json.dumps([{"conversations": TALK[:1], "chosen": TALK[1], "rejected": TALK[1]}
+                                                        for n in range(60)]).encode(),
+                                  {"prompt": ["conversations"], "chosen": ["chosen"], "rejected": ["rejected"]}, "preference"),
     "premises that repeat": ("t.csv", table("premise", "hypothesis", "label", premise=lambda n: sentence(n // 3),
                              hypothesis=sentence, label=["no", "yes", "perhaps"]),
                              {"text": ["premise"], "text_pair": ["hypothesis"], "label": ["label"]}, "classification"),
@@ -167,8 +173,6 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                   "format.instruction=en format.response=de format.task=instruction"),
     "answers that are classes": ("t.csv", table("question", "answer", question=sentence, answer=["yes", "no"]), Question,
                                  "answer has 2 values", "data.label=answer"),
-    "preferences": ("t.jsonl", lines(lambda n: {"prompt": sentence(n), "chosen": sentence(n + 1), "rejected": "no"}),
-                    ConfigError, "preferences", "format.response=chosen"),
     "marked answers": ("t.jsonl", lines(lambda n: {"messages": MESSAGES, "label": n % 2 == 0}), Question, "marked good and bad",
                        "format.task=chat"),
     "an unknown role": ("t.jsonl", lines(lambda n: {"messages": [{"role": "clown", "content": "x"}]}), DataError,
@@ -271,7 +275,6 @@ REAL_ASKED = {
     "goemotions": "the first line looks like a row",
     "goemotions/labels.txt": "what is to be learnt",
     "preferences": "have no column in common",
-    "preferences/dpo_zh_demo.json": "preferences",
     "preferences/kto_en_demo.json": "marked good and bad",
     "stsbenchmark": "separated by tabs",
     "README.md": "does not show its format",
@@ -298,7 +301,6 @@ def test_real_data_that_is_not_clear(shared: Path, tmp_path: Path, name: str) ->
     [
         ("goemotions/train.tsv", "label holds several values in a row"),
         ("stsbenchmark/sts-train.csv", "column5"),
-        ("preferences/dpo_zh_demo.json", None),
     ],
 )
 def test_the_command_of_a_fix_makes_a_file_that_can_be_read(

@@ -74,7 +74,7 @@ def test_the_best_known_words(word: str, says: str) -> None:
         ("--learning_rate", "settings are given without dashes: train.learning_rate=VALUE"),
         ("--num-train-epochs", "train.epochs=VALUE"),
         ("--load_in_4bit", "trnflow has no load_in_4bit: train.lora.base_dtype=nf4"),
-        ("--dpo", "trnflow has no dpo: no training on preferences"),
+        ("--grpo", "trnflow has no grpo: no reinforcement learning: rank answers beforehand"),
     ],
 )
 def test_an_option_of_another_tool_leads_to_ours(trnflow: Shell, option: str, says: str) -> None:
@@ -83,4 +83,4 @@ def test_an_option_of_another_tool_leads_to_ours(trnflow: Shell, option: str, sa
 
 
 def test_settings_describes_what_is_not_here(trnflow: Shell) -> None:
-    assert "no training on preferences" in trnflow.error("settings", "dpo", code=2)
+    assert "train.objective=dpo trains on pairs" in trnflow.error("settings", "grpo", code=2)

@@ -1,0 +1,60 @@
+"""Settings: what training minimises, and how preferences are weighed. Names and defaults are TRL's (1.16)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import field_validator, model_validator
+
+from trnflow.tasks.config import GRAPH, WHEN_SET, NonNegative, Positive
+from trnflow.tasks.training.preference_losses import ONLINE, PREFERENCES
+from trnflow.tasks.training.settings.method import LossSettings
+
+
+class ObjectiveSettings(LossSettings):
+    """What training minimises. One of the groups of settings below `train:`."""
+
+    objective: Annotated[Literal["sft", "dpo", "orpo", "simpo"], GRAPH, WHEN_SET] = "sft"
+    """sft: the task's own loss. The others train on `format.task: preference`. dpo: to prefer the chosen answer more than the
+    model does from which training starts. orpo, simpo: to prefer it without such a reference; orpo also trains on the chosen
+    answer itself."""
+
+    loss_type: Annotated[Literal["sigmoid", "robust", "ipo"], GRAPH, WHEN_SET] = "sigmoid"
+    """The loss of dpo. sigmoid: the logistic loss of the difference of rewards. robust: the same where a share
+    `label_smoothing` of the pairs is believed to be the wrong way round. ipo: the squared distance of the difference of mean
+    log-probabilities from 1 / (2 beta)."""
+
+    beta: Annotated[Positive, WHEN_SET] = 0.1
+    """The scale of rewards of dpo, orpo and simpo. In dpo a higher one keeps the model closer to the reference."""
+
+    simpo_gamma: Annotated[NonNegative, WHEN_SET] = 0.5
+    """The margin by which simpo wants the chosen answer's reward to be higher."""
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _is_here(cls, value: object) -> object:
+        if str(value).lower() in ONLINE:
+            raise ValueError(ONLINE[str(value).lower()])
+        return value
+
+    @model_validator(mode="after")
+    def _settings_are_read(self) -> ObjectiveSettings:
+        """Raise ValueError for a setting that the objective does not read."""
+        if self.objective in PREFERENCES and (self.loss or self.class_weights is not None):
+            name = "loss" if self.loss else "class_weights"
+            raise ValueError(f"{name} is for objective sft: leave it out, or objective={self.objective}")
+        reads = PREFERENCES[self.objective].reads if self.objective in PREFERENCES else ("label_smoothing",)
+        for name in ("loss_type", "beta", "simpo_gamma", "label_smoothing"):
+            if name not in reads and getattr(self, name) != ObjectiveSettings.model_fields[name].default:
+                others = [other for other, entry in PREFERENCES.items() if name in entry.reads]
+                raise ValueError(
+                    f"{name} is not read by objective {self.objective}: leave it out, or set objective={' or '.join(others)}"
+                )
+        smooths = self.objective != "dpo" or self.loss_type == "robust"
+        if self.label_smoothing and not smooths:
+            raise ValueError(f"label_smoothing is not read by loss_type {self.loss_type}: set loss_type=robust")
+        if self.label_smoothing >= 0.5 and self.objective == "dpo":
+            raise ValueError(
+                "label_smoothing must be below 0.5: with half of the pairs wrong there is nothing to learn"
+            )
+        return self

@@ -1,0 +1,236 @@
+"""Pairs of answers: from published shapes to packed documents, trained alike on any mesh, resumed to the same bits, judged."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.command_line import InProcessShell
+from tests.helpers.data_stages import Bench
+from tests.kinds.preferences import packed_preferences, rows_of, started
+from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.compute_reference import compute_reference
+from trnflow.tasks.data.chunks import open_chunks
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.training import chunked_loss
+from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.config import TrainConfig
+
+ASKED, YES, NO = (
+    {"role": role, "content": text} for role, text in (("user", "Why?"), ("assistant", "So."), ("assistant", "No."))
+)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+SHAPES: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": "Why?", "chosen": "So.", "rejected": "No."},
+    "texts that hold the prompt": {"prompt": "Why?", "chosen": "Why?So.", "rejected": "Why?No."},
+    "texts without a prompt": {"chosen": "Why? So.", "rejected": "Why? No."},
+    "messages": {"prompt": [ASKED], "chosen": [YES], "rejected": [NO]},
+    "a message each": {"prompt": [ASKED], "chosen": YES, "rejected": {"from": "gpt", "value": "No."}},
+    "conversations": {"chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+    "conversations and a text": {"prompt": "Why?", "chosen": [ASKED, YES], "rejected": [ASKED, NO], "score": 1.5},
+    "conversations and their prompt": {"prompt": [ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+}
+COMMON: dict[str, Any] = {
+    "global_batch": 8, "learning_rate": 3e-3, "log_every": 1, "max_steps": 20, "seed": 5, "engine": "native", "threads": 1,
+    "objective": "dpo",
+}  # fmt: skip
+
+
+def texts_of(folder: Path, *rows: dict[str, Any]) -> tuple[Bench, Input]:
+    bench = Bench(folder, [])
+    (folder / "rows").mkdir()
+    (folder / "rows/train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return bench, bench.texts(bench.rows(source=str(folder / "rows")), task="preference", chat_template=TEMPLATE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_published_shape_gives_the_same_prompt_and_answers(shape: str, tmp_path: Path) -> None:
+    row = SHAPES[shape]
+    _, texts = texts_of(tmp_path, row)
+    (made,) = pq.read_table(texts.path / "train.parquet").to_pylist()
+    parts = [[(part["text"], part["train"]) for part in made[name]] for name in ("parts", "rejected")]
+    prompt, blank = ("[user]Why?[assistant]", "") if "role" in str(row) else ("Why?", " " * ("without" in shape))
+    assert parts == [[(prompt, False), (f"{blank}So.", True)], [(prompt, False), (f"{blank}No.", True)]]
+    assert texts.meta["framed"] == ("role" in str(row))
+
+
+def test_ties_and_empty_answers_are_dropped_and_counted(tmp_path: Path) -> None:
+    good = SHAPES["texts"]
+    bench, texts = texts_of(
+        tmp_path, good, {**good, "chosen": "No."}, {**good, "rejected": ""}, {**good, "chosen": "No."}
+    )
+    assert texts.meta["splits"] == {"train": 1} and texts.meta["dropped"] == {"empty": 1, "tied": 2}
+    told = [event["info"] for event in bench.said if "info" in event]
+    assert "pairs with equal answers dropped: 2 (the first: split train row 2)" in told
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**SHAPES["texts"], "chosen": "Why? So."},
+        {**SHAPES["conversations and a text"], "prompt": "When?"},
+        {**SHAPES["conversations and their prompt"], "prompt": [{**ASKED, "content": "When?"}]},
+    ],
+)
+def test_a_prompt_that_does_not_begin_both_answers_is_named_with_its_row(row: dict[str, Any], tmp_path: Path) -> None:
+    kind = SHAPES["texts" if isinstance(row["chosen"], str) else "conversations and a text"]
+    with pytest.raises(DataError, match="split train row 2: (chosen|rejected) does not begin with the row's prompt"):
+        texts_of(tmp_path, {**kind, "prompt": row["prompt"] if isinstance(row["prompt"], list) else kind["prompt"]} if
+                 not isinstance(row["prompt"], list) else {**row, "prompt": [ASKED]}, row)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pack", [{"strategy": "bfd", "chunk_length": 256}, {"strategy": "bucket", "chunk_length": 256}]
+)
+def test_a_pair_is_two_documents_that_follow_each_other(pack: dict[str, Any], tmp_path: Path) -> None:
+    packed, rows = packed_preferences(tmp_path, pack=pack, most=128)
+    from tokenizers import Tokenizer
+
+    tokenizer, seen = Tokenizer.from_file(str(packed.path / "tokenizer/tokenizer.json")), []
+    for length in packed.meta["rows"]["train"]:
+        columns = open_chunks(packed, "train", int(length))
+        for ids, labels, segments, positions in zip(*columns.values(), strict=True):
+            documents = [segments == number for number in range(1, int(segments.max()) + 1)]
+            assert len(documents) % 2 == 0
+            assert all(positions[here].tolist() == list(range(here.sum())) for here in documents)
+            answers = [tokenizer.decode(ids[here & (labels != -100)].tolist()).strip() for here in documents]
+            seen += [*zip(answers[::2], answers[1::2], strict=True)]
+    assert sorted(seen) == sorted((row["chosen"], row["rejected"]) for row in rows)
+    counts = [int(batch.supervised) for batch in map(Split(packed, "train").read, Split(packed, "train").in_order(4))]
+    assert sum(counts) == len(rows)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("preferences")
+    packed, _ = packed_preferences(folder / "data")
+    model = started(folder / "model", packed)
+    config = TrainConfig(**COMMON)
+    reference = run_stage(compute_reference, config, folder / "reference", model=model, packed=packed).artifact
+    return {"model": model, "packed": packed, "reference": reference}
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bits(given: dict[str, Any], tmp_path: Path) -> None:
+    config = TrainConfig(**{**COMMON, "max_steps": 60, "checkpoint_every": 8})
+    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **given)
+    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **given)
+    kill_after(killed, step=20)
+    assert killed.process.wait() == -signal.SIGKILL
+    assert FolderPartial(tmp_path / "partial").steps()
+    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **given).result()
+    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def test_two_ranks_and_two_passes_train_as_one(objective: str, given: dict[str, Any], tmp_path: Path) -> None:
+    inputs = given if objective == "dpo" else {name: given[name] for name in ("model", "packed")}
+    common = {**COMMON, "objective": objective}
+    layouts: list[dict[str, Any]] = [{}, {"devices": 2, "micro_batch": 2}, {"devices": 2, "fsdp": True}]
+    ran = [
+        run_stage(traced_and_trained, TrainConfig(**common, **layout), tmp_path / str(number), **inputs)
+        for number, layout in enumerate(layouts)
+    ]
+    for name in ("loss", "reward_chosen", "reward_margin", "eval_loss", "eval_reward_margin"):
+        one, *others = (list(each.curve(name).values()) for each in ran)
+        for other in others:
+            assert np.abs(np.array(other) - one).max() <= 1e-5, name
+
+
+def test_an_output_layer_in_chunks_gives_the_same_numbers(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.pair_answers import answers, numbers_of
+
+    batch, found = Split(given["packed"], "train").read(next(iter(Split(given["packed"], "train").in_order(4)))), []
+    config = TrainConfig(**{**COMMON, "objective": "orpo"})
+    monkeypatch.setattr(chunked_loss, "CHUNK", 1 << 16)
+    for chunked in (False, True):
+        built = build(given["model"], given["packed"], seed=0, weights=True)
+        arrays = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids, batch.reference)
+        *columns, reference = (torch.from_numpy(array) for array in arrays)
+        numbers = numbers_of(
+            config, answers(built, columns, reference, whole=True, chunked=chunked), batch.surprise_share
+        )
+        numbers[0].backward()
+        found.append([numbers.detach(), *(parameter.grad for parameter in built.parameters().values())])
+    assert chunked_loss.in_chunks(built, *batch.input_ids.shape)
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-5)
+
+
+RECIPE = """
+extends: demo-llm
+name: mine
+data: {source: rows, name: null, split: {validation: 0.2, test: 0.2}}
+format: {task: preference}
+model: {source: model, config: null}
+tokenize: {max_length: 64, train: null}
+pack: {chunk_length: 256}
+train: {objective: dpo, engine: native, tensor_parallel_size: 1, zero1: false, devices: 1, max_steps: 12}
+export: {target: none}
+evaluate: {split: validation, generation: {prompts: 1, max_new_tokens: 4}}
+"""
+SMALL = ("tracking.enabled=false", "--on", "cpu")
+
+
+@pytest.mark.slow
+def test_a_pair_goes_through_all_stages_and_another_beta_computes_no_reference(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    shell = InProcessShell(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/train.jsonl").write_text("\n".join(map(json.dumps, rows_of(80))))
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    model = given["model"].location["model"]["folder"]
+    tokenizer = given["packed"].path / "tokenizer"
+    places = (f"model.source={model}", f"model.tokenizer={tokenizer}")
+    first = shell.json("run", "mine.yaml", "--direct", "--no-rehearse", *SMALL, *places)
+    metrics = {stage["stage"]: stage["metrics"] for stage in first["stages"]}
+    for name in ("reward_accuracy", "reward_margin", "loss"):
+        assert metrics["evaluate_model"][name] == pytest.approx(metrics["train"][f"eval_{name}"], abs=1e-5)
+    assert metrics["evaluate_model"]["reward_accuracy"] > 0.6
+    for changed in (("train.beta=0.3", "train.learning_rate=2e-3", "train.max_steps=9"), ("train.method=lora",)):
+        plan = shell.json("plan", "mine.yaml", *SMALL, *places, *changed)
+        actions = {step["stage"]: step["action"] for step in plan["stages"]}
+        assert (actions["compute_reference"], actions["train"]) == ("hit", "run")
+    plan = shell.json("plan", "mine.yaml", *SMALL, *places, "train.objective=simpo")
+    assert "compute_reference" not in {step["stage"] for step in plan["stages"]}
+    answer = shell.json("predict", "mine.yaml", *SMALL, *places, "Question 3: what does the baker say?\n")["results"]
+    assert answer[0]["generated"]
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "message"),
+    [
+        (("train.objective=grpo",), "rank its answers beforehand, and set objective=dpo"),
+        (("train.objective=sft",), "set train.objective=dpo or orpo or simpo, which these columns suit"),
+        (("format.task=text", "data.text=prompt"), "the task causal_lm has one"),
+        (("train.objective=orpo", "train.loss_type=ipo"), "loss_type is not read by objective orpo"),
+        (("train.label_smoothing=0.1",), "label_smoothing is not read by loss_type sigmoid: set loss_type=robust"),
+        (("train.engine=xla",), "objective=dpo is for engine native"),
+        (("pack.strategy=concat",), "the answers of a pair stay together"),
+        (("tokenize.overlong=split",), "an answer that is compared can't be split"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(
+    given_settings: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    shell = InProcessShell(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/train.jsonl").write_text("\n".join(map(json.dumps, rows_of(20))))
+    recipe = RECIPE.replace("model: {source: model, config: null}\n", "").replace(", train: null", "")
+    (tmp_path / "mine.yaml").write_text(recipe)
+    shell("run", "mine.yaml", "--direct", "--until", "load_data", *SMALL)
+    assert message in shell.error("plan", "mine.yaml", *SMALL, *given_settings, code=2)
