@@ -69,6 +69,8 @@ def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Sourc
     kind = kind_of(meta["task"])
     labels = tuple(meta["labels"]) if kind.one_class else None
     shape = {"train": None, "overlong": "truncate", "max_length": longest if kind.per_row else ALL_ROWS}
+    if kind.pairs:  # each answer is cut as in training
+        del shape["max_length"]
     # frozen rows are no rows of train, whose targets would name the outputs
     formatted = FormatConfig.model_validate(kind.fixed(model.shaping["format"], meta["labels"]))
     tokenized = TokenizeConfig.model_validate(model.shaping["tokenize"] | shape)

@@ -17,6 +17,7 @@ from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
 from trnflow.tasks.evaluation.scores import Matrices, Score, promoting
 from trnflow.tasks.kinds.kind import Metric
+from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW
 from trnflow.tasks.promotion.settings import PromoteConfig
@@ -310,14 +311,18 @@ def _of_columns(metric: Metric, tables: Sequence[pa.Table]) -> _Pair:
         return difference
 
     first, second = (float(metric.of_sums(part.sum(0), count)) for part in parts)
-    differs = (found[0].decided != found[1].decided).any(1)
+    of_pairs = isinstance(found[0], Rewards)
+    first_said, second_said = (each.likelier[:, None] if of_pairs else each.decided for each in found)
+    differs = (first_said != second_said).any(1)
     return _Pair((first, second), differs, resample, max(BLOCK // count, 1))
 
 
-def _outputs(table: pa.Table) -> Outputs:
+def _outputs(table: pa.Table) -> Any:
+    """Return `Outputs`, or of pairs of answers `Rewards`."""
     import numpy as np
 
-    return Outputs(*(np.array(table.column(name).to_pylist()) for name in Outputs._fields))
+    kind = Outputs if {*Outputs._fields} <= {*table.column_names} else Rewards
+    return kind(*(np.array(table.column(name).to_pylist()) for name in kind._fields))
 
 
 def _of_function(score: Score, tables: Sequence[pa.Table]) -> _Pair:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trnflow.tasks.artifact import Input, Meta
@@ -16,6 +17,7 @@ from trnflow.tasks.data.format.source_rows import read_source_rows
 from trnflow.tasks.data.texts import TYPES_FILE
 from trnflow.tasks.errors import DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import EAGER, input_names, load_model, longest_sequence
+from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined, stacked
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
@@ -61,7 +63,7 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     """Run a model on the frozen rows and write `scores.parquet`, one line for each example.
 
     Columns: `row`, `frozen_row: int64`; of a classifier `label`, `predicted: string`, `loss: double` (nats); those of
-    `Outputs`; of a
+    `Outputs`, of pairs of answers of `Rewards`; of a
     language model `nll: double` (nats), `tokens`, `bytes: int64` (supervised).
 
     Returns metadata: task, rows (examples), labels, metrics.
@@ -88,6 +90,8 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
         table, metrics = _classes(tokens, model, out)
     elif kind_of(task).per_row:
         table, metrics = _targets(tokens, model, decision_of(weights.path), out)
+    elif kind_of(task).pairs:
+        table, metrics = _pairs(tokens, model, out)
     else:
         table, metrics = _likelihoods(config, texts, tokens, model, out)
     if not all(math.isfinite(value) for value in metrics.values()):
@@ -191,6 +195,34 @@ def _texts_apart(part: list[Window], types: Any) -> Iterator[list[Window]]:
     for text in range(int(types[part[0].end - 1]) + 1):
         ends = [np.searchsorted(types[w.start : w.end], (text, text + 1)) + w.start for w in part]
         yield [Window(w.row, int(first), int(last)) for w, (first, last) in zip(part, ends, strict=True)]
+
+
+def _pairs(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Table, Meta]:
+    """Score pairs of answers by mean log-probabilities: models have references of their own, and none is read here."""
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    ids, offsets = _arrays(tokens)
+    mask, types = (
+        load_array(tokens.path / SPLIT / f"{name}.npy") for name in ("loss_mask", TYPES_FILE.removesuffix(".npy"))
+    )
+    edges = np.sort(np.concatenate([offsets, np.flatnonzero(np.diff(types.astype(np.int8)) == 1) + 1])).tolist()
+    windows = [Window(number, *edge) for number, edge in enumerate(pairwise(edges))]
+    means = np.zeros(len(windows))
+    most = min(PASS_TOKENS, LOGITS // (4 * model.config.get_text_config().vocab_size))
+    for part in _passes(windows, most, out):
+        logits = _logits(model, ids, part, tokens.meta["pad_id"])
+        for window, scores in zip(part, logits, strict=True):
+            wanted = torch.from_numpy(np.asarray(ids[window.start + 1 : window.end])).long().to(scores.device)
+            loss = torch.nn.functional.cross_entropy(scores[: len(wanted)].float(), wanted, reduction="none")
+            answered = mask[window.start + 1 : window.end] == 1
+            means[window.row] = -float(loss.cpu().double().numpy()[answered].mean())
+    chosen, rejected = means[::2], means[1::2]
+    found = Rewards(chosen, rejected, (chosen > rejected).astype(float), np.logaddexp(0, rejected - chosen))
+    columns = {name: pa.array(column) for name, column in found._asdict().items()}
+    table = pa.table({"row": pa.array(range(len(chosen)), pa.int64()), **columns})
+    return table, {"likelihood_accuracy": float(found.likelier.mean())}
 
 
 def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -163,7 +163,7 @@ def test_an_output_layer_in_chunks_gives_the_same_numbers(
         numbers = numbers_of(
             config, answers(built, columns, reference, whole=True, chunked=chunked), batch.surprise_share
         )
-        numbers[0].backward()
+        numbers[0].backward()  # type: ignore[no-untyped-call]
         found.append([numbers.detach(), *(parameter.grad for parameter in built.parameters().values())])
     assert chunked_loss.in_chunks(built, *batch.input_ids.shape)
     for whole, parts in zip(*found, strict=True):
@@ -209,6 +209,21 @@ def test_a_pair_goes_through_all_stages_and_another_beta_computes_no_reference(
     assert "compute_reference" not in {step["stage"] for step in plan["stages"]}
     answer = shell.json("predict", "mine.yaml", *SMALL, *places, "Question 3: what does the baker say?\n")["results"]
     assert answer[0]["generated"]
+
+    # champion and challenger by frozen pairs, as evaluate_model judges the same rows
+    assert shell.json("freeze", "mine.yaml", *SMALL, *places)["rows"] == 17
+    assert shell.json("promote", "mine.yaml", *SMALL, *places)["promoted"]
+    other = (
+        "train.learning_rate=5e-3",
+        "train.keep_best=true",
+        "train.best_metric=reward_accuracy",
+        "evaluate.split=test",
+    )
+    second = shell.json("run", "mine.yaml", "--direct", "--no-rehearse", *SMALL, *places, *other)
+    judged = {stage["stage"]: stage["metrics"] for stage in second["stages"]}["evaluate_model"]
+    compared = shell.json("promote", "mine.yaml", *SMALL, *places, *other)["comparison"]
+    assert (compared["metric"], compared["rows"]) == ("likelihood_accuracy", 17)
+    assert compared["challenger"] == pytest.approx(judged["likelihood_accuracy"])
 
 
 @pytest.mark.parametrize(
