@@ -131,7 +131,9 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
     types = load_array(source / TYPES_FILE, mapped=True) if has_types else None
     mask = None if kind.per_row else _loss_mask(part["split"], tokens)
     of_tokens = labels if kind.per_position else None
-    block = fill(where, part["length"], ids, mask, tokens.meta["pad_id"], of_tokens, types, apart=kind.apart, pairs=kind.pairs)
+    block = fill(
+        where, part["length"], ids, mask, tokens.meta["pad_id"], of_tokens, types, apart=kind.apart, pairs=kind.pairs
+    )
     if labels is not None and not kind.per_position:
         block["labels"] = labels[where.pieces.row]
     for name, values in block.items():

@@ -134,7 +134,7 @@ def test_a_killed_run_resumes_to_the_same_bits(given: dict[str, Any], tmp_path: 
 def test_two_ranks_and_two_passes_train_as_one(objective: str, given: dict[str, Any], tmp_path: Path) -> None:
     inputs = given if objective == "dpo" else {name: given[name] for name in ("model", "packed")}
     common = {**COMMON, "objective": objective}
-    layouts: list[dict[str, Any]] = [{}, {"devices": 2, "micro_batch": 2}, {"devices": 2, "fsdp": True}]
+    layouts: list[dict[str, Any]] = [{}, {"devices": 2, "micro_batch": 2, "fsdp": objective == "dpo"}]
     ran = [
         run_stage(traced_and_trained, TrainConfig(**common, **layout), tmp_path / str(number), **inputs)
         for number, layout in enumerate(layouts)
@@ -143,6 +143,13 @@ def test_two_ranks_and_two_passes_train_as_one(objective: str, given: dict[str, 
         one, *others = (list(each.curve(name).values()) for each in ran)
         for other in others:
             assert np.abs(np.array(other) - one).max() <= 1e-5, name
+
+
+@pytest.mark.slow
+def test_the_reference_of_lora_is_its_base(given: dict[str, Any], tmp_path: Path) -> None:
+    config = TrainConfig(**{**COMMON, "method": "lora", "max_steps": 2})
+    margins = run_stage(traced_and_trained, config, tmp_path, **given).curve("reward_margin")
+    assert margins[1] == pytest.approx(0, abs=1e-6) and abs(margins[2]) > 1e-4
 
 
 def test_an_output_layer_in_chunks_gives_the_same_numbers(
