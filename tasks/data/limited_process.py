@@ -85,6 +85,7 @@ def _called(function: str, around: str, arguments: Meta, environment: Mapping[st
         server = _Server(function, around, variables, folder)
         answer = server.call(arguments) or {"status": server.end()}
     errors, row = server.take_errors(), server.take_row()
+    # a folder is of one call, a proof's, and its server would never be found again
     if "status" in answer or folder:
         server.end()
     else:
@@ -201,6 +202,7 @@ def _answer(
         for name, module in list(sys.modules.items())
         if name.split(".")[0] == "trnflow" and module.__file__
     )
+    # before the answer: the caller reads both when it has that
     sys.stderr.flush()
     with os.fdopen(told, "w", encoding="utf-8") as stream:
         stream.write(json.dumps(answer) + "\n")

@@ -29,6 +29,7 @@ def token_f1(generated: str, answer: str) -> float:
 
 def is_json(text: str) -> bool:
     """Return whether a text is a JSON object or array, alone or in a block of Markdown code."""
+    # chat models like to answer so
     block = re.fullmatch(r"```(?:json)?\n(.*)\n```", text.strip(), re.DOTALL)
     try:
         return isinstance(json.loads(block[1] if block else text), dict | list)

@@ -222,7 +222,8 @@ def _pairs(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Tabl
     found = Rewards(chosen, rejected, (chosen > rejected).astype(float), np.logaddexp(0, rejected - chosen))
     columns = {name: pa.array(column) for name, column in found._asdict().items()}
     table = pa.table({"row": pa.array(range(len(chosen)), pa.int64()), **columns})
-    return table, {"likelihood_accuracy": float(found.likelier.mean())}
+    judged = next(metric for metric in kind_of(tokens.meta["task"]).metrics if metric.is_default)
+    return table, {judged.name: float(judged.of_sums(judged.columns(found).sum(0), len(chosen)))}
 
 
 def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -71,6 +71,7 @@ class ClientRuns(Reader):
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(exist_ok=True)
+        # a client has threads, a server and questions of its own: none of them may be the run's
         environ = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(self._log.parent), **os.environ, **QUIET}
         with self._log.open("wb") as log:
             return subprocess.Popen(
@@ -170,6 +171,7 @@ class _Trackio:
         self._run.log(values, step=step)
 
     def reach(self, values: Meta, step: int) -> None:
+        # it has no summary: the last step has what a stage reached
         self._run.log(values, step=step)
 
     def finish(self, *, failed: bool) -> None:

@@ -81,7 +81,7 @@ def texts_of_row(config: FormatConfig, columns: Iterable[str]) -> Texts:
     """Return the function from a row to `text`, its text columns joined; with `format.text_pair` also to `text_pair`. Of
     a pair, it raises DataError for an empty text."""
     joined = [name for name in columns if name not in (config.text_pair, config.negative)]
-    others = {PAIR: config.text_pair} | ({NEGATIVE: config.negative} if config.negative else {})
+    others = {PAIR: config.text_pair or ""} | ({NEGATIVE: config.negative} if config.negative else {})
     places = {"text": "first", PAIR: "second", NEGATIVE: "third"}
 
     def read(row: Row, where: str) -> Row:

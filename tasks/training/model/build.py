@@ -78,8 +78,10 @@ def build(
     causal, lengths = _is_causal(config), packed.meta["lengths"]
     windowed = window_of(config.get_text_config(), max(lengths)) is not None
     first, pair = first_position(model), packed.meta.get("pair", False)
-    told = {"windowed": windowed, "pair": pair, "head": packed.meta.get("head", {})}
-    built = Built(model, packed.meta["task"], causal, first, published, lacking, stored, **told)
+    built = Built(
+        model, packed.meta["task"], causal, first, published, lacking, stored,
+        windowed=windowed, pair=pair, head=packed.meta.get("head", {}),
+    )  # fmt: skip
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
     if _pools(built.kind, model.config):
