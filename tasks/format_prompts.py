@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns, RowsMeta, TextsMeta
 
 BATCH = 4096
-PART = 8 * BATCH
-"""Rows of a part."""
+PART, OWN_PART = 8 * BATCH, 2 * BATCH
+"""Rows of a part; of one that calls own code, which takes longer: few rows, too, are made on all cores."""
 
 SHOWN = 100
 """Characters of a row that can't be formatted, in its error."""
@@ -99,10 +99,11 @@ def split_rows(
     if code:
         given = _arguments(config, rows, {"split": "train", "chat": chat, "labels": labels}, code, out.scratch)
         prove(code, first_rows, given, out)
+    size = OWN_PART if code else PART
     return [
-        _part(config, chat, labels, rows, split, first, min(PART, count - first))
+        _part(config, chat, labels, rows, split, first, min(size, count - first))
         for split, count in rows.meta["splits"].items()
-        for first in range(0, count, PART)
+        for first in range(0, count, size)
     ]
 
 

@@ -5,6 +5,7 @@ A server imports the code, which takes a quarter of a second, and forks for each
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -172,6 +173,7 @@ def serve(function: str, row: str, around: str) -> None:
         arguments = json.loads(line)
         for name in arguments.get("imports", ()):
             import_module(name)
+        gc.freeze()  # a collection in the call would copy all pages
         if (call := os.fork()) == 0:
             _answer(called, context, arguments, place, told)
         if status := _status(call, requests):

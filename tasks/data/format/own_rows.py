@@ -34,12 +34,14 @@ def own_make(
 
     nested: columns of JSON text; labels: by id, None to predict; limit: the context in which it is called for a row.
     """
-    function = function_of(code, HOOK)
+    function, is_plain = function_of(code, HOOK), not nested and not labels
 
     def given(row: Row, where: str) -> Row:
+        if is_plain:
+            return row.copy()
         objects = {name: parsed(row, name, where) for name in nested if name in row}
         label = {"label": labels[row["label"]]} if labels and row.get("label") is not None else {}
-        return {**row, **objects, **label} if objects or label else row.copy()
+        return {**row, **objects, **label}
 
     def make(row: Row, where: str) -> Row | None:
         theirs = given(row, where)
@@ -51,7 +53,7 @@ def own_make(
         except (Exception, SystemExit) as error:
             raise own_error(code, error, f"at {shown(where)}", FIX) from error
         # a second copy: a list in the first may have been changed in place
-        if theirs != (before := given(row, where) if nested or labels else row):
+        if theirs != (before := row if is_plain else given(row, where)):
             changed = [name for name in before.keys() | theirs.keys() if theirs.get(name) != before.get(name)]
             what = f"{config.make} changes its row ({', '.join(sorted(changed))})"
             raise DataError(f"{shown(where)}: {what}", "let it work on a copy: row = dict(row)")
