@@ -287,4 +287,6 @@ def _present(setting: str, name: str, meta: RowColumns) -> None:
         close = difflib.get_close_matches(name, meta["columns"], 1, 0.5)
         there = ", ".join(meta["columns"])
         fix = f"did you mean {close[0]}?" if close else f"set {setting}, or rename with data.columns.{name}=..."
+        if {CHOSEN, REJECTED} <= {*meta["columns"]}:
+            fix = "set format.task=preference, which these columns suit"
         raise ConfigError(f"{setting}: the rows have no column {name} (they have {there})", fix)

@@ -130,6 +130,9 @@ def test_what_the_rows_lack_is_named(bench, tmp_path):
         bench.texts(rows, task="instruction")
     with pytest.raises(ConfigError, match=r"set data\.label"):
         bench.texts(rows, task="classification")
+    pairs = loaded_rows(tmp_path / "pairs", {"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]})
+    with pytest.raises(ConfigError, match=r"no column response .*set format\.task=preference"):
+        bench.texts(pairs, task="instruction", prompt_template="{{ prompt }}")
     empty = Input(rows.path, "rows", {**rows.meta}, "sha256:rows")
     pq.write_table(pa.table({"instructions": ["a"], "response": [""]}), rows.path / "train.parquet")
     with pytest.raises(DataError, match="the split train is empty"):
