@@ -29,7 +29,7 @@ LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 ENCODER, DECODER = "base/scratch/encoder", "base/scratch/decoder"
 ENCODERS = ("classify", "multi-label", "regression", "token-classification", "reranker", "embedding")
-SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), "instruct": DECODER, "chat": DECODER}
+SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), **dict.fromkeys(("instruct", "chat", "preference"), DECODER)}
 """{shipped recipe: the model from scratch that stands in for its base}."""
 PREFECT_FILE = "prefect.yaml"
 

@@ -15,6 +15,7 @@ import pytest
 
 from trnflow.flows.authoring.choose import Draft, Question, choose
 from trnflow.flows.authoring.look import look
+from trnflow.flows.authoring.write import SCRATCH
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
 from trnflow.tasks.sources.resolver import Resolver
@@ -150,6 +151,7 @@ def test_columns_and_task_are_right(
     draft = taken(tmp_path, name, content)
     assert roles(draft) == wanted
     assert draft.settings["format"]["task"] == task
+    assert draft.base in SCRATCH
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20
