@@ -102,7 +102,7 @@ def recipe_keys() -> list[str]:
 
     recipe, memo = settings.load("demo"), Memo(Path(tempfile.mkdtemp()) / "memo.db")
     sections = (
-        "data", "format", "tokenize", "pack", "train", "train", "consolidate", "export", "evaluate",
+        "data", "format", "tokenize", "pack", "train", "train", "train", "consolidate", "export", "evaluate",
     )  # fmt: skip
     stages = [stage_of(getattr(finetune, name)) for name in finetune.STAGES]
     return [
