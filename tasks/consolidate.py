@@ -18,6 +18,7 @@ from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
 from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.kinds.preference import WEIGHED
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
@@ -32,7 +33,6 @@ from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weig
 from trnflow.tasks.training.checkpoint.starting_weights import base_weights, starting_from
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.model.pretrained import TOKEN_TYPES, auto_class, takes_token_types
-from trnflow.tasks.training.preference_losses import WEIGHED
 from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:

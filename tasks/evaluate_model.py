@@ -206,7 +206,7 @@ def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta
 def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
     """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import load_columns
-    from trnflow.tasks.evaluation.pair_rewards import report_pairs
+    from trnflow.tasks.evaluation.report_pairs import report_pairs
 
     shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
     found = load_columns(Rewards, predicted.path)

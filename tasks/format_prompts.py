@@ -205,7 +205,7 @@ def format_prompts(
         },
         "dropped": dropped,
     }
-    if head := FORMATS[config.task].head(config):
+    if head := FORMATS[config.task].head(keyed_params(config)):
         meta["head"] = head
     if code:
         meta["rows"]["own"] = code.identity["code"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.row_format import has_pairs, read_row_format
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.kind import Kind
@@ -46,7 +45,7 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
 
 def _vectors_of(kind: Kind, folder: Path) -> Callable[..., Any]:
     """Return the hook by which a model without a head gives the vectors of texts as its logits."""
-    head = {**kind.head(FormatConfig.model_validate(read_row_format(folder).settings)), "texts": 1}
+    head = {**kind.head(read_row_format(folder).settings), "texts": 1}
 
     def hook(module: Any, given: Any, named: dict[str, Any], output: Any) -> Any:
         return SimpleNamespace(logits=kind.logits_of(output, named["attention_mask"], head))

@@ -1,27 +1,19 @@
-"""Rewards that a model gives to the answers of pairs, as the objective of its training defines them, and their report."""
+"""Rewards that a model gives to the answers of pairs, as the objective of its training defines them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.forward import fitting
-from trnflow.tasks.evaluation.predictions import text_of, write_answers
-from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.evaluation.row_outputs import whole_batches
-from trnflow.tasks.evaluation.scores import intervals_of, values_of
 from trnflow.tasks.kinds.preference import Rewards
-from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.model.pretrained import first_position
 from trnflow.tasks.training.preference_losses import PREFERENCES, Answers
 from trnflow.tasks.training.shared_types import Built
-
-WORST, LONGEST = 10, 500
-"""Pairs that the report shows, and characters of their texts."""
 
 
 def pair_rewards(
@@ -54,28 +46,3 @@ def pair_rewards(
     likelier = whole.means[:, 0] > whole.means[:, 1]
     said = (rewards[:, 0], rewards[:, 1], likelier, loss)
     return Rewards(*(column.double().numpy() for column in said))
-
-
-def report_pairs(found: Rewards, packed: Input, split: str, texts: Path, folder: Path) -> Meta:
-    """Write predictions.parquet; return the report's entries, with all metrics. texts: the split's rows."""
-    import numpy as np
-
-    task, rows = packed.meta["task"], source_rows(packed, split)
-    write_answers(kind_of(task).row_answers(found, []), found.loss, rows, texts, folder / "predictions.parquet")
-    margins = found.chosen - found.rejected
-    return {
-        "metrics": values_of(task, found),
-        "intervals": intervals_of(task, found),
-        "tokens": packed.meta["supervised_tokens"][split],
-        "worst": [
-            {
-                "row": int(rows[at]) + 1,
-                "label": "chosen",
-                "predicted": "rejected",
-                "loss": float(found.loss[at]),
-                "text": text_of(texts, int(rows[at]))[:LONGEST],
-            }
-            for at in np.argsort(margins, kind="stable")[:WORST]
-            if margins[at] <= 0
-        ],
-    }

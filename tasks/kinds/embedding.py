@@ -243,9 +243,10 @@ class Embedding(TargetKind):
     def shown(self, target: Any, labels: list[str]) -> str:
         return f"{labels[0]} {target[0]:.4g}" if len(target) == 1 else " and ".join(labels)
 
-    def head(self, settings: Any) -> Meta:
-        texts = 3 if settings.negative else 2
-        return {"texts": texts, "pooling": settings.pooling, "normalize": settings.normalize}
+    def head(self, settings: Meta) -> Meta:
+        # settings that have their default are not recorded
+        pooling, normalize = settings.get("pooling", "mean"), settings.get("normalize", True)
+        return {"texts": 3 if settings.get("negative") else 2, "pooling": pooling, "normalize": normalize}
 
     def logits_of(self, output: Any, segment_ids: Tensor, head: Meta) -> Tensor:
         """Return the vectors of each row's texts, one after another: float32 [rows, texts x numbers]."""

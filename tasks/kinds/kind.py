@@ -135,8 +135,8 @@ class Kind:
         """Return a row's target as text."""
         return labels[int(target)]
 
-    def head(self, settings: Any) -> Meta:
-        """Return what `logits_of` needs of the section `format`; "texts" is the number of texts of a row."""
+    def head(self, settings: Meta) -> Meta:
+        """Return what `logits_of` needs. settings: recorded ones of `format`. "texts" is the number of texts of a row."""
         return {}
 
     def logits_of(self, output: Any, segment_ids: Tensor, head: Meta) -> Tensor:

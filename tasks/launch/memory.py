@@ -14,6 +14,7 @@ TAKES_LESS = {
     "format_prompts": "lower task_runner.workers, or data.max_cell_mb (a row is formatted whole)",
     "tokenize_text": "lower task_runner.workers, or data.max_cell_mb (a row is tokenised whole)",
     "pack_chunks": "lower data.limit, or pack.chunk_length",
+    "compute_reference": "lower pack.chunk_length (a chunk is read whole), or train.dtype=bfloat16",
     "precompile": "lower train.micro_batch, or pack.chunk_length",
     "train": "lower train.micro_batch, tokenize.max_length or pack.chunk_length, or set train.remat=true or train.method=lora",
     "consolidate": "lower consolidate.max_shard_size",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import StoreError
+from trnflow.tasks.kinds.preference import WEIGHED
 from trnflow.tasks.stage import Workdir, write_json
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 from trnflow.tasks.training.checkpoint import shards
@@ -28,7 +29,7 @@ from trnflow.tasks.training.model.adapters import adapter_document, loaded_dtype
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
-from trnflow.tasks.training.preference_losses import PREFERENCES, WEIGHED
+from trnflow.tasks.training.preference_losses import PREFERENCES
 from trnflow.tasks.training.selection import Chosen, check_selection
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 METRICS = tuple(metric.name for metric in Kind.metrics if metric.name != "loss")
 """What training and evaluations report of pairs beside the loss, means over them."""
 
-WEIGHED = ("objective", "loss_type", "beta", "simpo_gamma", "label_smoothing")
-"""The names of `objective` and `Settings`."""
-
 _INSTEAD = "training on texts that the model samples is not here: rank its answers beforehand, and set objective=dpo"
 ONLINE = {
     **dict.fromkeys(("ppo", "grpo", "rloo", "online_dpo", "reinforce"), _INSTEAD),

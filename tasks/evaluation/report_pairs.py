@@ -1,0 +1,40 @@
+"""The report of a task whose rows are pairs of answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.evaluation.predictions import text_of, write_answers
+from trnflow.tasks.evaluation.row_losses import source_rows
+from trnflow.tasks.evaluation.scores import intervals_of, values_of
+from trnflow.tasks.kinds.preference import Rewards
+from trnflow.tasks.kinds.registry import kind_of
+
+WORST, LONGEST = 10, 500
+"""Pairs that the report shows, and characters of their texts."""
+
+
+def report_pairs(found: Rewards, packed: Input, split: str, texts: Path, folder: Path) -> Meta:
+    """Write predictions.parquet; return the report's entries, with all metrics. texts: the split's rows."""
+    import numpy as np
+
+    task, rows = packed.meta["task"], source_rows(packed, split)
+    write_answers(kind_of(task).row_answers(found, []), found.loss, rows, texts, folder / "predictions.parquet")
+    margins = found.chosen - found.rejected
+    return {
+        "metrics": values_of(task, found),
+        "intervals": intervals_of(task, found),
+        "tokens": packed.meta["supervised_tokens"][split],
+        "worst": [
+            {
+                "row": int(rows[at]) + 1,
+                "label": "chosen",
+                "predicted": "rejected",
+                "loss": float(found.loss[at]),
+                "text": text_of(texts, int(rows[at]))[:LONGEST],
+            }
+            for at in np.argsort(margins, kind="stable")[:WORST]
+            if margins[at] <= 0
+        ],
+    }
