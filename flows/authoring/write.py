@@ -105,7 +105,11 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
         rows = f"{'more than ' * (not looked.is_whole)}{looked.rows:,} rows"
         draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
     length = _length(draft)
-    draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": length}
+    chunk = length
+    if draft.base == "preference":  # whose chunks hold both answers
+        length = min(length, LENGTHS[-1] // 2)
+        chunk = 2 * length
+    draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": chunk}
     if hub and not _names_model(given):
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}

@@ -219,3 +219,15 @@ def test_the_recipes_rows_are_two_hundred_each(bench) -> None:
         rows = bench.rows(source=f"builtin:{name}", **({"text": "text", "label": "team"} if name == "tickets" else {}))
         assert rows.meta["splits"] == {"train": 200} and rows.meta["duplicates"] == 0
     assert rows.meta["nested"] == ["messages"]
+
+
+def test_both_answers_of_long_pairs_fit_a_chunk(here: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    answers = lines(
+        lambda n: {"prompt": sentence(n) * 12, "chosen": sentence(n + 1) * 32, "rejected": sentence(n + 2) * 32},
+        rows=24,
+    )
+    (here.folder / "answers.jsonl").write_bytes(answers)
+    assert here("new", "answers.jsonl").returncode == 0
+    done = here("run", "answers.yaml", "--direct", "--until", "pack_chunks")
+    assert done.returncode == 0, done.stderr
