@@ -72,17 +72,9 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     refuse = partial(refuse_unfit_model, training)
-    reference = (
-        Node(
-            compute_reference,
-            training,
-            {"model": model, "packed": packed, "warm_start": start},
-            check=knows,
-            needs=refuse,
-        )
-        if needs_reference(training.objective)
-        else None
-    )
+    initial: dict[str, Node | Lookup | None] = {"model": model, "packed": packed, "warm_start": start}
+    compares = needs_reference(training.objective)
+    reference = Node(compute_reference, training, initial, check=knows, needs=refuse) if compares else None
     loss = own_code(recipe, "train.loss", also=(OWN_LOSS,))
     graphs = Node(precompile, training, {"model": model, "packed": packed, "code": loss}, check=knows, needs=refuse)
     is_own = training.keeps_best and ":" in training.best_metric
@@ -90,7 +82,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         train,
         training,
         {
-            "model": model, "packed": packed, "warm_start": start, "metric": best_metric(recipe), "code": loss,
+            **initial, "metric": best_metric(recipe), "code": loss,
             "rows": (rows or loaded) if is_own else None, "texts": texts if is_own else None,
             "reference": reference,
             **({"graphs": graphs} if measures else {}),

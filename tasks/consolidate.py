@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import field_validator
 
@@ -107,8 +107,8 @@ def consolidate(
     `adapter/`.
 
     texts, tokens: say how rows were formatted; without them there is no `trnflow.json`. packed: has the validation rows on
-    which a task chooses its threshold. Returns metadata: task, labels,
-    lengths, parameters (their number), dtype.
+    which a task chooses its threshold. Returns metadata: task, labels, lengths, parameters (their number), dtype; of pairs
+    of answers also preference.
     """
     from transformers import AutoConfig
 
@@ -141,11 +141,7 @@ def consolidate(
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     _write_row_format(_row_format(texts, tokens), out)
     if texts is not None and tokens is not None and "head" in texts.meta:
-        longest = min(tokens.meta["max_length"], positions_of(empty) or tokens.meta["max_length"])
-        kind = kind_of(shards.meta["task"])
-        for name, companion in kind.companions(texts.meta["head"], settings.hidden_size, longest).items():
-            (out.path / name).parent.mkdir(exist_ok=True)
-            write_json(out.path / name, companion)
+        _write_companions(texts.meta, tokens.meta, empty, out)
     write_card(out.path, shards.meta, document, origin)
     # written tensors are compared with the checkpoint's, and the model computes a row
     check_folder(out, auto_class(shards.meta["task"]), settings, published, dtype)
@@ -161,6 +157,15 @@ def consolidate(
     if kind_of(shards.meta["task"]).pairs:
         meta["preference"] = {name: shards.meta["settings"][name] for name in WEIGHED}
     return meta
+
+
+def _write_companions(texts: TextsMeta, tokens: TokensMeta, empty: Any, out: Workdir) -> None:
+    """Write what other programs read of the part of a model that transformers does not know. empty: the model."""
+    longest = min(tokens["max_length"], positions_of(empty) or tokens["max_length"])
+    files = kind_of(texts["task"]).companions(texts["head"], empty.config.hidden_size, longest)
+    for name, document in files.items():
+        (out.path / name).parent.mkdir(exist_ok=True)
+        write_json(out.path / name, document)
 
 
 def _origin(model: Source, warm_start: Input | None) -> CardSource:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,11 @@ from pydantic import ValidationError
 from tests.clients.conftest import RunClient, run_client
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.products import few
-from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.run_stage import (
+    check_resumes_after_a_kill,
+    run_stage,
+    traced_and_trained,
+)
 from tests.training.toys import BERT, DRY, VOCABULARY, pretrained, write_packed
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Input, Source
@@ -179,14 +182,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     labels, pooling = CASES["triplets"]
     inputs = {"model": started(tmp_path / "model"), "packed": packed_texts(tmp_path / "packed", labels, pooling)}
     config = TrainConfig(**{**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad", "global_batch": 10})
-    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
-    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **inputs)
-    kill_after(killed, step=20)
-    assert killed.process.wait() == -signal.SIGKILL
-    step = FolderPartial(tmp_path / "partial").steps()[-1]
-    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **inputs).result()
-    assert f"resumes at step {step}" in resumed.said("info")
-    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
+    check_resumes_after_a_kill(config, tmp_path, inputs)
 
 
 def of_rows(rows: Sequence[tuple[str, ...]]) -> Any:

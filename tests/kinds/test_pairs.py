@@ -4,7 +4,6 @@ resumed to the same bits; predicted as transformers' pipeline predicts; exported
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,11 @@ import pytest
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import Bench
 from tests.helpers.products import few
-from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.run_stage import (
+    check_resumes_after_a_kill,
+    run_stage,
+    traced_and_trained,
+)
 from tests.training.toys import BERT, DRY, pretrained
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.chunks import open_segments
@@ -139,13 +142,7 @@ def test_a_killed_run_resumes_to_the_same_bits(task: str, engine: str, tmp_path:
     packed = packed_pairs(tmp_path, task)
     inputs = {"model": started(tmp_path / "model", packed), "packed": packed}
     config = TrainConfig(**{**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad"}, **ENGINES[engine])
-    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
-    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **inputs)
-    kill_after(killed, step=20)
-    assert killed.process.wait() == -signal.SIGKILL
-    assert FolderPartial(tmp_path / "partial").steps()
-    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **inputs).result()
-    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
+    check_resumes_after_a_kill(config, tmp_path, inputs)
 
 
 RECIPE = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,11 @@ import pytest
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import Bench
 from tests.kinds.preferences import packed_preferences, rows_of, started
-from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.run_stage import (
+    check_resumes_after_a_kill,
+    run_stage,
+    traced_and_trained,
+)
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.compute_reference import compute_reference
 from trnflow.tasks.data.chunks import open_chunks
@@ -120,13 +123,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(given: dict[str, Any], tmp_path: Path) -> None:
     config = TrainConfig(**{**COMMON, "max_steps": 60, "checkpoint_every": 8})
-    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **given)
-    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **given)
-    kill_after(killed, step=20)
-    assert killed.process.wait() == -signal.SIGKILL
-    assert FolderPartial(tmp_path / "partial").steps()
-    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **given).result()
-    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
+    check_resumes_after_a_kill(config, tmp_path, given)
 
 
 @pytest.mark.slow

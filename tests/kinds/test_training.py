@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.products import few, sampled
-from tests.training.run_stage import FolderPartial, Stage, files_of, kill_after, run_stage, traced_and_trained
+from tests.training.run_stage import (
+    check_resumes_after_a_kill,
+    run_stage,
+    traced_and_trained,
+)
 from tests.training.toys import BERT, DRY, VOCABULARY, packed_targets, pretrained
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.kinds.registry import kind_of
@@ -118,11 +121,4 @@ def test_a_killed_run_resumes_to_the_same_bits(case: str, engine: str, tmp_path:
     }
     fields = {**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad"}
     config = TrainConfig(**fields, **ENGINES[engine])
-    whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
-    killed = Stage(traced_and_trained, config, tmp_path / "killed", tmp_path / "partial", **inputs)
-    kill_after(killed, step=20)
-    assert killed.process.wait() == -signal.SIGKILL
-    step = FolderPartial(tmp_path / "partial").steps()[-1]
-    resumed = Stage(traced_and_trained, config, tmp_path / "resumed", tmp_path / "partial", **inputs).result()
-    assert f"resumes at step {step}" in resumed.said("info")
-    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
+    check_resumes_after_a_kill(config, tmp_path, inputs)

@@ -351,3 +351,15 @@ def one_rank(file: str, parent: str, rank: str) -> None:
 
 if __name__ == "__main__":
     one_rank(*sys.argv[1:])
+
+
+def check_resumes_after_a_kill(config: TrainConfig, folder: Path, inputs: Mapping[str, Any]) -> None:
+    """Train in one go, and again in a run that is killed and resumed: to the same files and metadata."""
+    whole = run_stage(traced_and_trained, config, folder / "whole", **inputs)
+    killed = Stage(traced_and_trained, config, folder / "killed", folder / "partial", **inputs)
+    kill_after(killed, step=20)
+    assert killed.process.wait() == -signal.SIGKILL
+    step = FolderPartial(folder / "partial").steps()[-1]
+    resumed = Stage(traced_and_trained, config, folder / "resumed", folder / "partial", **inputs).result()
+    assert f"resumes at step {step}" in resumed.said("info")
+    assert files_of(resumed.artifact) == files_of(whole.artifact) and resumed.artifact.meta == whole.artifact.meta
