@@ -18,16 +18,10 @@ from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
 from trnflow.tasks.data.tables import read_rows
 from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
-from trnflow.tasks.data.tokenization.apart_encoder import ApartEncoder
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
-from trnflow.tasks.data.tokenization.encoders import (
-    ClassEncoder,
-    Encoder,
-    encoder_type,
-    without_unsupervised,
-)
+from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
+from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
-from trnflow.tasks.data.tokenization.pair_encoder import PairEncoder
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
@@ -335,8 +329,7 @@ def _encoder(folder: Path, config: str, texts: str) -> Encoder:
     # cached in the process: reading a tokenizer takes as long as tokenising thousands of rows, and an encoder caches
     # words
     settings, meta, loaded = TokenizeConfig.model_validate_json(config), json.loads(texts), read_tokenizer(folder)
-    several = ApartEncoder if kind_of(meta["task"]).apart else PairEncoder
-    encoder = several if reads_pairs(meta) else encoder_type(meta["task"])
+    encoder = encoder_type(meta["task"], pair=reads_pairs(meta))
     if issubclass(encoder, ClassEncoder):
         return encoder(loaded, settings.max_length, settings.overlong)
     return encoder(

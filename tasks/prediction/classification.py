@@ -18,8 +18,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.texts import PAIR
-from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder, encoder_type
-from trnflow.tasks.data.tokenization.pair_encoder import PairEncoder
+from trnflow.tasks.data.tokenization.encoder_types import encoder_type
+from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
@@ -58,7 +58,7 @@ class Classifier:
         tokenizer, self._kind, self._decision = read_tokenizer(folder), kind_of(rows.task), rows.decision
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
-        encoder = PairEncoder if has_pairs(folder) else encoder_type(rows.task)
+        encoder = encoder_type(rows.task, pair=has_pairs(folder))
         assert issubclass(encoder, ClassEncoder)
         self._encoder = encoder(tokenizer, self.max_length, "truncate")
         self._pad = tokenizer.pad_id

@@ -13,8 +13,6 @@ from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
 from trnflow.tasks.kinds.kind import IGNORED
-from trnflow.tasks.kinds.preference import REJECTED
-from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -259,43 +257,6 @@ class CausalEncoder:
         return row, starts, sizes
 
 
-class PreferenceEncoder(CausalEncoder):
-    """Encodes the columns `parts` and `rejected`, of the same type, as one row with types 0 and 1. Truncates each text;
-    drops pairs of which a text is too long, or has nothing to train on."""
-
-    def __init__(self, loaded: FastTokenizer, max_length: int, overlong: str, **shape: Any) -> None:
-        super().__init__(loaded, max_length, "truncate" if overlong == "truncate" else "error", **shape)
-        self._drops = overlong == "drop"
-
-    def encode(self, rows: pa.Table) -> Encoded:
-        import numpy as np
-
-        both = [super(PreferenceEncoder, self).encode(_only(rows, name)) for name in ("parts", REJECTED)]
-        lengths = np.maximum(*(each.lengths for each in both))
-        fits = lengths <= self._max_length if self._drops else np.ones(len(lengths), dtype=bool)
-        taught = np.logical_and(*(teaches(each) for each in both))
-        kept = np.flatnonzero(fits & taught)
-        sizes = np.stack([each.sizes[kept] for each in both], axis=1)
-        is_second = np.repeat(np.tile([False, True], len(kept)), sizes.ravel())
-        starts = [(np.cumsum(each.sizes) - each.sizes)[kept] for each in both]
-
-        def joined(name: str) -> Any:
-            parts = [gather(getattr(both[n], name), starts[n], sizes[:, n]) for n in range(2)]
-            whole = np.empty(len(is_second), parts[0].dtype)
-            whole[~is_second], whole[is_second] = parts
-            return whole
-
-        forged = [*{row: text for each in reversed(both) for row, text in each.forged}.items()]
-        return Encoded(
-            joined("ids"), sizes.sum(1), joined("extra"), kept, lengths, forged, int((fits & ~taught).sum()),
-            is_second.astype(np.uint8),
-        )  # fmt: skip
-
-
-def _only(rows: pa.Table, name: str) -> pa.Table:
-    return rows.select([name]).rename_columns(["parts"])
-
-
 def teaches(encoded: Encoded) -> Any:
     """Return bool [rows]: a token after the row's first is trained on."""
     import numpy as np
@@ -319,17 +280,6 @@ def without_unsupervised(encoded: Encoded) -> Encoded:
     ids, mask = (gather(values, kept, sizes) for values in (encoded.ids, encoded.extra))
     left_out = int((~taught).sum())
     return Encoded(ids, sizes, mask, encoded.row[taught], encoded.lengths, encoded.forged, left_out)
-
-
-Encoder = ClassEncoder | CausalEncoder
-
-
-def encoder_type(task: str) -> type[ClassEncoder] | type[CausalEncoder]:
-    """Return the encoder class for a task."""
-    kind = kind_of(task)
-    if kind.pairs:
-        return PreferenceEncoder
-    return CausalEncoder if not kind.per_row else TokenEncoder if kind.per_position else ClassEncoder
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
