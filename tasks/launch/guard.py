@@ -39,11 +39,12 @@ def main(grace: float, memory: int, work: list[str] | Callable[[], None]) -> int
         work: The worker's command line, or a function to call after a fork.
     """
     parent = os.getppid()
-    wake = _wake_on_signals()
+    wake, woken_by = _wake_on_signals()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     hidden = _hidden()
     read, write = os.pipe() if hidden else (None, LOG)
-    worker = _start(work, write, [wake] if read is None else [wake, read])
+    own = [wake, woken_by] if read is None else [wake, woken_by, read]
+    worker = _start(work, write, own)
     _say({"worker": worker})
     log = _copy_without(hidden, read, write) if read is not None else None
     held = Held(worker)
@@ -183,7 +184,8 @@ def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) ->
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if isinstance(work, list):
             os.execv(work[0], work)
-        for descriptor in (*own, signal.set_wakeup_fd(-1)):
+        signal.set_wakeup_fd(-1)
+        for descriptor in own:
             os.close(descriptor)
         work()
     except OSError as error:
@@ -255,15 +257,15 @@ def _signal_one(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _wake_on_signals() -> int:
-    """Return a descriptor from which the numbers of arriving signals, SIGCHLD too, can be read."""
+def _wake_on_signals() -> tuple[int, int]:
+    """Return a pipe from which the numbers of arriving signals, SIGCHLD too, can be read."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in (*STOP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    return read
+    return read, write
 
 
 def _drain(wake: int) -> set[int]:
