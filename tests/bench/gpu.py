@@ -1,11 +1,12 @@
-"""Tokens per second and MFU of engine native on a GPU beside HF Trainer: same card, model, shapes and batch, one run.
+"""Engine native on a GPU beside what people use there: tokens per second, MFU, and peak memory against the estimate.
 
-    python -m tests.bench.gpu [--model llama|roberta] [--batch 8] [--length 2048] [--steps 40] [--documents 1] [--only NAME ...]
+    python -m tests.bench.gpu [--cases llama,packed,lora,qlora,bert] [--ways NAME,...] [--steps 24] [--toy]
 
-Random weights (Llama of 1.1 B parameters, TinyLlama's sizes; RoBERTa-large's sizes) and random tokens, without padding;
-bf16 with fp32 masters on both sides, AdamW, clipping. Each way runs in a process of its own; the first third of its
-steps (compiling, warming up) does not count. FLOPs are 6 a weight and token and 12 x layers x width x length a token.
-Needs PyTorch, transformers, accelerate, and pydantic for this package itself. documents: packed into each row.
+llama: all weights of a Llama of 1.1 B parameters (TinyLlama's sizes), 8 rows of 2,048 tokens. packed: the same rows hold
+eight documents each. lora, qlora: rank 16 in every linear layer, on a base in bf16 or nf4. bert: BERT-base, 64 rows of
+emotion. Weights are random, and the same for each way; bf16, AdamW, clipping. Each way has a process of its own; the
+first third of its steps, which compile, does not count. MFU: 6 FLOPs a weight and token (4 with a frozen base), and
+attention's within a document. --toy runs every line on the CPU. A program that is not installed says so.
 """
 
 from __future__ import annotations
@@ -16,204 +17,269 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.training.run_stage import PROJECT, Result, run_stage, traced_and_trained
-from tests.training.toys import scratch, write_packed
+from tests.bench import gpu_peers
+from tests.training.run_stage import PROJECT, run_stage, traced_and_trained
+from tests.training.toys import pretrained, write_packed
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.train import TrainConfig, environ, ranks
 
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "model_type": "llama",
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 4096,
-    },
-    "roberta": {
-        "model_type": "roberta",
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "max_position_embeddings": 514,
-    },
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "vocab_size": 32000,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+}  # fmt: skip
+BERT: dict[str, Any] = {"model_type": "bert", "vocab_size": 30522}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
 }
-VOCABULARY = {"llama": 32000, "roberta": 50265}
-OURS = {"trnflow": {}, "trnflow compile": {"compile": True}, "trnflow flex": {"attention": "flex"}}
-THEIRS = {"HF Trainer": {}, "HF Trainer compile": {"torch_compile": True}}
-WARM = 3  # a third of the steps
+LORA = {"rank": 16, "alpha": 32, "dropout": 0.0}
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def columns(arguments: argparse.Namespace) -> dict[str, np.ndarray]:
+class Case(NamedTuple):
+    """What is trained. documents: in each row; method: full, lora or qlora."""
+
+    model: dict[str, Any]
+    rows: int
+    length: int
+    documents: int = 1
+    method: str = "full"
+
+
+CASES = {
+    "llama": Case(LLAMA, 8, 2048),
+    "packed": Case(LLAMA, 8, 2048, documents=8),
+    "lora": Case(LLAMA, 8, 2048, method="lora"),
+    "qlora": Case(LLAMA, 8, 2048, method="qlora"),
+    "bert": Case(BERT, 64, 128),
+}
+OURS: dict[str, dict[str, Any]] = {
+    "trnflow": {},
+    "trnflow compile": {"compile": True},
+    "trnflow compile any-kernels": {"compile": True, "deterministic": False},
+}
+
+
+def case_of(arguments: argparse.Namespace) -> Case:
+    case = CASES[arguments.case]
+    if not arguments.toy:
+        return case
+    heads = {"num_key_value_heads": 2} if case.model is LLAMA else {}
+    return case._replace(model={**case.model, **SMALL, **heads}, rows=4, length=64)
+
+
+def columns(case: Case, batches: int = 4) -> dict[str, np.ndarray]:
+    """Packed rows. Those of a classifier are as long as tweets are, from 5 to `length` tokens."""
     random = np.random.default_rng(0)
-    rows, length = arguments.batch * 4, arguments.length
-    ids = random.integers(5, VOCABULARY[arguments.model], (rows, length))
-    at, size = np.arange(length)[None], -(-length // arguments.documents)
-    labels = ids if arguments.model == "llama" else random.integers(0, 2, rows)
-    segments, positions = np.broadcast_to(at // size + 1, ids.shape), np.broadcast_to(at % size, ids.shape)
-    return {"input_ids": ids, "labels": labels, "segment_ids": segments, "position_ids": positions}
+    count, length = case.rows * batches, case.length
+    at, ids = np.arange(length)[None], random.integers(5, case.model["vocab_size"], (count, length))
+    if case.model["model_type"] == "bert":
+        sizes = np.clip(random.lognormal(3.0, 0.5, (count, 1)), 5, length).astype(int)
+        real = at < sizes
+        labels = random.integers(0, 6, count)
+        return {"input_ids": ids * real, "labels": labels, "segment_ids": real, "position_ids": at * real}
+    size = -(-length // case.documents)
+    segments, positions = (np.broadcast_to(part, ids.shape) for part in (at // size + 1, at % size))
+    return {"input_ids": ids, "labels": ids, "segment_ids": segments, "position_ids": positions}
 
 
-def ours(arguments: argparse.Namespace, fields: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from trnflow.tasks.train import TrainConfig
+def make_model(case: Case, folder: Path, device: str) -> None:
+    """Write a model of random weights, in bf16."""
+    import torch
+    from safetensors.torch import save_file
 
-    causal = arguments.model == "llama"
-    packed = write_packed(
-        folder / "packed",
-        "causal_lm" if causal else "classification",
-        None if causal else ["negative", "positive"],
-        {"train": {arguments.length: columns(arguments)}},
-        vocabulary=VOCABULARY[arguments.model],
-    )
-    config = TrainConfig(
-        engine="native",
-        device="cuda",
-        global_batch=arguments.batch,
-        max_steps=arguments.steps,
-        dtype="bfloat16",
-        log_every=max(arguments.steps // WARM, 1),
-        checkpoint_every=10**6,
-        eval_every_epoch=False,
-        **fields,
-    )
-    model = scratch(**MODELS[arguments.model])
-    found = run_stage(traced_and_trained, config, folder / "train", model=model, packed=packed)
+    config, kind = gpu_peers.model_class(case.model)
+    with torch.device("meta"):
+        blank = kind.from_config(config)
+    torch.manual_seed(0)
+    weights = {
+        name: torch.ones(p.shape, dtype=torch.bfloat16)
+        if p.dim() == 1 and "norm" in name.lower() and name.endswith("weight")
+        else torch.empty(p.shape, dtype=torch.bfloat16, device=device).normal_(std=0.02).cpu()
+        for name, p in blank.named_parameters()
+    }
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config.architectures, config.dtype = [type(blank).__name__], "bfloat16"
+    config.save_pretrained(folder)
+
+
+@stage(kind="checkpoint", environ=environ, ranks=ranks)
+def trained(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """`traced_and_trained` without the weights, which would be written for as long as the steps take."""
+    from trnflow.tasks.training import fit
+
+    fit._write_weights = lambda run: None
+    return traced_and_trained(config, model, packed, out)
+
+
+def ours(
+    case: Case, fields: dict[str, Any], model: Path, folder: Path, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    from tests.bench.gpu import trained  # not of __main__: another process imports it
+
+    source, packed, config = work(case, fields, model, folder, arguments)
+    found = run_stage(trained, config, folder / "train", model=source, packed=packed)
+    said = [point for point in found.said("metrics") if "loss" in point["values"]]
+    first, last = said[0], said[-1]
     return {
-        **steady(found),
-        "memory": found.figures["device_memory_bytes"],
+        "seconds": (last["time"] - first["time"]) / (last["step"] - first["step"]),
+        "memory": found.figures.get("device_memory_bytes", 0),
         "loss": found.artifact.meta["metrics"]["train_loss"],
     }
 
 
-def steady(found: Result) -> dict[str, float]:
-    """Seconds a step between the first log and the last."""
-    said = [point for point in found.said("metrics") if "loss" in point["values"]]
-    first, last = said[0], said[-1]
-    return {"seconds": (last["time"] - first["time"]) / (last["step"] - first["step"])}
-
-
-def theirs(arguments: argparse.Namespace, fields: dict[str, Any], folder: Path) -> dict[str, Any]:
-    import torch
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-        default_data_collator,
+def work(
+    case: Case, fields: dict[str, Any], model: Path, folder: Path, arguments: argparse.Namespace
+) -> tuple[Source, Input, TrainConfig]:
+    causal = case.model["model_type"] == "llama"
+    packed = write_packed(
+        folder / "packed",
+        "causal_lm" if causal else "classification",
+        None if causal else [str(label) for label in range(6)],
+        {"train": {case.length: columns(case)}},
+        vocabulary=case.model["vocab_size"],
     )
-
-    data = columns(arguments)
-    rows = [{"input_ids": ids, "labels": label} for ids, label in zip(data["input_ids"], data["labels"], strict=True)]
-    config = AutoConfig.for_model(**MODELS[arguments.model], vocab_size=VOCABULARY[arguments.model])
-    kind = AutoModelForCausalLM if arguments.model == "llama" else AutoModelForSequenceClassification
-    config.use_cache = False
-    torch.manual_seed(0)
-    model = kind.from_config(config, attn_implementation="sdpa")
-    times: dict[int, float] = {}
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            if state.global_step in (arguments.steps // WARM, arguments.steps):
-                torch.cuda.synchronize()
-                times[state.global_step] = time.perf_counter()
-
-    options = TrainingArguments(
-        str(folder / "hf"),
+    if case.method != "full":
+        base = {"base_dtype": "nf4"} if case.method == "qlora" else {}
+        fields = {**fields, "method": "lora", "lora": {**LORA, **base, "targets": TARGETS}}
+    config = TrainConfig(
+        engine="native",
+        device=arguments.device,
+        global_batch=case.rows,
         max_steps=arguments.steps,
-        per_device_train_batch_size=arguments.batch,
-        bf16=True,
-        optim="adamw_torch_fused",
-        logging_steps=arguments.steps,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_num_workers=2,
-        dataloader_drop_last=True,
+        dtype="bfloat16",
+        log_every=arguments.steps // 3,
+        checkpoint_every=10**6,
+        eval_every_epoch=False,
+        allow_overcommit=True,
         **fields,
     )
-    trainer = Trainer(model, options, train_dataset=rows, data_collator=default_data_collator, callbacks=[Clock()])
-    loss = trainer.train().metrics["train_loss"]
-    (first, began), (last, ended) = sorted(times.items())
-    return {"seconds": (ended - began) / (last - first), "memory": torch.cuda.max_memory_allocated(), "loss": loss}
+    return pretrained(model), packed, config
 
 
-def flops(arguments: argparse.Namespace) -> float:
-    """Of one update."""
-    size = MODELS[arguments.model]
-    width, layers, inner, heads = (
-        size[name] for name in ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
-    )
-    narrow = size.get("num_key_value_heads", heads) / heads
-    attention = width * width * (2 + 2 * narrow)
-    weights = layers * (attention + (3 if arguments.model == "llama" else 2) * width * inner)
-    weights += width * (VOCABULARY["llama"] if arguments.model == "llama" else 0)
-    tokens = arguments.batch * arguments.length
-    return tokens * (6 * weights + 12 * layers * width * arguments.length)
+def estimate(case: Case, model: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the plan says that training without compiling takes."""
+    from trnflow.tasks.training.memory.traced_memory import trace_memory
+
+    source, packed, config = work(case, {}, model, folder, arguments)
+    return {"total": trace_memory(config, source, packed.meta).total}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=sorted(MODELS), default="llama")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--documents", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[*OURS, *THEIRS])
-    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.inner:
-        return inner(arguments)
-    return compare(arguments)
+def flops(case: Case) -> float:
+    """Return the FLOPs of an update that have to be computed."""
+    import torch
+
+    config, kind = gpu_peers.model_class(case.model)
+    with torch.device("meta"):
+        model = kind.from_config(config)
+    lookups = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
+    weights = sum(p.numel() for p in model.parameters() if id(p) not in lookups)
+    data = columns(case)
+    causal, passes = case.model["model_type"] == "llama", 3 if case.method == "full" else 2
+    sizes = np.full(case.rows * case.documents, case.length // case.documents)
+    tokens = case.rows * case.length
+    if not causal:
+        sizes = data["segment_ids"][: case.rows].sum(1)
+        tokens = int(data["segment_ids"].sum()) // 4
+    pairs = float((sizes.astype(float) ** 2).sum()) / (2 if causal else 1)
+    # the backward pass of attention is computed for a frozen base, too
+    return 2 * passes * weights * tokens + 3 * 4 * config.num_hidden_layers * config.hidden_size * pairs
 
 
 def inner(arguments: argparse.Namespace) -> None:
-    """One way, in this process."""
-    (name,) = arguments.only
+    """Run one way in this process."""
+    case, model = case_of(arguments), Path(arguments.model)
+    if arguments.way == "make":
+        return make_model(case, model, arguments.device)
     with tempfile.TemporaryDirectory() as folder:
-        run = ours if name in OURS else theirs
-        print(json.dumps(run(arguments, {**OURS, **THEIRS}[name], Path(folder))))
+        if arguments.way == "estimate":
+            found = estimate(case, model, Path(folder), arguments)
+        elif arguments.way in OURS:
+            found = ours(case, OURS[arguments.way], model, Path(folder), arguments)
+        else:
+            way = gpu_peers.WAYS[arguments.way]
+            found = way.run(case, way.settings, model, Path(folder), columns(case), arguments)
+        print(json.dumps(found))
+    return None
 
 
-def compare(arguments: argparse.Namespace) -> None:
+def call(arguments: argparse.Namespace, name: str, way: str, model: Path) -> dict[str, Any] | str:
+    """Run one way in a process of its own; return what it found, or why it could not."""
+    command = [sys.executable, "-m", "tests.bench.gpu", "--case", name, "--way", way, "--model", str(model)]
+    command += ["--steps", str(arguments.steps), *["--toy"][: arguments.toy]]
+    environment = {**os.environ, "USE_TORCH_XLA": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=PROJECT, check=False)
+    if done.returncode:
+        return "failed: " + " | ".join(done.stderr.strip().splitlines()[-3:])[-400:]
+    return json.loads(done.stdout.splitlines()[-1]) if way != "make" else {}
+
+
+def compare(arguments: argparse.Namespace, name: str, folder: Path) -> None:
     import torch
 
     from trnflow.tasks.training.device_kinds import KINDS
-    from trnflow.tasks.training.graphs.flops import mfu
 
-    device = torch.cuda.get_device_name()
-    print(f"{arguments} on {device}, torch {torch.__version__}")
-    rates: dict[str, float] = {}
-    for name in arguments.only:
-        command = [sys.executable, "-m", "tests.bench.gpu", "--inner"]
-        for option in ("model", "batch", "length", "steps", "documents"):
-            command += [f"--{option}", str(getattr(arguments, option))]
-        environment = {**os.environ, "USE_TORCH_XLA": "0"}
-        done = subprocess.run(
-            [*command, "--only", name], capture_output=True, text=True, env=environment, cwd=PROJECT, check=False
-        )
-        if done.returncode:
-            print(f"{name:<22} failed: {' | '.join(done.stderr.strip().splitlines()[-4:])[-600:]}", flush=True)
+    arguments.case, case = name, case_of(argparse.Namespace(case=name, toy=arguments.toy))
+    label = torch.cuda.get_device_name() if arguments.device == "cuda" else "this processor, a toy"
+    print(f"\n{name}: {case.rows} rows of {case.length}, {case.documents} documents each, on {label}", flush=True)
+    model = (Path(arguments.model) if arguments.model else folder) / case.model["model_type"]
+    if not model.exists() and isinstance(said := call(arguments, name, "make", model), str):
+        return print(said)
+    needed, peak, rates = flops(case), KINDS["cuda"].peak_flops(label), dict[str, float]()
+    planned = ThreadPoolExecutor(1).submit(call, arguments, name, "estimate", model)
+    for way in arguments.ways or [*OURS, *(way for way, peer in gpu_peers.WAYS.items() if name in peer.cases)]:
+        found = call(arguments, name, way, model)
+        if isinstance(found, str):
+            print(f"{way:<30} {found}", flush=True)
             continue
-        found = json.loads(done.stdout.splitlines()[-1])
-        rates[name] = arguments.batch * arguments.length / found["seconds"]
-        share = mfu(flops(arguments) / found["seconds"], KINDS["cuda"].peak_flops(device), 1).get("mfu", float("nan"))
+        rates[way] = case.rows / found["seconds"]
+        share = f"MFU {needed / found['seconds'] / peak:.3f}" if peak else ""
         print(
-            f"{name:<22} {rates[name]:9.0f} tokens/s {arguments.batch / found['seconds']:8.1f} samples/s  MFU {share:.3f} "
-            f"{found['seconds'] * 1e3:8.1f} ms a step {found['memory'] / 2**30:6.1f} GiB  loss {found['loss']:.4f}",
+            f"{way:<30} {rates[way] * case.length:9.0f} tokens/s {found['seconds'] * 1e3:8.1f} ms a step  {share}  "
+            f"{found['memory'] / 2**30:.2f} GiB  loss {found['loss']:.4f}",
             flush=True,
         )
-    if "HF Trainer" in rates:
+    said = planned.result()
+    print(f"the memory estimate: {said['total'] / 2**30:.2f} GiB" if isinstance(said, dict) else said, flush=True)
+    best = max((rate for way, rate in rates.items() if way not in OURS), default=0.0)
+    if best:
         print(
-            "tokens/s against HF Trainer:", {name: round(rate / rates["HF Trainer"], 2) for name, rate in rates.items()}
+            "against the best of them:", {way: round(rates[way] / best, 2) for way in rates if way in OURS}, flush=True
         )
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=[*CASES])
+    parser.add_argument("--ways", type=lambda text: text.split(","))
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--toy", action="store_true")
+    for hidden in ("--case", "--way", "--model"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.device = "cpu" if arguments.toy else "cuda"
+    if arguments.way:
+        return inner(arguments)
+    import torch
+    import transformers
+
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.cases:
+            compare(arguments, name, Path(folder))
+    return None
 
 
 if __name__ == "__main__":
