@@ -127,11 +127,10 @@ def _built(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> Bui
 def _logps(config: TrainConfig, built: Built, batch: Any) -> Any:
     import torch
 
-    from trnflow.tasks.training.chunked_loss import in_chunks, uses_chunks
+    from trnflow.tasks.training.chunked_loss import chunk_positions
     from trnflow.tasks.training.device_kinds import KINDS
     from trnflow.tasks.training.pair_answers import answers
 
     arrays = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids, batch.reference)
     *columns, blank = KINDS[config.device].sent([torch.from_numpy(array) for array in arrays])
-    chunked = uses_chunks(config, built) and in_chunks(built, *batch.input_ids.shape)
-    return answers(built, columns, blank, chunked=chunked).logps.flatten(1).cpu().numpy()
+    return answers(built, columns, blank, chunk=chunk_positions(config, built)).logps.flatten(1).cpu().numpy()

@@ -14,25 +14,22 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.model.build import inputs_of
 from trnflow.tasks.training.shared_types import Built
-
-CHUNK = 32 << 20  # bytes of a chunk's fp32 logits, but for wide layers; about four times as much is held at once
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """(fp32 logits [positions, vocabulary], targets [positions]) -> what is summed over chunks."""
 
 
-def uses_chunks(config: TrainConfig, built: Built) -> bool:
-    """Return whether engine native computes this model's loss in chunks."""
+def chunk_positions(config: TrainConfig, built: Built) -> int:
+    """Return how many positions make a chunk; 0 for a model whose loss is not computed in chunks."""
     # under tensor parallelism a rank holds a part of the vocabulary
-    plain = config.engine != "native" or config.tensor_parallel_size > 1
-    return not plain and ends_in_linear(built)
-
-
-def in_chunks(built: Built, rows: int, length: int) -> bool:
-    """Return whether `rows` rows have more positions than a chunk."""
-    return rows * length > _positions(built.model.get_output_embeddings().weight)
+    if config.engine != "native" or config.tensor_parallel_size > 1 or not ends_in_linear(built):
+        return 0
+    vocabulary, width = built.model.get_output_embeddings().weight.shape
+    # each chunk adds to the weight's whole gradient: with fewer positions that would cost more than their products
+    return max(1, width // 4, KINDS[config.device].logits // (4 * vocabulary))
 
 
 def ends_in_linear(built: Built) -> bool:
@@ -60,29 +57,35 @@ def ends_in_linear(built: Built) -> bool:
         built.model.train(training)
 
 
-def loss_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score) -> Tensor:
-    """Return the sum of `score`, a scalar, over the positions `at`.
+def loss_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score, size: int) -> Tensor:
+    """Return the sum of `score`, a scalar of logits as the output layer gives them, over the positions `at`.
 
     Args:
-        columns: Input ids, targets, segment ids and position ids, [rows, length].
+        columns: Input ids, targets, segment ids and position ids, [rows, length]; perhaps `bounds_of`.
         at: int64, the positions with a target, as indices into the flattened targets.
+        size: `chunk_positions`.
     """
-    return _at_head(built, columns, lambda *given: ChunkedLoss.apply(*given, at, score))  # type: ignore[no-untyped-call]
+
+    def summed(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        loss: Tensor = ChunkedLoss.apply(hidden[at], weight, bias, targets[at], score, size)  # type: ignore[no-untyped-call]
+        return loss
+
+    return _at_head(built, columns, summed)
 
 
-def scores_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score) -> Tensor:
+def scores_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score, size: int) -> Tensor:
     """Return the sum of `score`, a tensor of any shape, over the positions `at`. Computes no gradients."""
 
     def summed(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         # an empty chunk gives the zero of the right shape
-        parts = torch.split(at, _positions(weight)) if len(at) else (at,)
+        parts = torch.split(at, size) if len(at) else (at,)
         scores = [score(linear(hidden[some], weight, bias).float(), targets[some]) for some in parts]
         return torch.stack(scores).sum(0)
 
     return _at_head(built, columns, summed)
 
 
-def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score) -> Tensor:
+def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score, size: int) -> Tensor:
     """Return `score` of all positions, [rows, length]; it computes a number for each. Logits are computed again in the
     backward pass.
 
@@ -94,7 +97,6 @@ def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score) -> Te
         return score(linear(hidden, weight, bias).float(), targets)
 
     def computed(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-        size = _positions(weight)
         parts = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
         chunks = [checkpoint(scored, some, weight, bias, to, use_reentrant=False) for some, to in parts]
         return torch.cat(chunks).view(columns[0].shape)
@@ -103,34 +105,36 @@ def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score) -> Te
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """(hidden [positions, width], weight, bias or None, targets [positions], at, score) -> loss."""
+    """(hidden [positions, width], weight, bias or None, targets [positions], score, size) -> loss."""
 
     @staticmethod
-    def forward(context: Any, hidden: Any, weight: Any, bias: Any, targets: Any, at: Any, score: Score) -> Any:
-        inputs = (hidden, weight, bias)
+    def forward(context: Any, hidden: Any, weight: Any, bias: Any, targets: Any, score: Score, size: int) -> Any:
+        needs_hidden, *needed = context.needs_input_grad[:3]
+        of_hidden = torch.zeros_like(hidden) if needs_hidden else None
         # in fp32 and rounded once, as a product over all positions is
-        of_hidden, of_weight, of_bias = (
-            torch.zeros_like(tensor, dtype=torch.float32) if needed else None
-            for tensor, needed in zip(inputs, context.needs_input_grad, strict=False)
+        of_weight, of_bias = (
+            torch.zeros_like(tensor, dtype=torch.float32) if need else None
+            for tensor, need in zip((weight, bias), needed, strict=True)
         )
         loss = torch.zeros((), device=hidden.device)
-        for some in at.split(_positions(weight)):
+        for start in range(0, len(hidden), size):
+            some = slice(start, start + size)
             given = hidden[some]
             logits = linear(given, weight, bias).requires_grad_()
             with torch.enable_grad():  # type: ignore[no-untyped-call]
-                part = score(logits.float(), targets[some])
+                part = score(logits, targets[some])
             (change,) = torch.autograd.grad(part, logits)
             loss += part.detach()
             del logits, part
             if of_hidden is not None:
-                of_hidden[some] = (change @ weight).float()
+                torch.mm(change, weight, out=of_hidden[some])
             if of_weight is not None:
                 _add_product(of_weight, change.T, given)
             if of_bias is not None:
                 of_bias += change.sum(0)
         context.gradients = [
             None if gradient is None else gradient.to(tensor.dtype)
-            for gradient, tensor in zip((of_hidden, of_weight, of_bias), inputs, strict=True)
+            for gradient, tensor in zip((of_hidden, of_weight, of_bias), (hidden, weight, bias), strict=True)
         ]
         return loss
 
@@ -144,7 +148,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 def _at_head(built: Built, columns: Sequence[Tensor], compute: Callable[..., Tensor]) -> Tensor:
     """Run the model with `compute(hidden, weight, bias, targets)` in place of its output layer; return its result."""
-    ids, targets, segments, positions = columns
+    ids, targets, *others = columns
     head = built.model.get_output_embeddings()
 
     # inside the model's forward pass, where FSDP has gathered the weight
@@ -153,7 +157,7 @@ def _at_head(built: Built, columns: Sequence[Tensor], compute: Callable[..., Ten
 
     head.forward = forward
     try:
-        result: Tensor = built.model(**inputs_of(built, ids, segments, positions)).logits
+        result: Tensor = built.model(**inputs_of(built, ids, *others)).logits
         return result
     finally:
         del head.forward
@@ -165,10 +169,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.float(), right.float())
     else:
         total += left @ right
-
-
-def _positions(weight: Tensor) -> int:
-    """Return how many positions make a chunk. weight: [vocabulary, width]."""
-    vocabulary, width = weight.shape
-    # each chunk adds to the weight's whole gradient: with fewer positions that would cost more than their products
-    return max(1, width // 4, CHUNK // (4 * vocabulary))

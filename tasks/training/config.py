@@ -133,8 +133,8 @@ class TrainConfig(
             raise ValueError(
                 "attention=documents is for engine native on device cpu, without compile: set attention=sdpa"
             )
-        if self.attention == "flex" and self.device != "cuda":
-            raise ValueError("attention=flex is for device cuda: set attention=sdpa")
+        if self.attention == "varlen" and (self.device, self.dtype) != ("cuda", "bfloat16"):
+            raise ValueError("attention=varlen is for device cuda with dtype=bfloat16: set attention=sdpa")
         check_processes(self)
         _check_quantised(self)
         _check_8bit(self)

@@ -33,6 +33,9 @@ class Cpu:
     chunk = 1 << 18
     """How many numbers are converted to fp32 at once: few enough for a processor's cache, enough to keep a GPU busy."""
 
+    logits = 32 << 20
+    """Bytes of the fp32 logits that are computed at once, but for wide layers; about four times as much is held."""
+
     positions = 1
     """To whose multiple a trimmed batch's length is rounded up."""
 
@@ -136,6 +139,7 @@ class Cuda(Accelerator):
     backend = "cpu:gloo,cuda:nccl"
     runtime = 0.6 * GIB
     chunk = 1 << 24
+    logits = 256 << 20
     positions = 8  # tensor cores take groups of eight
     has_offset = True
     # NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312), L4 (121), T4 (65,

@@ -32,19 +32,19 @@ def numbers_of(config: TrainConfig, found: Answers, surprise_share: float) -> Te
 
 
 def answers(
-    built: Built, columns: Sequence[Tensor], reference: Tensor, *, whole: bool = False, chunked: bool = False
+    built: Built, columns: Sequence[Tensor], reference: Tensor, *, whole: bool = False, chunk: int = 0
 ) -> Answers:
     """Run the model on packed pairs.
 
     Args:
-        columns: Input ids, targets, segment ids and position ids, [rows, length].
+        columns: As of `loss_in_chunks`, of all positions.
         reference: [rows, documents], as `Batch.reference`.
         whole: Compute `Answers.surprise`.
-        chunked: Hold the logits of some positions at a time.
+        chunk: `chunk_positions`.
     """
-    ids, targets, segments, positions = columns
+    ids, targets, segments, *_ = columns
     wanted = _next_ids(ids, segments) if whole else targets
-    logps = _logps(built, ids, wanted, segments, positions, chunked=chunked)
+    logps = _logps(built, (ids, wanted, *columns[2:]), chunk)
     numbers = torch.arange(1, reference.shape[1] + 1, device=segments.device, dtype=segments.dtype)
     # products instead of a scatter, whose order of sums varies on cuda
     member = (segments[:, None] == numbers[:, None]).to(logps.dtype)
@@ -68,11 +68,12 @@ def _next_ids(ids: Tensor, segments: Tensor) -> Tensor:
     return torch.nn.functional.pad(ids[:, 1:].where(same, ids.new_full((), IGNORED)), (0, 1), value=IGNORED)
 
 
-def _logps(built: Built, ids: Tensor, wanted: Tensor, segments: Tensor, positions: Tensor, *, chunked: bool) -> Tensor:
+def _logps(built: Built, columns: Sequence[Tensor], chunk: int) -> Tensor:
     """Return the log-probability of each wanted id, 0 for IGNORED: float32 [rows, length]."""
-    if chunked:
-        return logps_in_chunks(built, (ids, wanted, segments, positions), chosen_logps)
-    return chosen_logps(logits_of(built, ids, segments, positions), wanted)
+    ids, wanted, *others = columns
+    if 0 < chunk < ids.numel():
+        return logps_in_chunks(built, columns, chosen_logps, chunk)
+    return chosen_logps(logits_of(built, ids, *others), wanted)
 
 
 def chosen_logps(logits: Tensor, wanted: Tensor) -> Tensor:

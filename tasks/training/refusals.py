@@ -109,7 +109,7 @@ def _refuse_settings(config: TrainConfig, model_type: str, fields: Meta, table: 
             "choose a model with sdpa attention, such as Llama, Mistral, Qwen or Gemma 3",
         )
     causal = fields.get("is_decoder") or (model_type in tables()[LANGUAGE] and model_type not in tables()[MASKED])
-    if config.attention in ("documents", "flex") and not causal:
+    if config.attention in ("documents", "varlen") and not causal:
         raise ModelError(
             f"train.attention={config.attention} is causal, and {name} attends in both directions",
             "set train.attention=sdpa",

@@ -83,7 +83,7 @@ class Built:
     """Each class's weight in the loss, or None."""
 
     attention: str = "sdpa"
-    """How segments are kept apart: "sdpa", "documents" or "flex"."""
+    """How segments are kept apart: "sdpa", "documents" or "varlen"."""
 
     windowed: bool = False
     """Whether rows are longer than the sliding window of some layers."""

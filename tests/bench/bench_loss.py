@@ -23,12 +23,12 @@ from tests.training.memory.measured_memory import reset, resident
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
     import torch
 
-    from trnflow.tasks.training import chunked_loss
+    from trnflow.tasks.training.chunked_loss import ChunkedLoss
     from trnflow.tasks.training.losses import loss_sum
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    chunked_loss.CHUNK = arguments.chunk << 20
+    size = max(1, arguments.width // 4, (arguments.chunk << 20) // (4 * arguments.vocabulary))
     dtype = getattr(torch, arguments.dtype)
     hidden = torch.randn(arguments.rows, arguments.width, dtype=dtype, requires_grad=True)
     weight = (torch.randn(arguments.vocabulary, arguments.width) / 16).to(dtype).requires_grad_()
@@ -42,7 +42,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
             loss = loss_sum(torch.nn.functional.linear(hidden, weight).float(), targets)
         else:
             at = (targets >= 0).nonzero()[:, 0]
-            loss = chunked_loss.ChunkedLoss.apply(hidden, weight, None, targets, at, loss_sum)
+            loss = ChunkedLoss.apply(
+                hidden[at], weight, None, targets[at], lambda logits, to: loss_sum(logits.float(), to), size
+            )
         loss.backward()
         seconds.append(time.process_time() - begun)
     return {"loss": loss.item(), "seconds": statistics.median(seconds), "held": resident("VmHWM") - before}

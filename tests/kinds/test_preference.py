@@ -22,7 +22,6 @@ from trnflow.tasks.artifact import Input
 from trnflow.tasks.compute_reference import compute_reference
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.training import chunked_loss
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
 
@@ -149,9 +148,7 @@ def test_the_reference_of_lora_is_its_base(given: dict[str, Any], tmp_path: Path
     assert margins[1] == pytest.approx(0, abs=1e-6) and abs(margins[2]) > 1e-4
 
 
-def test_an_output_layer_in_chunks_gives_the_same_numbers(
-    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_layer_in_chunks_gives_the_same_numbers(given: dict[str, Any]) -> None:
     import torch
 
     from trnflow.tasks.training.model.build import build
@@ -159,17 +156,14 @@ def test_an_output_layer_in_chunks_gives_the_same_numbers(
 
     batch, found = Split(given["packed"], "train").read(next(iter(Split(given["packed"], "train").in_order(4)))), []
     config = TrainConfig(**{**COMMON, "objective": "orpo"})
-    monkeypatch.setattr(chunked_loss, "CHUNK", 1 << 16)
-    for chunked in (False, True):
+    for chunk in (0, 16):
         built = build(given["model"], given["packed"], seed=0, weights=True)
         arrays = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids, batch.reference)
         *columns, reference = (torch.from_numpy(array) for array in arrays)
-        numbers = numbers_of(
-            config, answers(built, columns, reference, whole=True, chunked=chunked), batch.surprise_share
-        )
+        numbers = numbers_of(config, answers(built, columns, reference, whole=True, chunk=chunk), batch.surprise_share)
         numbers[0].backward()  # type: ignore[no-untyped-call]
         found.append([numbers.detach(), *(parameter.grad for parameter in built.parameters().values())])
-    assert chunked_loss.in_chunks(built, *batch.input_ids.shape)
+    assert batch.input_ids.size > 16
     for whole, parts in zip(*found, strict=True):
         torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-5)
 

@@ -20,8 +20,8 @@ from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ProcessFailed
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig, environ, ranks
-from trnflow.tasks.training import chunked_loss
 from trnflow.tasks.training.chunked_loss import ChunkedLoss, ends_in_linear
+from trnflow.tasks.training.device_kinds import Cpu
 from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.memory.traced_memory import trace_memory
 from trnflow.tasks.training.model.build import build
@@ -59,19 +59,17 @@ def test_loss_and_gradients_are_those_of_the_plain_computation(
         bias = rest[0] if rest else None
 
         def score(logits: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-            return loss_sum(logits, to, weights, smoothing) * 0.25
+            return loss_sum(logits.float(), to, weights, smoothing) * 0.25
 
         if chunked:
             at = (targets != -100).nonzero()[:, 0]
-            loss = ChunkedLoss.apply(above, below, bias, targets, at, score)
+            loss = ChunkedLoss.apply(above[at], below, bias, targets[at], score, chunk)
         else:
-            loss = score(linear(above, below, bias).float(), targets)
+            loss = score(linear(above, below, bias), targets)
         (loss * 3).backward()
         return [loss, *(leaf.grad for leaf in leaves if leaf.requires_grad)]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_loss, "CHUNK", 4 * vocabulary * chunk)
-        found, plain = computed(True), computed(False)
+    found, plain = computed(True), computed(False)
     bits = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     for one, other in zip(found, plain, strict=True):
         assert one.dtype == other.dtype
@@ -107,7 +105,7 @@ def test_a_classifier_has_no_chunks(tmp_path: Path) -> None:
 @stage(kind="checkpoint", environ=environ, ranks=ranks)
 def in_small_chunks(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
     """`traced_and_trained`, with chunks of five positions; fails if no loss was computed so."""
-    chunked_loss.CHUNK, calls = SMALL, []
+    Cpu.logits, calls = SMALL, []
     plain = ChunkedLoss.apply
     ChunkedLoss.apply = lambda *arguments: calls.append(1) or plain(*arguments)  # type: ignore[method-assign]
     meta = traced_and_trained(config, model, packed, out)
@@ -157,6 +155,6 @@ def test_the_estimate_of_memory_counts_a_chunk(monkeypatch: pytest.MonkeyPatch) 
     meta = {"task": "causal_lm", "lengths": [512], "labels": None, "vocab_size": 32_000, **ids}
     config, model = TrainConfig(engine="native", global_batch=4), scratch(**{**LLAMA, "max_position_embeddings": 512})
     chunked = trace_memory(config, model, meta)
-    monkeypatch.setattr(chunked_loss, "CHUNK", 1 << 40)
+    monkeypatch.setattr(Cpu, "logits", 1 << 40)
     plain = trace_memory(config, model, meta)
     assert plain.activations > 2 * 262e6 and chunked.activations < 262e6

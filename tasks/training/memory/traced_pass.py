@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trnflow.tasks.training.chunked_loss import in_chunks, loss_in_chunks, uses_chunks
+from trnflow.tasks.training.chunked_loss import chunk_positions, loss_in_chunks
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.losses import loss_sum_of
@@ -45,25 +45,28 @@ def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: i
             recompute(built.model, int(config.remat))
         add_noise(config, built.model)
         built.model.train()
-        chunks = uses_chunks(config, built)
+        chunk = chunk_positions(config, built)
         storages = _Storages(built.model)
         with storages.recorded():
-            loss = _loss(config, built, config.replica_batch, length, chunks=chunks)
+            loss = _loss(config, built, config.replica_batch, length, chunk)
             loss.backward()  # type: ignore[no-untyped-call]
         del loss
         return storages.pass_memory(built)
 
 
-def _loss(config: TrainConfig, built: Built, rows: int, length: int, *, chunks: bool) -> Tensor:
+def _loss(config: TrainConfig, built: Built, rows: int, length: int, chunk: int) -> Tensor:
     """Run the forward pass on blank rows, all supervised."""
     ids, positions = (torch.zeros((rows, length), dtype=torch.int32, device="meta") for _ in range(2))
     shape = built.kind.target_shape(rows, length, getattr(built.model.config, "num_labels", 1))
+
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        return loss_sum_of(built.kind)(logits.float(), targets)
+
     targets = torch.zeros(shape, dtype=getattr(torch, built.kind.target_type), device="meta")
-    if chunks and in_chunks(built, rows, length):
-        return loss_in_chunks(
-            built, [ids, targets, ids, positions], torch.arange(rows * length, device="meta"), loss_sum_of(built.kind)
-        )
-    return loss_sum_of(built.kind)(logits_of(built, ids, ids, positions), targets)
+    if 0 < chunk < rows * length:
+        every = torch.arange(rows * length, device="meta")
+        return loss_in_chunks(built, [ids, targets, ids, positions], every, loss_of, chunk)
+    return loss_of(logits_of(built, ids, ids, positions), targets)
 
 
 class _Storages:

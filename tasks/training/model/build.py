@@ -97,8 +97,14 @@ def model_config(source: Source, meta: PackedMeta) -> Any:
     return config
 
 
-def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
-    """Return the keyword arguments of the model's `forward`. All tensors: int [rows, length]; segment 0 is padding."""
+def inputs_of(
+    built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, documents: Tensor | None = None
+) -> dict[str, Any]:
+    """Return the keyword arguments of the model's `forward`.
+
+    All tensors: int [rows, length]; segment 0 is padding. documents: `bounds_of`, for attention "varlen"; without it the
+    device is waited for.
+    """
     positions = position_ids + built.first_position
     if built.first_position:  # for RoBERTa, the position of padding is the pad id
         positions = torch.where(segment_ids != 0, positions, built.first_position - 1)
@@ -107,12 +113,12 @@ def inputs_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids
         if takes_token_types(built.model):
             types = {TOKEN_TYPES: (segment_ids - 1).clamp(min=0).long()}
         segment_ids = segment_ids.clamp(max=1)
-    attention = _attention_inputs(built, segment_ids)
+    attention = _attention_inputs(built, segment_ids, documents)
     return {"input_ids": input_ids.long(), "position_ids": positions.long(), **types, **attention}
 
 
-def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
-    """Return what keeps segments apart: a mask, the lengths of documents, or a block mask."""
+def _attention_inputs(built: Built, segment_ids: Tensor, documents: Tensor | None) -> dict[str, Any]:
+    """Return what keeps segments apart: a mask, or the documents' lengths or bounds."""
     if built.attention == "sdpa":
         config, dtype = built.model.config, next(built.model.parameters()).dtype
         if _pools(built.kind, config):
@@ -120,22 +126,22 @@ def _attention_inputs(built: Built, segment_ids: Tensor) -> dict[str, Any]:
         config = config.get_text_config()
         apart = built.kind.apart
         return {"attention_mask": attention_masks(config, segment_ids, causal=built.causal, dtype=dtype, apart=apart)}
-    from trnflow.tasks.training.model.attention import block_mask, document_lengths
+    from trnflow.tasks.training.model.attention import bounds_of, document_lengths
 
     if built.attention == "documents":
         return {"attention_mask": None, "documents": document_lengths(segment_ids)}
-    return {"attention_mask": block_mask(segment_ids)}
+    return {"attention_mask": None, "documents": bounds_of(built, segment_ids) if documents is None else documents}
 
 
 def _pools(kind: Kind, config: Any) -> bool:
     return kind.per_row and not kind.per_position and not kind.apart and pools_positions(config)
 
 
-def logits_of(built: Built, input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
+def logits_of(built: Built, *columns: Tensor) -> Tensor:
     """Return float32 [rows, labels], of positions [rows, length, labels], of a language model [rows, length, vocabulary],
-    of an embedding [rows, texts x numbers]."""
-    output = built.model(**inputs_of(built, input_ids, segment_ids, position_ids))
-    return built.kind.logits_of(output, segment_ids, built.head).float()
+    of an embedding [rows, texts x numbers]. columns: as `inputs_of`."""
+    output = built.model(**inputs_of(built, *columns))
+    return built.kind.logits_of(output, columns[1], built.head).float()
 
 
 def layers_of(model: Any) -> list[Any]:

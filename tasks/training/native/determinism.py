@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trnflow.tasks.errors import CompileError, ModelError
 from trnflow.tasks.training.config import TrainConfig
 
 REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")  # PyTorch's text
 EXPLAINED = re.compile(r"^ *Explanation: (.+)$", re.MULTILINE)
+FASTEST = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
@@ -29,6 +31,9 @@ def choose_kernels(config: TrainConfig) -> None:
         narrow = config.dtype == "bfloat16"
         torch.set_float32_matmul_precision("high" if narrow else "highest")
         torch.backends.cudnn.allow_tf32 = narrow
+        # attention by cuDNN is the fastest, but not deterministic, and varlen_attn chooses it all the same
+        torch.backends.cuda.enable_cudnn_sdp(not config.deterministic)
+        sdpa_kernel([*FASTEST[config.deterministic :]], set_priority=True).__enter__()
 
     # not warn_only: some operators (memory-efficient attention) then vary from run to run
     torch.use_deterministic_algorithms(config.deterministic)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch
-from trnflow.tasks.training.chunked_loss import in_chunks, loss_in_chunks, scores_in_chunks, uses_chunks
+from trnflow.tasks.training.chunked_loss import chunk_positions, loss_in_chunks, scores_in_chunks
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.graph_registry import GraphRegistry
@@ -35,7 +35,7 @@ from trnflow.tasks.training.layout.slices import (
     writes_piece,
 )
 from trnflow.tasks.training.losses import hits_of, loss_sum_of, reads_rows, training_loss, with_logits
-from trnflow.tasks.training.model.attention import with_attention
+from trnflow.tasks.training.model.attention import bounds_of, with_attention
 from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
 from trnflow.tasks.training.model.noise import add_noise
@@ -78,7 +78,7 @@ class NativeEngine:
         self._exchange = SingleProcess()
         if self._tracing:
             return
-        self._chunks = uses_chunks(config, built)
+        self._chunk = chunk_positions(config, built)
         choose_kernels(config)
         self._kind = KINDS[config.device]
         self._device = self._kind.torch_device()
@@ -189,8 +189,11 @@ class NativeEngine:
             use_fast_dropout(built.model)
         add_noise(config, built.model)
         self._built = with_attention(config, built)
-        loss = over_ranks(training_loss(config, built.kind), built.kind, self._world)
-        self._objective = (self._built, loss, weights, config.label_smoothing)
+        loss_sum = over_ranks(training_loss(config, built.kind), built.kind, self._world)
+        self._loss = partial(_scaled_loss, loss_sum, weights, config.label_smoothing)
+        if config.compile and not config.loss and self._chunk:
+            # of chunks alone: sizes vary, and a graph for each would be compiled
+            self._loss = torch.compile(self._loss, dynamic=True)
         self._score = partial(_score, self._built, over_ranks(loss_sum_of(built.kind), built.kind, self._world))
         if config.compile:
             compile_blocks(built.model)
@@ -229,40 +232,44 @@ class NativeEngine:
 
     def _loss_of(self, batch: Batch, scale: float) -> Tensor:
         """Return this rank's share of the mean loss; of pairs [loss, *METRICS]."""
-        built, loss_sum, weights, smoothing = self._objective
         if self._pairs:
             return self._pair_numbers(batch) * scale
+        columns, factor = self._columns(batch), torch.full((), scale, device=self._device)
         if not self._must_chunk(batch):
-            return _loss(*self._objective, *self._columns(batch)) * scale
+            return self._loss(logits_of(self._built, columns[0], *columns[2:]), columns[1], factor)
+
         # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
-        return loss_in_chunks(
-            built, *self._supervised(batch), lambda logits, to: loss_sum(logits, to, weights, smoothing) * scale
-        )
+        def score(logits: Tensor, targets: Tensor) -> Tensor:
+            return self._loss(logits, targets, factor)
+
+        return loss_in_chunks(self._built, columns, self._supervised(batch), score, self._chunk)
 
     def _pair_numbers(self, batch: Batch) -> Tensor:
         """Return the sums over this rank's pairs of [loss, *METRICS]."""
         assert batch.reference is not None
         (reference,) = self._kind.sent([torch.from_numpy(batch.reference[self._mine(batch)])])
         whole = PREFERENCES[self._config.objective].whole
-        found = answers(self._built, self._columns(batch), reference, whole=whole, chunked=self._must_chunk(batch))
+        found = answers(self._built, self._columns(batch), reference, whole=whole, chunk=self._chunk)
         return numbers_of(self._config, found, batch.surprise_share)
 
     def _scores_of(self, batch: Batch) -> Tensor:
         if self._pairs:
             return self._pair_numbers(batch)
-        if not self._must_chunk(batch):
-            return _scores(self._built, self._score, self._rows, *self._columns(batch))
-        return scores_in_chunks(self._built, *self._supervised(batch), self._score)
+        columns = self._columns(batch)
+        if self._must_chunk(batch):
+            return scores_in_chunks(self._built, columns, self._supervised(batch), self._score, self._chunk)
+        logits = logits_of(self._built, columns[0], *columns[2:])
+        scores = self._score(logits, columns[1])
+        return scores if self._rows is None else with_logits(scores, logits, *self._rows)
 
     def _must_chunk(self, batch: Batch) -> bool:
-        rows, length = batch.input_ids.shape
-        return self._chunks and in_chunks(self._built, rows // self._world.mesh.data, length)
+        return 0 < self._chunk < batch.input_ids.size // self._world.mesh.data
 
-    def _supervised(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """Return this rank's columns, and which of its positions have a target."""
+    def _supervised(self, batch: Batch) -> Tensor:
+        """Return which of this rank's positions have a target."""
         # counted on the host: the device would be waited for
         at = np.flatnonzero(batch.targets[self._mine(batch)] != IGNORED)
-        return self._columns(batch), self._kind.sent([torch.from_numpy(at)])[0]
+        return self._kind.sent([torch.from_numpy(at)])[0]
 
     def _mine(self, batch: Batch) -> slice:
         """Return which rows are this rank's."""
@@ -270,9 +277,13 @@ class NativeEngine:
         return slice(size * self._world.data, size * (self._world.data + 1))
 
     def _columns(self, batch: Batch) -> list[Tensor]:
-        """Copy this rank's rows to the device: input ids, targets, segment ids, position ids."""
-        columns = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
-        return self._kind.sent([torch.from_numpy(column[self._mine(batch)]) for column in columns])
+        """Copy this rank's rows to the device: input ids, targets, segment ids, position ids; with attention "varlen" the
+        bounds of documents."""
+        arrays = (batch.input_ids, batch.targets, batch.segment_ids, batch.position_ids)
+        columns = [torch.from_numpy(array[self._mine(batch)]) for array in arrays]
+        if self._built.attention == "varlen":
+            columns.append(bounds_of(self._built, columns[2]))
+        return self._kind.sent(columns)
 
     def _update(self, numbers: Tensor, at: Scalars, seed: int) -> Tensor:
         """Clip the gradients and apply the update, unless the loss or the gradient norm is not finite."""
@@ -327,32 +338,16 @@ def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Shard
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _loss(
-    built: Built,
+def _scaled_loss(
     loss_sum: Callable[..., Tensor],
     weights: Tensor | None,
     smoothing: float,
-    ids: Tensor,
+    logits: Tensor,
     targets: Tensor,
-    segments: Tensor,
-    positions: Tensor,
+    scale: Tensor,
 ) -> Tensor:
-    return loss_sum(logits_of(built, ids, segments, positions), targets, weights, smoothing)
-
-
-def _scores(
-    built: Built,
-    score: Callable[[Tensor, Tensor], Tensor],
-    rows: tuple[int, int] | None,
-    ids: Tensor,
-    targets: Tensor,
-    segments: Tensor,
-    positions: Tensor,
-) -> Tensor:
-    """rows: with `reads_rows`, this replica of how many."""
-    logits = logits_of(built, ids, segments, positions)
-    scores = score(logits, targets)
-    return scores if rows is None else with_logits(scores, logits, *rows)
+    """scale: a scalar; a number would be compiled anew when it changes."""
+    return loss_sum(logits.float(), targets, weights, smoothing) * scale
 
 
 def _score(built: Built, loss_sum: Callable[..., Tensor], logits: Tensor, targets: Tensor) -> Tensor:

@@ -26,10 +26,10 @@ class ComputationSettings(Group):
     """Activation checkpointing: compute activations again in the backward pass, of no layer (false), of each (true), or of
     every n-th (a number)."""
 
-    attention: Annotated[Literal["auto", "sdpa", "documents", "flex"], GRAPH] = "auto"
+    attention: Annotated[Literal["auto", "sdpa", "documents", "varlen"], GRAPH] = "auto"
     """How the documents of a packed row are kept apart. sdpa: by a mask. documents: attend to each document by itself (engine
-    native on the CPU). flex: PyTorch's flex_attention (device cuda, never run). auto: documents for model families that are
-    known to support it, else sdpa."""
+    native on the CPU). varlen: likewise, by PyTorch's kernel for documents of any lengths (device cuda, bfloat16, torch 2.10 or
+    later). auto: the fastest of them for model families that are known to support it, else sdpa."""
 
     compile: Annotated[bool, GRAPH] = False
     """Run torch.compile for each layer (engine native, data parallel, also with zero1 and fsdp)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.toys import BERT, LLAMA, first_rows, packed_classes, packed_lm, scratch
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.errors import ModelError, TrnflowError
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.model.attention import attend_documents, attend_rows, document_lengths, with_attention
+from trnflow.tasks.training.model.attention import (
+    attend_documents,
+    attend_rows,
+    attention_kind,
+    document_bounds,
+    document_lengths,
+    has_varlen,
+    with_attention,
+)
 from trnflow.tasks.training.model.build import build, logits_of
 
 NATIVE = TrainConfig(engine="native")
@@ -94,18 +101,17 @@ def test_a_model_s_logits_and_gradients_stay(tmp_path, family: str) -> None:
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.nightly
-def test_flex_s_blocks_hide_what_the_mask_hides(tmp_path) -> None:
-    """Its backward pass is for cuda alone (test_cuda.py); forward it runs here as well."""
-    packed = packed_lm(tmp_path, rows=4)
-    built = build(scratch(**LLAMA), packed, seed=0, weights=True)
-    _, columns = first_rows(packed, 4)
-    with torch.no_grad():
-        wanted = logits_of(built, *columns)
-        built.model.config._attn_implementation = "flex_attention"
-        found = logits_of(replace(built, attention="flex"), *columns)
-    real = columns[1] != 0
-    torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-4)
+@settings(max_examples=20, derandomize=True, deadline=None)
+@given(rows=st.lists(st.lists(st.integers(1, 6), min_size=0, max_size=40), min_size=1, max_size=4))
+def test_bounds_are_where_documents_begin(rows: list[list[int]]) -> None:
+    length = max(map(sum, rows)) or 1
+    ids = segments(rows, length)
+    bounds = document_bounds(ids)
+    assert bounds.dtype == torch.int32 and len(bounds) in (65, 129, 257)
+    lengths = bounds.diff().tolist()
+    while lengths and not lengths[-1]:
+        lengths.pop()
+    assert lengths == document_lengths(ids)
 
 
 def test_what_it_can_not_be_used_for_is_refused(tmp_path) -> None:
@@ -119,5 +125,12 @@ def test_what_it_can_not_be_used_for_is_refused(tmp_path) -> None:
     for refused in ({}, {"engine": "native", "compile": True}, {"engine": "native", "device": "cuda"}):
         with pytest.raises(ValueError, match="attention=documents is for engine native on device cpu"):
             TrainConfig(attention="documents", **refused)
-    with pytest.raises(ValueError, match="attention=flex is for device cuda"):
-        TrainConfig(engine="native", attention="flex")
+    for refused in ({}, {"device": "cuda"}, {"dtype": "bfloat16"}):
+        with pytest.raises(ValueError, match="attention=varlen is for device cuda with dtype=bfloat16"):
+            TrainConfig(engine="native", attention="varlen", **refused)
+    config = TrainConfig(engine="native", device="cuda", dtype="bfloat16", attention="varlen")
+    dropping = build(scratch(**LLAMA, attention_dropout=0.1), packed_lm(tmp_path / "rows"), seed=0, weights=True)
+    wanted = "attention=varlen has no dropout, and the model's attention_dropout"
+    with pytest.raises(TrnflowError, match=wanted if has_varlen() else "varlen needs torch 2.10 or later"):
+        with_attention(config, dropping)
+    assert attention_kind(config.model_copy(update={"attention": "auto"}), dropping) == "sdpa"
