@@ -25,7 +25,7 @@ class ShardLayout:
     Attributes:
         shapes: Of whole parameters.
         tp: Specs in the passes, over "model" only.
-        specs: Between steps; with FSDP also over "data".
+        specs: Between steps; with FSDP, and of engine native's ZeRO-1 the trained ones, also over "data".
         states: Of the optimizer's state; with ZeRO-1 or FSDP also over "data".
         plan: {module pattern: style}, of `tp_rules`.
         styles: {module: its style in the plan}.
@@ -56,15 +56,13 @@ def layout_of(config: TrainConfig, built: Built) -> ShardLayout:
     styles = {name: style for name in sorted(modules) for pattern, style in plan.items() if covers(pattern, name)}
     kept = {name: states[name] for name in built.trained()}
     packed = sum(getattr(module, "packed_bytes", 0) for module in built.model.modules())
-    specs, rates = states if config.fsdp else tp, rate_factors(config, built)
-    return ShardLayout(model, mesh, shapes, tp, specs, kept, plan, styles, packed, rates)
+    specs = states if config.fsdp else {**tp, **kept} if config.engine == "native" else tp
+    return ShardLayout(model, mesh, shapes, tp, specs, kept, plan, styles, packed, rate_factors(config, built))
 
 
 def fp32_shards(config: TrainConfig, layout: ShardLayout) -> frozenset[str]:
     """Return the parameters that FSDP keeps in fp32, as masters, and gathers in the dtype that computes."""
-    if not (config.fsdp and config.keeps_masters):
-        return frozenset()
-    return frozenset(name for name, spec in layout.states.items() if "data" in spec)
+    return frozenset(name for name in layout.states if config.keeps_masters and "data" in layout.specs[name])
 
 
 def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:

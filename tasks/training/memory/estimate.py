@@ -79,7 +79,7 @@ def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Me
     """Return the estimated peak."""
     copy = 2 if config.dtype == "bfloat16" else FP32
     trained = [*layout.states]
-    weights = copy * _numbers(layout, layout.specs, layout.shapes) + layout.packed + _gathered(config, layout, copy)
+    weights = copy * _numbers(layout, layout.specs, layout.shapes) + layout.packed
     # frozen parameters have neither gradients nor optimizer state
     masters = FP32 * _numbers(layout, layout.states, trained)
     split = any(layout.states[name] != layout.specs[name] for name in trained)
@@ -97,9 +97,11 @@ def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Me
     runtime = int(KINDS[config.device].runtime) // sharing
     best = masters + optimizer if config.keeps_best and config.device == "cpu" else 0
     passing = accumulated + traced.activations if accumulated else traced.peak
-    if passing >= updating:
+    gathered = _gathered(config, layout, copy)
+    if passing + gathered >= updating:
         gradients = accumulated or traced.gradients
-        return Memory(parameters, gradients, optimizer, passing - gradients, runtime, "the backward pass", best)
+        held = parameters + gathered
+        return Memory(held, gradients, optimizer, passing - gradients, runtime, "the backward pass", best)
     return Memory(parameters, updating, optimizer, 0, runtime, "the update", best)
 
 
@@ -120,11 +122,17 @@ def _numbers(layout: ShardLayout, specs: Mapping[str, Spec], names: Iterable[str
 
 
 def _gathered(config: TrainConfig, layout: ShardLayout, copy: int) -> int:
-    """Return the bytes that FSDP has gathered at once: outside the layers, and two layers, one ahead."""
+    """Return the bytes that FSDP has gathered in a pass: with ZeRO-1 all that it splits, else what lies outside the layers,
+    and two layers, one ahead."""
     if not config.fsdp:
-        return 0
+        return copy * _numbers(layout, layout.tp, _sharded(layout))
     outside, layer = _fsdp_units(layout, layout.shapes)
     return copy * (outside + 2 * layer)
+
+
+def _sharded(layout: ShardLayout) -> list[str]:
+    """Return the parameters that FSDP splits."""
+    return [name for name, spec in layout.specs.items() if "data" in spec]
 
 
 def _fsdp_units(layout: ShardLayout, names: Iterable[str]) -> tuple[int, int]:
@@ -138,17 +146,19 @@ def _fsdp_units(layout: ShardLayout, names: Iterable[str]) -> tuple[int, int]:
 
 def _gradients_during_pass(config: TrainConfig, layout: ShardLayout, traced: PassMemory, copy: int) -> int:
     """Return the bytes of gradients from earlier passes."""
-    # accumulating, each replica keeps whole fp32 sums, FSDP a part and the unit that it reduces; of a single pass,
-    # `peak` counts them
+    # accumulating, each replica keeps whole fp32 sums, `train.fsdp` a part; FSDP also the unit that it reduces. Of a
+    # single pass, `peak` counts them
     several = config.accumulation > 1
-    if not config.fsdp:
-        return FP32 * _numbers(layout, layout.tp, layout.states) if several else 0
+    whole = FP32 * _numbers(layout, layout.tp, layout.states)
+    if not _sharded(layout):
+        return whole if several else 0
     parts = (FP32 if several or config.keeps_masters else copy) * _numbers(layout, layout.specs, layout.states)
     outside, layer = _fsdp_units(layout, layout.states)
     message = copy + FP32  # bytes of an element: in the dtype of the backward pass, and in fp32 to be sent
     in_layer = copy * outside + message * layer  # the head's gradient exists until the end of the pass
     at_end = parts + max(in_layer, message * outside) - traced.activations  # after the last activation
-    return max(in_layer + (parts if several else 0), at_end)
+    earlier = (parts if config.fsdp else whole) if several else 0
+    return max(in_layer + earlier, at_end)
 
 
 def _optimizer_state(config: TrainConfig, layout: ShardLayout, masters: int) -> int:
@@ -166,16 +176,13 @@ def _gradients_at_update(config: TrainConfig, layout: ShardLayout, trained: list
     """Return the bytes of gradients at the update: as left, in fp32, and in messages over "data"."""
     wide = FP32 * _numbers(layout, layout.specs, trained)
     # already in fp32
-    summed = config.engine == "native" and (config.accumulation > 1 or (config.fsdp and config.keeps_masters))
+    summed = config.engine == "native" and (config.accumulation > 1 or bool(fp32_shards(config, layout)))
     kept = wide if copy == FP32 or summed else wide + copy * _numbers(layout, layout.specs, trained)
     if config.engine == "xla":
         return kept + FP32 * _numbers(layout, layout.states, trained)
     if layout.mesh.data == 1:
         return kept
-    split = [name for name in trained if layout.states[name] != layout.specs[name]]
-    whole = [name for name in trained if "data" not in layout.states[name]]
-    sent = FP32 * _numbers(layout, layout.specs, [*split, *whole])
-    return kept + sent + FP32 * _numbers(layout, layout.states, split)
+    return kept + FP32 * _numbers(layout, layout.specs, [name for name in trained if "data" not in layout.states[name]])
 
 
 def _remedies(config: TrainConfig, memory: Memory) -> list[str]:

@@ -30,7 +30,6 @@ from trnflow.tasks.training.layout.slices import (
     check_length,
     fp32_shards,
     layout_of,
-    piece,
     piece_start,
     writes_piece,
 )
@@ -82,20 +81,21 @@ class NativeEngine:
         choose_kernels(config)
         self._kind = KINDS[config.device]
         self._device = self._kind.torch_device()
-        states, specs = self._layout.states, self._layout.specs
-        split = any(states[name] != specs[name] for name in states)
-        apart = config.keeps_masters or (split and not config.stochastic_rounding)
         weights = FirstWeights(built, stored, world, self._device)
-        masters = self._make_masters(weights) if apart else {}
+        masters = self._make_masters(weights) if config.keeps_masters else {}
         self._state = UPDATES[config.optimizer](self._layout, world, self._device, stored)
-        self._place_model(weights, {name: value for name, value in masters.items() if states[name] == specs[name]})
+        self._place_model(weights, masters)
         named = built.parameters()
-        self._parameters: list[Tensor] = [named[name] for name in states]
+        self._parameters: list[Tensor] = [named[name] for name in self._layout.states]
         narrow = config.dtype == "bfloat16" and config.accumulation > 1
         self._sums = GradientSums(self._parameters) if narrow else None
-        self._spreads = apart or split
-        places = self._places()
-        self._masters = [masters.get(name, place) for name, place in zip(states, places, strict=True)]
+        held = zip(self._layout.states, self._locals(), strict=True)
+        self._masters = [masters.get(name, part.detach()) for name, part in held]
+        # the parameters that are copies of masters, and these
+        self._copied = [
+            local for name, local in zip(self._layout.states, self._locals(), strict=True) if name in masters
+        ]
+        self._copied_from = [*masters.values()]
         self._averages = config.ema_decay is not None and Averages(
             config.ema_decay, self._masters, self._layout, world, stored
         )
@@ -108,7 +108,9 @@ class NativeEngine:
         self._use_averages(False)
         torch.manual_seed(replica_seed(seed, self._world.data))
         numbers = torch.zeros(1 + len(METRICS) * self._pairs, device=self._device)
-        for micro in batch.micro_batches(self._config.micro_rows):
+        parts = list(batch.micro_batches(self._config.micro_rows))
+        for micro in parts:
+            self._exchange.begin_pass(last=micro is parts[-1])
             with explain_refusal(self._config):
                 part = self._loss_of(micro, at.scale).reshape(-1)
                 part[0].backward()  # type: ignore[no-untyped-call]
@@ -155,8 +157,13 @@ class NativeEngine:
         if self._averages and self._averages.swapped != wanted:
             with torch.no_grad():
                 self._averages.swap()
-                if self._spreads:
-                    self._exchange.share_weights(self._masters, self._parameters)
+                self._copy_masters()
+                self._exchange.discard_gathered()
+
+    def _copy_masters(self) -> None:
+        """Copy the fp32 masters into the parameters that compute."""
+        if self._copied:
+            torch._foreach_copy_(self._copied, self._copied_from)
 
     def _make_masters(self, weights: FirstWeights) -> dict[str, Tensor]:
         """Return this rank's fp32 masters beside the parameters."""
@@ -209,10 +216,11 @@ class NativeEngine:
         if layout.mesh.model > 1:
             split_layers(config, built, layout, self._world)
             split_dropout(config, built, layout, self._world, self._device)
-        if config.fsdp:
+        shards = any("data" in spec for spec in layout.specs.values())
+        if shards:
             shard_fully(config, built, layout, self._world)
         check_placed(built, layout)
-        return MeshExchange(layout, self._world, partial)
+        return MeshExchange(layout, self._world, partial, built.model if shards else None, zero1=config.zero1)
 
     def _locals(self) -> list[Tensor]:
         """Return the parameters; for a DTensor, this rank's part."""
@@ -221,14 +229,6 @@ class NativeEngine:
         from trnflow.tasks.training.native.sharding import local_tensor
 
         return [local_tensor(parameter) for parameter in self._parameters]
-
-    def _places(self) -> list[Tensor]:
-        """Return the part of each parameter that this rank updates; with ZeRO-1 a part of what it holds."""
-        states, specs = self._layout.states, self._layout.specs
-        beyond = [[a if a != b else None for a, b in zip(states[n], specs[n], strict=True)] for n in states]
-        return [
-            piece(held.detach(), tuple(spec), self._world) for held, spec in zip(self._locals(), beyond, strict=True)
-        ]
 
     def _loss_of(self, batch: Batch, scale: float) -> Tensor:
         """Return this rank's share of the mean loss; of pairs [loss, *METRICS]."""
@@ -302,8 +302,7 @@ class NativeEngine:
             self._state.apply(self._masters, gradients, ratio, good, at, draws)
             if self._averages:
                 self._averages.update(good, at.t)
-            if self._spreads:
-                self._exchange.share_weights(self._masters, self._parameters)
+            self._copy_masters()
             for parameter in self._parameters:
                 parameter.grad = None
             return torch.cat([torch.stack([loss, norm, good.float()]), numbers[1:]])

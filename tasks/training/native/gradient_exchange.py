@@ -1,12 +1,13 @@
-"""Exchange gradients, loss, norm and new weights between the ranks of engine native, around an update.
+"""Exchange gradients, loss and norm between the ranks of engine native, around an update.
 
-Gradients of replicated parameters are summed once an update in fp32, by all-reduce, with ZeRO-1 by reduce-scatter; with
-FSDP in each pass.
+Gradients of replicated parameters are summed once an update, in fp32. Those of parameters that FSDP2 has split are
+summed by it: with ZeRO-1 in an update's last pass, with `train.fsdp` in each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ class SingleProcess:
     """What engine native calls around an update; in a single process nothing is sent."""
 
     def gradients(self, parameters: Sequence[Tensor], computed: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return each parameter's gradient in fp32, summed over all ranks' rows; of ZeRO-1 this rank's part.
+        """Return this rank's part of each parameter's gradient in fp32, summed over all ranks' rows.
 
         computed: None where the backward pass gave none.
         """
@@ -37,41 +38,39 @@ class SingleProcess:
         """Return an evaluation's numbers, summed over all ranks."""
         return scores
 
-    def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Copy the fp32 `masters` into the parameters, gathering what other ranks updated."""
-        torch._foreach_copy_(list(parameters), list(masters))
+    def begin_pass(self, *, last: bool) -> None:
+        """Prepare for a pass; `last` of the update."""
+
+    def discard_gathered(self) -> None:
+        """Let the next pass gather the weights again."""
 
 
 class MeshExchange(SingleProcess):
     """`SingleProcess` over the ranks of a mesh.
 
-    partial: Parameters whose gradients are also summed over "model" (`partial_gradients`).
+    partial: Parameters whose gradients are also summed over "model" (`partial_gradients`). sharded: The model if FSDP2
+    has split it, else None.
     """
 
-    def __init__(self, layout: ShardLayout, world: World, partial: set[str]) -> None:
-        self._world = world
+    def __init__(self, layout: ShardLayout, world: World, partial: set[str], sharded: Any, *, zero1: bool) -> None:
+        self._world, self._sharded, self._zero1 = world, sharded, zero1
         self._group = world.groups["data"].get_group()
         self._models = world.groups["model"].get_group()
         names = list(layout.states)
         self._partial = [i for i, name in enumerate(names) if name in partial]
         self._copies = [piece_copies(layout.states[name], layout.mesh) for name in names]
         self._once: Tensor | None = None
-        # the indices of gradients that are reduce-scattered over "data", and of those that stay whole
-        self._split = [i for i, n in enumerate(names) if layout.states[n] != layout.specs[n]]
         self._whole = [i for i, n in enumerate(names) if "data" not in layout.states[n]]
-        self._dimensions = [layout.states[names[i]].index("data") for i in self._split]
 
     def gradients(self, parameters: Sequence[Tensor], computed: Sequence[Tensor | None]) -> list[Tensor]:
-        from trnflow.tasks.training.native.collectives import all_reduce, reduce_scatter
+        from trnflow.tasks.training.native.collectives import all_reduce
         from trnflow.tasks.training.native.sharding import gradient_of
 
         own = [gradient_of(*both).float() for both in zip(parameters, computed, strict=True)]
         if self._world.mesh.model > 1:
             _replace(own, self._partial, all_reduce([own[i] for i in self._partial], self._models))
-        # FSDP has summed its gradients in each pass: once an update would need whole fp32 gradients on each rank
         if self._world.mesh.data > 1:
             _replace(own, self._whole, all_reduce([own[i] for i in self._whole], self._group))
-            _replace(own, self._split, reduce_scatter([own[i] for i in self._split], self._dimensions, self._group))
         return own
 
     def totals(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -87,16 +86,19 @@ class MeshExchange(SingleProcess):
         dist.all_reduce(scores, group=self._group)
         return scores
 
-    def share_weights(self, masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        from trnflow.tasks.training.native.collectives import all_gather
-        from trnflow.tasks.training.native.sharding import local_tensor
+    def begin_pass(self, *, last: bool) -> None:
+        # before the last pass FSDP adds up whole gradients, in fp32. Not with `train.fsdp`, which is there to avoid them
+        if self._zero1 and self._sharded is not None:
+            self._sharded.set_requires_gradient_sync(last)
+            self._sharded.set_reshard_after_backward(last)
 
-        places = [local_tensor(parameter) for parameter in parameters]
-        split = set(self._split)
-        same = [i for i in range(len(places)) if i not in split and places[i].data_ptr() != masters[i].data_ptr()]
-        if same:
-            torch._foreach_copy_([places[i] for i in same], [masters[i] for i in same])
-        all_gather([masters[i] for i in self._split], [places[i] for i in self._split], self._dimensions, self._group)
+    def discard_gathered(self) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        # after an evaluation FSDP still holds some: no backward pass has freed them
+        for module in [] if self._sharded is None else self._sharded.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def _replace(tensors: list[Tensor], which: Sequence[int], values: Sequence[Tensor]) -> None:

@@ -87,7 +87,8 @@ def partial_gradients(config: TrainConfig, built: Built, layout: ShardLayout) ->
 def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: World) -> None:
     """Apply FSDP2 in place: a data parallel rank keeps its part of what `layout` splits over "data".
 
-    A layer's parameters are gathered together; those outside layers are one more group.
+    A layer's parameters are gathered together; those outside layers are one more group. With ZeRO-1 they stay gathered
+    until the update.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -101,6 +102,7 @@ def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: W
             param_dtype=getattr(torch, config.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
         ),
         "ignored_params": {parameter for parameter in named.values() if id(parameter) not in dimensions},
+        "reshard_after_forward": False if config.zero1 else None,
     }
     for module in (*layers_of(built.model), built.model):
         fully_shard(module, **options)
