@@ -51,7 +51,7 @@ def prepare_move(tree: Tree, hardware: Tree) -> None:
     train, new = tree.get("train"), hardware["train"]
     if not isinstance(train, dict):
         return
-    dropped = ["device_memory_gib"]
+    dropped = ["device_memory_gib", "dp_replicate_size"]
     if (train.get("engine"), train.get("device")) != (new["engine"], new["device"]):
         dropped += ENGINE_SETTINGS
     if new["device"] != "cuda" and isinstance(tree.get("evaluate"), dict):

@@ -230,7 +230,8 @@ def _reduced(recipe: Recipe) -> Recipe:
         {
             "tracking.enabled": False, "task_runner.kind": "threads", "task_runner.address": None,
             "train.device": device, "train.devices": 1, "train.tensor_parallel_size": 1, "train.xla_processes": None,
-            "train.sequence_parallel": False, "train.zero1": False, "train.fsdp": False, "train.micro_batch": None,
+            "train.sequence_parallel": False, "train.zero1": False, "train.fsdp": False, "train.dp_replicate_size": 1,
+            "train.micro_batch": None,
             "train.global_batch": BATCH, "train.last_batch": "pad", "train.max_steps": STEPS, "train.epochs": 1,
             "train.checkpoint_every": 1, "train.log_every": 1, "train.warmup_ratio": 0.0, "train.eval_every": None,
             "train.warm_start_from": None, "train.compiler_flags": [], "train.allow_overcommit": True,

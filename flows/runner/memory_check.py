@@ -149,7 +149,8 @@ def refuse_what_cannot_fit(recipe: Recipe, plan: Plan, environ: Mapping[str, str
 
 def checkpoint_bytes(config: TrainConfig, store: Store, memory: Memory) -> int:
     """Return the fewest bytes of the kept checkpoints on the store's disk, of a remote store on the home's."""
-    sharded = config.devices if config.fsdp or config.zero1 else config.tensor_parallel_size
+    split = config.fsdp or config.zero1
+    sharded = config.devices // config.dp_replicate_size if split else config.tensor_parallel_size
     # a store elsewhere takes the states; the home's disk holds one at a time
     kept = config.keep_checkpoints if store.backend.local else 1
     return kept * int(STATE * memory.optimizer * sharded)

@@ -35,10 +35,18 @@ VOCABULARY = ("embedding_rowwise", "colwise_gather_output", "colwise_rep")
 
 
 class Mesh(NamedTuple):
-    """The devices along each axis; device `d * model + m` is at (d, m). data: replicas; model: devices that share one."""
+    """The devices along each axis; device `d * model + m` is at (d, m). data: replicas; model: devices that share one.
+
+    copies: Groups of replicas that each hold all that is split over "data" (HSDP); those of a group are neighbours.
+    """
 
     data: int
     model: int
+    copies: int = 1
+
+    def parts(self, axis: str) -> int:
+        """Return into how many parts an axis splits a tensor."""
+        return self.data // self.copies if axis == "data" else self.model
 
 
 def parameter_specs(shapes: Mapping[str, Shape], tp_plan: Mapping[str, str], mesh: Mesh, model: str) -> dict[str, Spec]:
@@ -84,11 +92,11 @@ def covers(pattern: str, module: str) -> bool:
 
 def state_spec(shape: Shape, spec: Spec, mesh: Mesh, zero1: bool) -> Spec:
     """Return the partition spec of a parameter's optimizer state. With `zero1` the first dimension that is not split,
-    and that the replicas divide, is also split over "data"."""
-    if not zero1 or mesh.data == 1:
+    and that the replicas of a copy divide, is also split over "data"."""
+    if not zero1 or mesh.parts("data") == 1:
         return spec
     for dimension, size in enumerate(shape):
-        if spec[dimension] is None and size % mesh.data == 0:
+        if spec[dimension] is None and size % mesh.parts("data") == 0:
             return (*spec[:dimension], "data", *spec[dimension + 1 :])
     return spec
 

@@ -26,7 +26,8 @@ class World:
     """Devices along each axis: data (replicas) and model (of one replica)."""
 
     groups: Any = None
-    """torch's DeviceMesh (native), the gloo group of all ranks (xla), or None."""
+    """torch's DeviceMesh with "data", or of HSDP "copies" and "shards", and "model" (native); the gloo group of all ranks
+    (xla), or None."""
 
     host: Any = None
     """The gloo group of the messages; None: torch's default."""
@@ -40,6 +41,10 @@ class World:
     def model(self) -> int:
         """This rank's index along "model": its part of each split layer."""
         return self.rank % self.mesh.model
+
+    def part(self, axis: str) -> int:
+        """Return which part this rank holds of what an axis splits."""
+        return self.data % self.mesh.parts(axis) if axis == "data" else self.model
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value on every rank. It is sent pickled."""

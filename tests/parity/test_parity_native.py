@@ -1,4 +1,4 @@
-"""Engine native on several ranks (gloo) gives the losses of one plain device, whatever is split: 1e-5 in fp32 over five steps."""
+"""Engine native on several ranks (gloo) gives the losses of one plain device, whatever is split: 1e-5 in fp32 over six steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.run_stage import Result, run_in_turn, run_stage, traced_and_
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
 from trnflow.tasks.train import TrainConfig
 
-STEPS = 5
+STEPS = 6
 SETTINGS: dict[str, Any] = {"engine": "native", "global_batch": 8, "epochs": 1, "learning_rate": 1e-2, "log_every": 1}
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 TP: dict[str, Any] = {"tensor_parallel_size": 2}
@@ -23,11 +23,17 @@ SP: dict[str, Any] = {**TP, "sequence_parallel": True}
 SHARDINGS: list[dict[str, Any]] = [{}, {"zero1": True}, {"fsdp": True}]
 TWO: list[dict[str, Any]] = [
     {"micro_batch": 2},
-    {"zero1": True},
+    {"zero1": True, "micro_batch": 1},
     {"fsdp": True, "remat": True, "micro_batch": 1},
     {**SP},
 ]
-FOUR: list[dict[str, Any]] = [{**TP, "zero1": True}, {**SP, "fsdp": True, "remat": True, "micro_batch": 1}]
+HSDP: dict[str, Any] = {"dp_replicate_size": 2}
+FOUR: list[dict[str, Any]] = [
+    {**TP, "zero1": True},
+    {**SP, "fsdp": True, "remat": True, "micro_batch": 1},
+    {**HSDP, "fsdp": True, "micro_batch": 1},
+    {**HSDP, "zero1": True, "micro_batch": 1},
+]
 
 
 def every(devices: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -62,7 +68,8 @@ def test_layouts_agree(devices: int, layouts: list[dict[str, Any]], trained) -> 
     run, plain = trained
     for layout, found in zip(layouts, run(devices, layouts, str(devices)), strict=True):
         check(found, plain())
-        split = devices if layout.keys() & {"zero1", "fsdp"} else layout.get("tensor_parallel_size", 1)
+        sharded = devices // layout.get("dp_replicate_size", 1)
+        split = sharded if layout.keys() & {"zero1", "fsdp"} else layout.get("tensor_parallel_size", 1)
         assert len(list(found.artifact.path.glob("shard-*"))) == split, layout
 
 

@@ -171,6 +171,7 @@ def test_ranks_go_on_in_another_layout(tmp_path) -> None:
         {"devices": 4, "tensor_parallel_size": 2, "fsdp": True, "micro_batch": 1},
         {"devices": 2, "zero1": True},
         {"engine": "xla", "devices": 2, "zero1": True},
+        {"devices": 4, "fsdp": True, "dp_replicate_size": 2},
         {},
         {"devices": 2, "fsdp": True},
     ]

@@ -37,6 +37,8 @@ EACH: dict[str, Any] = {**NEURON, "xla_processes": "per_device"}
         ({"devices": 2, "fsdp": True}, "fsdp is for engine native"),
         ({"engine": "native", "devices": 2, "fsdp": True, "zero1": True}, "set zero1=false"),
         ({"engine": "native", "devices": 2, "tensor_parallel_size": 2, "fsdp": True}, "shards over the data axis"),
+        ({"engine": "native", "devices": 4, "dp_replicate_size": 2}, "set fsdp=true"),
+        ({"engine": "native", "devices": 4, "dp_replicate_size": 4, "fsdp": True}, "leave two or more for each copy"),
         ({"device": "cuda"}, "set engine=native"),
         ({"xla_processes": "per_device", "devices": 2}, "XLA's CPU client does not connect processes"),
         ({**EACH, "engine": "native", "device": "cpu"}, "engine native always has one process a device"),

@@ -69,20 +69,20 @@ def piece(tensor: Tensor, spec: Spec, world: World) -> Tensor:
     """Return this rank's part of a whole tensor, as a view."""
     for dimension, axis in enumerate(spec):
         if axis is not None:
-            size = tensor.shape[dimension] // getattr(world.mesh, axis)
-            tensor = tensor.narrow(dimension, size * getattr(world, axis), size)
+            size = tensor.shape[dimension] // world.mesh.parts(axis)
+            tensor = tensor.narrow(dimension, size * world.part(axis), size)
     return tensor
 
 
 def piece_shape(shape: Shape, spec: Spec, mesh: Mesh) -> Shape:
     """Return the shape of a rank's part, the same on all."""
-    return tuple(size if axis is None else size // getattr(mesh, axis) for size, axis in zip(shape, spec, strict=True))
+    return tuple(size if axis is None else size // mesh.parts(axis) for size, axis in zip(shape, spec, strict=True))
 
 
 def piece_start(shape: Shape, spec: Spec, world: World) -> tuple[int, ...]:
     """Return the index in each dimension where this rank's part begins."""
     part = piece_shape(shape, spec, world.mesh)
-    return tuple(0 if axis is None else size * getattr(world, axis) for size, axis in zip(part, spec, strict=True))
+    return tuple(0 if axis is None else size * world.part(axis) for size, axis in zip(part, spec, strict=True))
 
 
 def piece_slices(shape: Shape, spec: Spec, world: World) -> tuple[slice, ...]:
@@ -93,12 +93,13 @@ def piece_slices(shape: Shape, spec: Spec, world: World) -> tuple[slice, ...]:
 
 def writes_piece(spec: Spec, world: World) -> bool:
     """Return whether this rank writes its part to a checkpoint: the first of those that hold it."""
-    return all(axis in spec or getattr(world, axis) == 0 for axis in ("data", "model"))
+    first = world.data < (world.mesh.parts("data") if "data" in spec else 1)
+    return first and ("model" in spec or world.model == 0)
 
 
 def piece_copies(spec: Spec, mesh: Mesh) -> int:
     """Return how many ranks hold the same part."""
-    return (1 if "data" in spec else mesh.data) * (1 if "model" in spec else mesh.model)
+    return (mesh.copies if "data" in spec else mesh.data) * (1 if "model" in spec else mesh.model)
 
 
 def check_length(config: TrainConfig, length: int) -> None:

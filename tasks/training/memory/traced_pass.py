@@ -138,16 +138,15 @@ def _layers_split(config: TrainConfig, built: Built, layout: ShardLayout) -> Ite
     if config.tensor_parallel_size == 1:
         yield
         return
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from trnflow.tasks.training.native.process_group import make_groups
     from trnflow.tasks.training.native.sharding import split_layers
     from trnflow.tasks.training.world import World
 
     dist.init_process_group("fake", rank=0, world_size=config.devices, store=FakeStore())
     try:
-        groups = init_device_mesh("cpu", tuple(layout.mesh), mesh_dim_names=("data", "model"))
-        split_layers(config, built, layout, World(0, layout.mesh, groups))
+        split_layers(config, built, layout, World(0, layout.mesh, make_groups("cpu", layout.mesh)))
         yield
     finally:
         dist.destroy_process_group()

@@ -6,10 +6,11 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
+from trnflow.tasks.training.partition_specs import Mesh
 from trnflow.tasks.training.world import World
 
 
@@ -28,5 +29,14 @@ def join_processes(config: TrainConfig) -> World:
         world_size=config.devices,
         timeout=timedelta(seconds=config.collective_timeout_seconds),
     )
-    groups = init_device_mesh(config.device, tuple(config.mesh), mesh_dim_names=("data", "model"))
-    return World(rank, config.mesh, groups)
+    return World(rank, config.mesh, make_groups(config.device, config.mesh))
+
+
+def make_groups(device: str, mesh: Mesh) -> DeviceMesh:
+    """Return the mesh's process groups: "data" and "model", of HSDP also "copies" and "shards"."""
+    if mesh.copies == 1:
+        return init_device_mesh(device, (mesh.data, mesh.model), mesh_dim_names=("data", "model"))
+    sizes, names = (mesh.copies, mesh.parts("data"), mesh.model), ("copies", "shards", "model")
+    groups = init_device_mesh(device, sizes, mesh_dim_names=names)
+    groups["copies", "shards"]._flatten("data")
+    return groups

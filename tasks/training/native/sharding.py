@@ -95,7 +95,7 @@ def shard_fully(config: TrainConfig, built: Built, layout: ShardLayout, world: W
     named = built.parameters()
     dimensions = {id(named[name]): spec.index("data") for name, spec in layout.specs.items() if "data" in spec}
     options: dict[str, Any] = {
-        "mesh": world.groups["data"],
+        "mesh": world.groups["data"] if world.mesh.copies == 1 else world.groups["copies", "shards"],
         "shard_placement_fn": lambda parameter: Shard(dimensions[id(parameter)]),
         # with fp32 shards a reduced gradient stays in fp32: FSDP would round it to the dtype of a bf16 shard
         "mp_policy": MixedPrecisionPolicy(

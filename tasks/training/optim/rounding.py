@@ -51,7 +51,7 @@ class RandomBits:
 
     def _of(self, spec: Spec) -> _Generators:
         """Return the generators of this spec, seeded by this rank's position along the axes that split it."""
-        place = tuple(getattr(self._world, axis) if axis in spec else None for axis in ("data", "model"))
+        place = tuple(self._world.part(axis) if axis in spec else None for axis in ("data", "model"))
         if place not in self._lanes:
             digest = hashlib.blake2b(repr((self._seed, place)).encode(), digest_size=8).digest()
             self._lanes[place] = _Generators(int.from_bytes(digest), self._device)

@@ -44,6 +44,10 @@ class ParallelSettings(Group):
     """Split parameters, gradients and optimizer state over the data parallel replicas, and gather the parameters one layer at a
     time (engine native)."""
 
+    dp_replicate_size: Annotated[Parallel, GRAPH] = 1
+    """Copies of all that fsdp or zero1 splits (HSDP): each is split over data parallel replicas / dp_replicate_size neighbouring
+    devices, such as those of a machine, and gradients are summed over the copies (engine native)."""
+
     xla_processes: Annotated[Processes | None, GRAPH] = None  # never None after validation
     """Engine xla: one: one process drives all devices (SPMD). per_device: one process a device, data parallel only, as torchrun
     starts them on Trainium. Default: per_device on device neuron, where SPMD is experimental; else one."""
@@ -63,7 +67,7 @@ class ParallelSettings(Group):
     @property
     def mesh(self) -> Mesh:
         """Devices along "data" (replicas) and "model"."""
-        return Mesh(self.data_parallel, self.tensor_parallel_size)
+        return Mesh(self.data_parallel, self.tensor_parallel_size, self.dp_replicate_size)
 
     @property
     def by_neuronx_cc(self) -> bool:
@@ -110,6 +114,14 @@ class ParallelSettings(Group):
             raise ValueError("fsdp shards the optimizer's state too: set zero1=false")
         if self.fsdp and self.data_parallel == 1:
             raise ValueError("fsdp shards over the data axis, which has one device here: set devices higher")
+        if self.dp_replicate_size > 1 and (self.engine == "xla" or not (self.fsdp or self.zero1)):
+            raise ValueError("dp_replicate_size copies what engine native's fsdp or zero1 splits: set fsdp=true")
+        shards, left = divmod(self.data_parallel, self.dp_replicate_size)
+        if self.dp_replicate_size > 1 and (left or shards == 1):
+            raise ValueError(
+                f"dp_replicate_size ({self.dp_replicate_size}) must divide the {self.data_parallel} data parallel replicas, and "
+                "leave two or more for each copy"
+            )
         return self
 
 

@@ -38,7 +38,7 @@ def start_devices(config: TrainConfig) -> tuple[Any, Any]:
     device = torch_xla.device()
     if config.devices == 1 or not alone:
         return device, None
-    return device, xs.Mesh(np.arange(count), tuple(config.mesh), ("data", "model"))
+    return device, xs.Mesh(np.arange(count), tuple(config.mesh[:2]), ("data", "model"))
 
 
 def compile_count() -> int:

@@ -25,7 +25,7 @@ from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.partition_specs import Mesh
 from trnflow.tasks.training.world import World
 
-MESHES = [Mesh(data, model) for data in (1, 2, 4) for model in (1, 2, 3)]
+MESHES = [Mesh(data, model) for data in (1, 2, 4) for model in (1, 2, 3)] + [Mesh(4, 1, 2), Mesh(6, 2, 3)]
 
 
 @given(
@@ -34,7 +34,7 @@ MESHES = [Mesh(data, model) for data in (1, 2, 4) for model in (1, 2, 3)]
     units=st.integers(1, 2),
 )
 def test_the_pieces_that_are_written_make_the_tensor(mesh: Mesh, axes: tuple[str | None, ...], units: int) -> None:
-    shape = tuple(units * (getattr(mesh, axis) if axis else 3) for axis in axes)
+    shape = tuple(units * (mesh.parts(axis) if axis else 3) for axis in axes)
     whole = torch.arange(torch.Size(shape).numel()).view(shape)
     found, writers = torch.full(shape, -1), 0
     for rank in range(mesh.data * mesh.model):
