@@ -37,10 +37,11 @@ def make_engine(
 
 
 @contextmanager
-def join_ranks(config: TrainConfig) -> Iterator[World]:
+def join_ranks(config: TrainConfig, rows: str = "") -> Iterator[World]:
     """Join the ranks and yield this one's `World`.
 
-    Raises ModelError for another number of processes, ProcessFailed for a rank that does not answer in time.
+    rows: Says on which rows this rank trains. Raises ModelError for another number of processes, MachineError for ranks
+    that differ (`check_alike`), ProcessFailed for a rank that does not answer in time.
     """
     if ranks(config) == 1:
         yield ALONE
@@ -53,18 +54,18 @@ def join_ranks(config: TrainConfig) -> Iterator[World]:
             "let `trnflow run` start them, one for each device",
         )
     with _timeouts_explained(config):
-        yield _join(config)
+        yield _join(config, rows)
         dist.destroy_process_group()  # not called after an error: it could wait for a rank that has died
 
 
-def _join(config: TrainConfig) -> World:
+def _join(config: TrainConfig, rows: str) -> World:
     if config.engine == "native":
         from trnflow.tasks.training.native.process_group import join_processes
 
-        return join_processes(config)
+        return join_processes(config, rows)
     from trnflow.tasks.training.xla.replicas import join_processes as join_replicas
 
-    return join_replicas(config)
+    return join_replicas(config, rows)
 
 
 @contextmanager

@@ -64,10 +64,11 @@ def fit(
     if config.by_neuronx_cc:
         neuron.use_cache(graphs, out)
     compile_cache.use_cache(config, graphs, out)
-    with join_ranks(config) as world:
+    splits = [Split(packed, name, config.shape_unit, reference) for name in ("train", "validation")]
+    counts = [sum(split.rows.values()) for split in splits]
+    with join_ranks(config, rows=f"{counts} of {packed.digest[:19]}") as world:
         if config.by_neuronx_cc:
             world.on_first(lambda: neuron.copy_cache(graphs, out))
-        splits = (Split(packed, name, config.shape_unit, reference) for name in ("train", "validation"))
         return _fit(_prepare(config, model, packed, graphs, out, world, chosen, *splits), packed)
 
 

@@ -8,17 +8,18 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trnflow.tasks.training.alike import check_alike
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.partition_specs import Mesh
 from trnflow.tasks.training.world import World
 
 
-def join_processes(config: TrainConfig) -> World:
+def join_processes(config: TrainConfig, rows: str) -> World:
     """Join the process group and make the mesh; return this rank's `World`.
 
     Reads RANK, LOCAL_RANK (of its device) and TRNFLOW_RENDEZVOUS (a file). Raises when a rank is later than
-    `train.collective_timeout_seconds`.
+    `train.collective_timeout_seconds`, or differs (`check_alike`).
     """
     rank = int(os.environ["RANK"])
     KINDS[config.device].join()
@@ -29,6 +30,8 @@ def join_processes(config: TrainConfig) -> World:
         world_size=config.devices,
         timeout=timedelta(seconds=config.collective_timeout_seconds),
     )
+    # before the mesh, whose groups unlike ranks would make in another order
+    check_alike(config, rows)
     return World(rank, config.mesh, make_groups(config.device, config.mesh))
 
 

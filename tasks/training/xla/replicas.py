@@ -22,6 +22,7 @@ import torch_xla.runtime as xr
 from torch import Tensor
 
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.alike import check_alike
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.slices import piece, piece_start, writes_piece
 from trnflow.tasks.training.partition_specs import Spec
@@ -167,11 +168,11 @@ def make_replicas(config: TrainConfig, world: World, states: Mapping[str, Spec])
     return Replicas(world, states)
 
 
-def join_processes(config: TrainConfig) -> World:
+def join_processes(config: TrainConfig, rows: str) -> World:
     """Join the processes that train together, one an XLA device.
 
     Raises ModelError when XLA counts other devices or processes than `train.devices`, or numbers this one other than
-    RANK.
+    RANK, and MachineError for ranks that differ (`check_alike`).
     """
     import torch_xla.distributed.xla_backend  # noqa: F401  # registers the backend "xla"
 
@@ -186,6 +187,7 @@ def join_processes(config: TrainConfig) -> World:
         )
     # messages on the host go over gloo, so that they never wait for a device
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.collective_timeout_seconds))
+    check_alike(config, rows, hosts)
     return World(rank, config.mesh, hosts, hosts)
 
 

@@ -14,7 +14,7 @@ from tests.launch.processes import gone, marked
 from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, packed_classes, scratch
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.errors import ModelError, ProcessFailed
+from trnflow.tasks.errors import MachineError, ModelError, ProcessFailed
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig, ranks
 from trnflow.tasks.train import environ as train_environ
@@ -66,6 +66,58 @@ def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) ->
     log = (tmp_path / "run" / "log").read_text()
     assert "in fall_asleep" in log.partition("--- rank 1")[2]  # where it was
     assert "Traceback" in log.partition("--- rank 0")[2]  # and who waited
+
+
+@stage(kind="checkpoint", environ=train_environ, ranks=ranks)
+def other_rows_on_rank_1(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    if os.environ["RANK"] == "1":
+        packed = packed_classes(out.scratch / "other", rows=32)
+    return traced_and_trained(config, model, packed, out)
+
+
+def test_ranks_with_other_rows_end_in_one_line(tmp_path: Path) -> None:
+    started = Stage(other_rows_on_rank_1, TrainConfig(**CONFIG), tmp_path / "run", **inputs(tmp_path))
+    with pytest.raises(
+        MachineError, match=r"^the ranks differ: packed is \[49, 20\] .* on rank 0 and \[65, 20\] .* on rank 1"
+    ):
+        started.result()
+    assert not [event for event in started.events() if "progress" in event or "metrics" in event]
+    assert gone(marked(f"TRNFLOW_RENDEZVOUS={tmp_path / 'run' / 'ranks' / 'rendezvous'}"))
+
+
+@stage(kind="checkpoint", environ=train_environ, ranks=ranks)
+def unlike(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    """What ranks say of which the last one has another recipe, torch or code."""
+    import torch
+
+    from trnflow.tasks.training import losses
+
+    meeting, other = os.environ["TRNFLOW_RENDEZVOUS"], os.environ["RANK"] == "1"
+    edited = out.scratch / "losses.py"
+    edited.write_bytes(Path(str(losses.__file__)).read_bytes() + b"\n")
+    texts = []
+    for number, (owner, name, value) in enumerate(
+        [(None, "", ""), (torch, "__version__", "1.0"), (losses, "__file__", str(edited))]
+    ):
+        os.environ["TRNFLOW_RENDEZVOUS"] = f"{meeting}-{number}"
+        with pytest.MonkeyPatch.context() as patch:
+            if other and owner:
+                patch.setattr(owner, name, value)
+            mine = config.model_copy(update={"tensor_parallel_size": 2}) if other and not owner else config
+            with pytest.raises(MachineError) as caught, join_ranks(mine):
+                pass
+        texts.append(caught.value.message)
+        torch.distributed.destroy_process_group()
+    return {"texts": texts}
+
+
+@pytest.mark.slow
+def test_ranks_with_another_recipe_torch_or_code_are_refused(tmp_path: Path) -> None:
+    found = run_stage(unlike, TrainConfig(**CONFIG), tmp_path / "run", **inputs(tmp_path)).artifact.meta["texts"]
+    recipe, torch, code = found
+    assert recipe == "the ranks differ: train.tensor_parallel_size is 1 on rank 0 and 2 on rank 1"
+    assert "PyTorch is 2." in torch and torch.endswith("and 1.0 on rank 1")
+    assert "trnflow's code is " in code
 
 
 def test_one_process_is_a_world_that_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
