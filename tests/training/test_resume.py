@@ -129,6 +129,7 @@ def test_another_mesh_goes_on(tmp_path, fewer: str) -> None:
 RANKS: dict[str, dict[str, Any]] = {
     "zero1": {"zero1": True},
     "fsdp": {"fsdp": True, "remat": True},
+    "copies of shards": {"devices": 4, "zero1": True, "dp_replicate_size": 2},
     "tensor parallel": {"tensor_parallel_size": 2, "sequence_parallel": True},
     "rounded zero1": {**ROUNDED, "zero1": True},
     "rounded tensor parallel": {**ROUNDED, "tensor_parallel_size": 2, "optimizer": "adafactor"},
@@ -140,7 +141,7 @@ RANKS: dict[str, dict[str, Any]] = {
 )
 def test_ranks_survive_kill_and_stop(name: str, tmp_path) -> None:
     """All ranks stop after the same step, though only one of them says when, and go on to the same bits."""
-    config = TrainConfig(**NATIVE, devices=2, log_every=7, checkpoint_every=1000, **RANKS[name])
+    config = TrainConfig(**{**NATIVE, "devices": 2, "log_every": 7, "checkpoint_every": 1000, **RANKS[name]})
     model = scratch(**LLAMA) if "tensor_parallel_size" in RANKS[name] else scratch(**BERT)
     inputs: dict[str, Any] = {"model": model, "packed": packed_classes(tmp_path / "packed", rows=24, lengths=[8, 16])}
     whole = run_stage(traced_and_trained, config, tmp_path / "whole", **inputs)
