@@ -139,7 +139,9 @@ def consolidate(
         write_adapter(out.path / "adapter", shards, model, stored, dtype, empty)
         write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty), inputs)
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
-    _write_row_format(_row_format(texts, tokens), out)
+    formatted = _row_format(texts, tokens)
+    # predictions are of the model's task, which may be another than that of its rows
+    _write_row_format(formatted and {**formatted, "task": shards.meta["task"]}, out)
     if texts is not None and tokens is not None and "head" in texts.meta:
         _write_companions(texts.meta, tokens.meta, empty, out)
     write_card(out.path, shards.meta, document, origin)

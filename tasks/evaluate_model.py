@@ -95,7 +95,7 @@ def evaluate_model(
 
     Returns metadata: task, split, metrics; own, the names of the user's metrics.
     """
-    task, made = packed.meta["task"], predictions.meta
+    made, task = predictions.meta, predictions.meta["task"]
     file = texts.path / f"{made['split']}.parquet"
     kind = kind_of(task)
     score = (
@@ -208,9 +208,11 @@ def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
     from trnflow.tasks.evaluation.columns import load_columns
     from trnflow.tasks.evaluation.report_pairs import report_pairs
 
-    shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
     found = load_columns(Rewards, predicted.path)
-    report = report_pairs(found, packed, predicted.meta["split"], texts, out.path)
+    report = report_pairs(found, packed, predicted.meta, texts, out.path)
+    if kind_of(predicted.meta["task"]).per_row:
+        return report
+    shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
     return {**report, "generations": _generations(out.path)[:SHOWN]}
 
 

@@ -79,7 +79,9 @@ def precompile(
     """
     from trnflow.tasks.training.devices import check_device
     from trnflow.tasks.training.memory.device_fit import fit_to_device
+    from trnflow.tasks.training.objective import learnt
 
+    packed = learnt(config, packed)
     config = config.with_own_loss(code, packed=packed.meta, out=out)
     if config.by_neuronx_cc:
         from trnflow.tasks.training.graphs.neuron_precompile import compile_graphs as listed

@@ -68,14 +68,15 @@ def predict_rows(
     out: Workdir,
 ) -> Meta:
     """Write the columns of `ClassPredictions`, each as a `.npy` file; of a task with targets those of `Outputs`, of a
-    language model those of `RowLosses`, or of pairs `Rewards`, and generations.jsonl.
+    language model those of `RowLosses`, or of pairs `Rewards`; of models that write, generations.jsonl.
 
     Args:
         exported: Compared with `weights`, unless there is none.
         base, warm_start: The model that training started from.
         reference: Of compute_reference, for an objective that compares with it.
 
-    Returns metadata: split, rows (chunks), labels or `total` (nats), export_metrics, and export as in the report.
+    Returns metadata: task (the model's), split, rows (chunks), labels or `total` (nats), export_metrics, and export as in
+    the report.
 
     Raises:
         DataError: The split is missing or empty.
@@ -83,7 +84,7 @@ def predict_rows(
     """
     from trnflow.tasks.evaluation.forward import single_row_seconds
 
-    task, name = packed.meta["task"], split_of(config, packed.meta["rows"])
+    task, name = weights.meta["task"], split_of(config, packed.meta["rows"])
     _check_device(config)
     before = []
     if base is not None and base_weights(base, warm_start) and config.generates_before(task):
@@ -96,20 +97,27 @@ def predict_rows(
         found = _classes(config, packed, split, model, out)
     elif kind.reads_targets:
         found = _targets(config, packed, split, weights, model, out)
+    elif kind.pairs:
+        found = _pairs(config, split, weights, model, out)
     else:
+        found = _losses(config, packed, split, name, weights, model, out)
+    if not kind.per_row:
         from trnflow.tasks.evaluation.generated_rows import write_rows
 
-        if kind.pairs:
-            found = _pairs(config, split, weights, model, out)
-        else:
-            found = _losses(config, packed, split, name, weights, model, out)
         made = _prompted(config, texts, name, weights).of(model, out, "generations")
         write_rows(made, before, out.path / GENERATIONS)
     out.figures(**_latency("", single_row_seconds(model, split)))
     calls = _calls(config, split, exported, model, out)
     del model  # the exported model brings weights of its own
     export, metrics = _exported(exported, calls, out)
-    return {**found, "split": name, "rows": sum(split.rows.values()), "export": export, "export_metrics": metrics}
+    return {
+        **found,
+        "task": task,
+        "split": name,
+        "rows": sum(split.rows.values()),
+        "export": export,
+        "export_metrics": metrics,
+    }
 
 
 def _check_device(config: PredictConfig) -> None:

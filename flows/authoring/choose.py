@@ -171,6 +171,8 @@ def _preference(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | N
     draft, asks = Draft("preference"), next((name for name in PROMPTS if name in columns), None)
     draft.taken += [(name, columns[name]) for name in (CHOSEN, REJECTED)]
     draft.settings["format"]["task"] = "preference"
+    draft.settings["train"] = {"objective": "dpo"}
+    draft.others["train.objective"] = [("reward", "a model that rewards answers, with one output")]
     if asks is not None:
         draft.taken.insert(0, (PROMPT, columns[asks]))
     if asks not in (None, PROMPT):

@@ -24,7 +24,8 @@ from trnflow.tasks.evaluation.chosen_metric import check_metric
 from trnflow.tasks.evaluation.scores import PROMOTING
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.keys.hooks import check_file, check_hook
-from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.kind import Kind
+from trnflow.tasks.kinds.registry import FORMATS, kind_of
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.own_stage import OwnStage
@@ -38,6 +39,7 @@ from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets
 from trnflow.tasks.tokenize_text import TokenizeConfig
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.preference_losses import task_of
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
@@ -218,10 +220,10 @@ class Recipe(StageConfig):
 
     @model_validator(mode="after")
     def _metrics_are_measured(self) -> Recipe:
-        kind = FORMATS[self.format.task]
-        given, best = kind.measures(self.format), self.train.best_metric.removeprefix("eval_")
+        given, best = self.learns.measures(self.format), self.train.best_metric.removeprefix("eval_")
+        known = {metric.name for kind in (self.learns, FORMATS[self.format.task]) for metric in kind.metrics}
         for setting, name in (("promote.metric", self.promote.metric), ("train.best_metric", best)):
-            if name not in given and name in {metric.name for metric in kind.metrics}:
+            if name not in given and name in known:
                 raise ValueError(f"{setting} is {name}, which these rows do not give: name one of {', '.join(given)}")
         return self
 
@@ -237,8 +239,17 @@ class Recipe(StageConfig):
         return self
 
     @model_validator(mode="after")
+    def _reward_model_is_possible(self) -> Recipe:
+        if self.train.objective == "reward" and self.export.target == "gguf":
+            raise ValueError("`export.target: gguf` is for language models, and `train.objective: reward` gives none")
+        # trnflow.json does not tell predictions whether eos was added
+        if self.train.objective == "reward" and not self.tokenize.add_eos:
+            raise ValueError("`train.objective: reward` reads an answer at its end: leave `tokenize.add_eos` out")
+        return self
+
+    @model_validator(mode="after")
     def _best_metric_is_known(self) -> Recipe:
-        check_metric(self.train, FORMATS[self.format.task], self.evaluate.metrics)
+        check_metric(self.train, self.learns, self.evaluate.metrics)
         return self
 
     _folders: Folders = PrivateAttr(default_factory=dict)
@@ -294,9 +305,14 @@ class Recipe(StageConfig):
         return self.data.reading(self.format.text_pair, queries=kind.queries).keeping(kept)
 
     @property
+    def learns(self) -> Kind:
+        """The task of the model, which the objective may change."""
+        return kind_of(task_of(self.train.objective, FORMATS[self.format.task].name))
+
+    @property
     def judging(self) -> PromoteConfig:
         """The section `promote`, with the metric that the rows give where they decide it."""
-        given = FORMATS[self.format.task].measures(self.format)
+        given = self.learns.measures(self.format)
         return self.promote.model_copy(update={"metric": self.promote.metric or next(iter(given), None)})
 
     @property

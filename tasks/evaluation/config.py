@@ -80,13 +80,13 @@ def accelerator(config: PredictConfig) -> Meta:
 def predict_inputs(config: PredictConfig, inputs: Keyed) -> Meta:
     """Return the table `inputs` of the key: the texts only for generations, and the weights that training started from if
     they generate, too."""
-    base, start, packed = inputs.get("base"), inputs.get("warm_start"), inputs["packed"]
-    assert isinstance(packed, Artifact) and not isinstance(base, Artifact) and not isinstance(start, Source)
-    task = packed.meta["task"]
+    base, start, weights = inputs.get("base"), inputs.get("warm_start"), inputs["weights"]
+    assert isinstance(weights, Artifact) and not isinstance(base, Artifact) and not isinstance(start, Source)
+    task = weights.meta["task"]
     unread = {"base", "warm_start", *(("texts",) if kind_of(task).per_row else ())}
     keyed = identities(config, {name: item for name, item in inputs.items() if name not in unread})
-    weights = base_weights(base, start)
-    return {**keyed, "base": weights} if weights and config.generates_before(task) else keyed
+    before = base_weights(base, start)
+    return {**keyed, "base": before} if before and config.generates_before(task) else keyed
 
 
 def base_weights(base: Source | None, warm_start: Artifact | Input | None) -> Json:

@@ -46,7 +46,7 @@ def write_page(folder: Path) -> None:
 
 def subtitle_of(report: Meta) -> str:
     """Return one line about an evaluation: task, split, number of rows."""
-    unit = "rows" if kind_of(report["task"]).per_row else f"chunks, {report['tokens']:,} supervised tokens"
+    unit = "rows" if "tokens" not in report else f"chunks, {report['tokens']:,} supervised tokens"
     cut = f", {report['cut']:,} rows cut" if report.get("cut") else ""
     return f"{report['task'].replace('_', ' ')}, split {report['split']}: {report['rows']:,} {unit}{cut}"
 

@@ -15,11 +15,13 @@ WORST, LONGEST = 10, 500
 """Pairs that the report shows, and characters of their texts."""
 
 
-def report_pairs(found: Rewards, packed: Input, split: str, texts: Path, folder: Path) -> Meta:
-    """Write predictions.parquet; return the report's entries, with all metrics. texts: the split's rows."""
+def report_pairs(found: Rewards, packed: Input, made: Meta, texts: Path, folder: Path) -> Meta:
+    """Write predictions.parquet; return the report's entries, with all metrics. made: metadata of the predictions;
+    texts: the split's rows."""
     import numpy as np
 
-    task, rows = packed.meta["task"], source_rows(packed, split)
+    task, split = made["task"], made["split"]
+    rows = source_rows(packed, split)
     write_answers(kind_of(task).row_answers(found, []), found.loss, rows, texts, folder / "predictions.parquet")
     margins = found.chosen - found.rejected
     return {

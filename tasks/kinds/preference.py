@@ -15,7 +15,7 @@ from trnflow.tasks.kinds.kind import Metric
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 """The columns of the rows; `rejected` is also the column of its parts in the files of `format_prompts`."""
 
-WEIGHED = ("objective", "loss_type", "beta", "simpo_gamma", "label_smoothing")
+WEIGHED = ("objective", "loss_type", "beta", "simpo_gamma", "label_smoothing", "center_rewards_coefficient")
 """The settings of training on which rewards depend."""
 
 UNPAIRED = {

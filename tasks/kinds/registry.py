@@ -10,6 +10,7 @@ from trnflow.tasks.kinds.multi_label import MultiLabel
 from trnflow.tasks.kinds.preference import Preference
 from trnflow.tasks.kinds.regression import Regression
 from trnflow.tasks.kinds.reranker import Reranker
+from trnflow.tasks.kinds.reward import Reward
 from trnflow.tasks.kinds.token_classification import TokenClassification
 
 KINDS: dict[str, Kind] = {
@@ -23,6 +24,7 @@ KINDS: dict[str, Kind] = {
         Embedding(),
         CausalLM(),
         Preference(),
+        Reward(),
     )
 }
 """{name in the metadata of artifacts: task}."""

@@ -5,7 +5,7 @@ A StableHLO export is for checking what it predicts, not for speed: a graph is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +19,13 @@ from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.data.tokenization.encoder_types import encoder_type
-from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder
-from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, TokenEncoder
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
 from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.prediction.prompts import Parts
 from trnflow.tasks.stage import read_json
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -58,17 +59,15 @@ class Classifier:
         tokenizer, self._kind, self._decision = read_tokenizer(folder), kind_of(rows.task), rows.decision
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
-        encoder = encoder_type(rows.task, pair=has_pairs(folder))
-        assert issubclass(encoder, ClassEncoder)
-        self._encoder = encoder(tokenizer, self.max_length, "truncate")
+        self._encoder = self._encoder_of(tokenizer, encoder_type(rows.task, pair=has_pairs(folder)))
         self._pad = tokenizer.pad_id
         named = read_json(folder / "config.json")["id2label"]
         self.labels = [str(named[str(index)]) for index in range(len(named))]
 
-    def predict(self, texts: Sequence[Sequence[str]]) -> list[Meta]:
-        """Return {text, the task's answer, cut: tokens left out, if any} of each row; texts: its text, of a pair both, then
-        also text_pair. Raises ModelError."""
-        rows, cut = self._tokens(texts)
+    def predict(self, given: list[Parts]) -> list[Meta]:
+        """Return {text, the task's answer, cut: tokens left out, if any} of each row; of a pair also text_pair. Raises
+        ModelError."""
+        texts, (rows, cut) = self._texts(given), self._tokens(given)
         # rows of like length share a batch, which pads least
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
         predicted: list[Meta] = [{}] * len(rows)
@@ -82,14 +81,22 @@ class Classifier:
                 }
         return predicted
 
+    def _encoder_of(self, tokenizer: FastTokenizer, encoder: Any) -> ClassEncoder | CausalEncoder:
+        assert issubclass(encoder, ClassEncoder)
+        return encoder(tokenizer, self.max_length, "truncate")
+
     def _answer(self, text: str, values: Any, tokens: int) -> Meta:
         if not isinstance(self._encoder, TokenEncoder):
             return self._kind.answer(values, self.labels, self._decision)
         places = self._encoder.places(text, tokens)
         return self._kind.answer_in(text, places, values[:tokens], self.labels, self._decision)
 
-    def _tokens(self, texts: Sequence[Sequence[str]]) -> tuple[list[tuple[Ints, ...]], list[int]]:
+    def _texts(self, rows: list[Parts]) -> list[list[str]]:
+        return [[part["text"] for part in parts] for parts in rows]
+
+    def _tokens(self, rows: list[Parts]) -> tuple[list[tuple[Ints, ...]], list[int]]:
         """Return (token ids and types of each row, tokens left out of each)."""
+        texts = self._texts(rows)
         columns = {
             name: pa.array(column, pa.string()) for name, column in zip(TEXTS, zip(*texts, strict=True), strict=False)
         }
@@ -98,8 +105,8 @@ class Classifier:
         encoded = self._encoder.encode(pa.table({**columns, "label": labels}))
         types = np.zeros_like(encoded.ids) if encoded.types is None else encoded.types
         ends = np.cumsum(encoded.sizes)[:-1]
-        rows = zip(np.split(encoded.ids, ends), np.split(types, ends), strict=True)
-        return [*rows], (encoded.lengths - encoded.sizes).tolist()
+        columns_of_rows = zip(np.split(encoded.ids, ends), np.split(types, ends), strict=True)
+        return [*columns_of_rows], (encoded.lengths - encoded.sizes).tolist()
 
     def _values(self, rows: list[tuple[Ints, ...]]) -> list[Any]:
         """Return [row][label], or [row][position][label], of at most a batch."""

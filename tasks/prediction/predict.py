@@ -64,6 +64,11 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
     A prediction is {text} and the `Kind`'s answer of a text classifier, {prompt, generated, tokens, ended} of a language
     model; `cut` counts tokens left out. The function raises DataError for a row that can't become a text.
     """
+    if kind_of(model.rows.task).pairs and kind_of(model.rows.task).per_row:
+        from trnflow.tasks.prediction.rewards import RewardModel
+
+        rewards = RewardModel(model.folder, model.rows, model.shape, exported=model.exported)
+        return lambda rows: _classified(model, rewards, iter(rows))
     if kind_of(model.rows.task).per_row:
         from trnflow.tasks.prediction.classification import Classifier
 
@@ -78,5 +83,4 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
 
 def _classified(model: Model, classifier: Classifier, rows: Iterator[Named]) -> Iterator[Meta]:
     while window := list(islice(rows, WINDOW)):
-        texts = [[part["text"] for part in model.shape.of_row(row, where)] for where, row in window]
-        yield from classifier.predict(texts)
+        yield from classifier.predict([model.shape.of_row(row, where) for where, row in window])

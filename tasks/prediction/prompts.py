@@ -11,6 +11,7 @@ from trnflow.tasks.data.format.chat import prompted, sections
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, Row, conversation_of
 from trnflow.tasks.data.format.own_rows import HOOK, own_make
+from trnflow.tasks.data.format.preferences import reader_and_writer
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import (
     ARGUMENTS,
@@ -26,8 +27,9 @@ from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import recorded_code, refuse_missing
-from trnflow.tasks.kinds.preference import PROMPT
-from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
+from trnflow.tasks.kinds.registry import FORMATS, kind_of
+from trnflow.tasks.kinds.reward import ANSWER
 from trnflow.tasks.kinds.tagged_words import joined_words
 from trnflow.tasks.system.home import home_folder
 
@@ -84,6 +86,8 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
     if rows.own:
         code = code or recorded_code(rows.own, Path.cwd(), home := home_folder(), Memo(home / "memo.db"))
         return _own(config.model_copy(update={"make": rows.own[HOOK]}), rows, folder, code)
+    if kind_of(rows.task).pairs and kind_of(rows.task).per_row:
+        return _answered(config, rows, folder)
     if config.task == "chat":
         return _chat(config, folder)
     if config.prompt_template:
@@ -109,6 +113,8 @@ def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:
     config = _asking(rows)
     if rows.own:
         return _own_columns(config, rows)
+    if kind_of(rows.task).pairs and kind_of(rows.task).per_row:
+        return [ANSWER], [PROMPT]
     if config.task == "chat":
         return _chat_columns(config)
     shape = shape_of(rows, Path())
@@ -122,6 +128,19 @@ def _asking(rows: RowFormat) -> FormatConfig:
         return config
     names = {"messages": PROMPT, "text": PROMPT}
     return config.model_copy(update={"task": "chat" if is_chat(config, {"nested": rows.nested}) else "text", **names})
+
+
+def _answered(config: FormatConfig, rows: RowFormat, folder: Path) -> Shape:
+    """Return the shape of a prompt and an answer, which are written as those of pairs are."""
+    framed = config.task == "chat" and config.chat_template != "sections"
+    chat = chat_document(config, folder) if framed else None
+    read, write = reader_and_writer(rows.nested, chat, chat_templates_of(config, chat) if chat else {})
+
+    def parts(row: Row, where: str) -> Parts:
+        prompt, answer, _ = read({PROMPT: row[PROMPT], CHOSEN: row[ANSWER], REJECTED: row[ANSWER]}, where)
+        return write(prompt, answer, where)
+
+    return Shape([ANSWER], [PROMPT], parts, framed=framed)
 
 
 def _templated(config: FormatConfig, rows: RowFormat) -> Shape:

@@ -17,6 +17,7 @@ from trnflow.tasks.data.format.source_rows import read_source_rows
 from trnflow.tasks.data.texts import TYPES_FILE
 from trnflow.tasks.errors import DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import EAGER, input_names, load_model, longest_sequence
+from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined, stacked
@@ -77,7 +78,7 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     import pyarrow.parquet as pq
     import torch
 
-    task, rows = tokens.meta["task"], texts.meta["splits"][SPLIT]
+    task, rows = weights.meta["task"], texts.meta["splits"][SPLIT]
     if tokens.meta["splits"][SPLIT] != rows:
         raise DataError(
             f"{rows - tokens.meta['splits'][SPLIT]} of {rows} frozen rows have no token to score",
@@ -88,10 +89,10 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     model = load_model(weights.path, task).to(config.device)
     if kind_of(task).one_class:
         table, metrics = _classes(tokens, model, out)
+    elif kind_of(task).pairs:
+        table, metrics = _pairs(tokens, model, kind_of(task), out)
     elif kind_of(task).per_row:
         table, metrics = _targets(tokens, model, decision_of(weights.path), out)
-    elif kind_of(task).pairs:
-        table, metrics = _pairs(tokens, model, out)
     else:
         table, metrics = _likelihoods(config, texts, tokens, model, out)
     if not all(math.isfinite(value) for value in metrics.values()):
@@ -197,8 +198,9 @@ def _texts_apart(part: list[Window], types: Any) -> Iterator[list[Window]]:
         yield [Window(w.row, int(first), int(last)) for w, (first, last) in zip(part, ends, strict=True)]
 
 
-def _pairs(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Table, Meta]:
-    """Score pairs of answers by mean log-probabilities: models have references of their own, and none is read here."""
+def _pairs(tokens: Input, model: PreTrainedModel, kind: Kind, out: Workdir) -> tuple[pa.Table, Meta]:
+    """Score pairs of answers by rewards, of a language model by mean log-probabilities: models have references of their
+    own, and none is read here."""
     import numpy as np
     import pyarrow as pa
     import torch
@@ -214,6 +216,9 @@ def _pairs(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Tabl
     for part in _passes(windows, most, out):
         logits = _logits(model, ids, part, tokens.meta["pad_id"])
         for window, scores in zip(part, logits, strict=True):
+            if kind.per_row:  # one number of the whole window
+                means[window.row] = float(scores)
+                continue
             wanted = torch.from_numpy(np.asarray(ids[window.start + 1 : window.end])).long().to(scores.device)
             loss = torch.nn.functional.cross_entropy(scores[: len(wanted)].float(), wanted, reduction="none")
             answered = mask[window.start + 1 : window.end] == 1
@@ -222,7 +227,7 @@ def _pairs(tokens: Input, model: PreTrainedModel, out: Workdir) -> tuple[pa.Tabl
     found = Rewards(chosen, rejected, (chosen > rejected).astype(float), np.logaddexp(0, rejected - chosen))
     columns = {name: pa.array(column) for name, column in found._asdict().items()}
     table = pa.table({"row": pa.array(range(len(chosen)), pa.int64()), **columns})
-    judged = next(metric for metric in kind_of(tokens.meta["task"]).metrics if metric.is_default)
+    judged = next(metric for metric in kind.metrics if metric.is_default)
     return table, {judged.name: float(judged.of_sums(judged.columns(found).sum(0), len(chosen)))}
 
 

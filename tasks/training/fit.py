@@ -28,6 +28,7 @@ from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
 from trnflow.tasks.training.model.adapters import adapter_document, loaded_dtype, prepared, reads_parts
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.model.lora import CONFIG
+from trnflow.tasks.training.objective import learnt
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
 from trnflow.tasks.training.preference_losses import PREFERENCES
 from trnflow.tasks.training.selection import Chosen, check_selection
@@ -69,7 +70,9 @@ def fit(
     with join_ranks(config, rows=f"{counts} of {packed.digest[:19]}") as world:
         if config.by_neuronx_cc:
             world.on_first(lambda: neuron.copy_cache(graphs, out))
-        return _fit(_prepare(config, model, packed, graphs, out, world, chosen, *splits), packed)
+        # splits are read by the task of their rows
+        trained = learnt(config, packed)
+        return _fit(_prepare(config, model, trained, graphs, out, world, chosen, *splits), trained)
 
 
 def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:

@@ -29,7 +29,7 @@ from trnflow.tasks.training.meter import Meter, Meters, host_memory
 from trnflow.tasks.training.model.adapters import forward_passes
 from trnflow.tasks.training.objective import target_weight
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.preference_losses import METRICS
+from trnflow.tasks.training.preference_losses import metrics_of
 from trnflow.tasks.training.selection import Best, Chosen, validated
 from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World
@@ -87,6 +87,7 @@ class Run:
         self.saving = False  # set after the first step: before it, there is nothing to save
         self.cost = costs(self.built)
         self.passes = forward_passes(self.built)
+        self.of_pairs = metrics_of(self.config.objective)
 
     def loop(self, stopped: list[int]) -> None:
         """Train to the last step or early stopping. Raises Interrupted.
@@ -179,7 +180,7 @@ class Run:
                 raise self.non_finite_error(step, loss, norm)
             # all losses are summed in order, so that the mean does not depend on `log_every`
             self.progress.loss += loss
-            self.shown = {"loss": loss, "grad_norm": norm, **dict(zip(METRICS, rewards, strict=False))}
+            self.shown = {"loss": loss, "grad_norm": norm, **dict(zip(self.of_pairs, rewards, strict=False))}
 
     def evaluate(self) -> dict[str, float]:
         """Return and report {"eval_loss", with classes "eval_accuracy", what `best_metric` names}; {} without validation
@@ -203,7 +204,7 @@ class Run:
             metrics["eval_accuracy"] = sum(found[1] for found in numbers) / seen.targets
         if self.built.kind.pairs:
             totals = map(math.fsum, zip(*(found[1:] for found in numbers), strict=True))
-            metrics |= {f"eval_{name}": total / seen.targets for name, total in zip(METRICS, totals, strict=True)}
+            metrics |= {f"eval_{name}": total / seen.targets for name, total in zip(self.of_pairs, totals, strict=True)}
         metrics |= self.world.on_first(lambda: self.chosen.value(seen))
         self.out.metrics(self.progress.step, **metrics)
         return metrics

@@ -33,7 +33,7 @@ def hits_of(kind: Kind, logits: Tensor, targets: Tensor) -> Tensor:
 def reads_rows(config: TrainConfig, kind: Kind) -> bool:
     """Return whether evaluations return each row's logits: `best_metric` is computed of rows."""
     sums = ("eval_loss", "eval_accuracy") if kind.one_class else ("eval_loss",)
-    return config.keeps_best and kind.per_row and config.best_metric not in sums
+    return config.keeps_best and kind.per_row and not kind.pairs and config.best_metric not in sums
 
 
 def with_logits(scores: Tensor, logits: Tensor, replica: int, replicas: int) -> Tensor:

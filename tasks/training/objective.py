@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trnflow.tasks.artifact import Input
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, Split
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.preference_losses import PREFERENCES
+from trnflow.tasks.training.preference_losses import PREFERENCES, task_of
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
+
+
+def learnt(config: TrainConfig, packed: Input[PackedMeta]) -> Input[PackedMeta]:
+    """Return packed rows with the task and labels of the model that the objective trains on them."""
+    task = task_of(config.objective, packed.meta["task"])
+    if task == packed.meta["task"]:
+        return packed
+    meta: PackedMeta = {**packed.meta, "task": task, "labels": kind_of(task).labels_of(None, lambda: (), ())}
+    return replace(packed, meta=meta)
 
 
 def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) -> tuple[float, ...] | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from trnflow.tasks.training.batches.sampler import IGNORED
 from trnflow.tasks.training.chunked_loss import logps_in_chunks
 from trnflow.tasks.training.model.build import logits_of
-from trnflow.tasks.training.preference_losses import PREFERENCES, Answers
+from trnflow.tasks.training.preference_losses import PREFERENCES, Answers, metrics_of
 from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
@@ -19,15 +19,21 @@ if TYPE_CHECKING:
 
 
 def numbers_of(config: TrainConfig, found: Answers, surprise_share: float) -> Tensor:
-    """Return the sums over pairs of [loss, *METRICS]; the loss has a gradient.
+    """Return the sums over pairs of [loss, *`metrics_of`]; the loss has a gradient.
 
     surprise_share: `Batch.surprise_share`.
     """
     loss, rewards = PREFERENCES[config.objective].loss(config, found._replace(surprise=found.surprise * surprise_share))
     chosen, rejected = rewards.unbind(-1)
     means, margins = found.means, chosen - rejected
-    # in the order of METRICS
-    columns = [loss, (margins > 0).float(), margins, (means[..., 0] > means[..., 1]).float(), chosen, rejected]
+    values = {
+        "reward_accuracy": (margins > 0).float(),
+        "reward_margin": margins,
+        "likelihood_accuracy": (means[..., 0] > means[..., 1]).float(),
+        "reward_chosen": chosen,
+        "reward_rejected": rejected,
+    }
+    columns = [loss, *(values[name] for name in metrics_of(config.objective))]
     return torch.stack([column.where(found.there, column.new_zeros(())).sum() for column in columns])
 
 
@@ -43,11 +49,14 @@ def answers(
         chunk: `chunk_positions`.
     """
     ids, targets, segments, *_ = columns
+    numbers = torch.arange(1, reference.shape[1] + 1, device=segments.device, dtype=segments.dtype)
+    is_member = segments[:, None] == numbers[:, None]
+    if built.kind.per_row:
+        return _rewarded(built, columns, is_member)
     wanted = _next_ids(ids, segments) if whole else targets
     logps = _logps(built, (ids, wanted, *columns[2:]), chunk)
-    numbers = torch.arange(1, reference.shape[1] + 1, device=segments.device, dtype=segments.dtype)
     # products instead of a scatter, whose order of sums varies on cuda
-    member = (segments[:, None] == numbers[:, None]).to(logps.dtype)
+    member = is_member.to(logps.dtype)
     answered = (targets != IGNORED).to(logps.dtype)
 
     def sums(values: Tensor) -> Tensor:
@@ -56,6 +65,32 @@ def answers(
     tokens, there = sums(answered), sums(torch.ones_like(logps))[..., 1] > 0
     all_tokens = -sums(logps)[..., 0] if whole else tokens.new_zeros(there.shape)
     return Answers(sums(logps * answered), tokens, _in_pairs(reference), there, all_tokens)
+
+
+def _rewarded(built: Built, columns: Sequence[Tensor], is_member: Tensor) -> Answers:
+    """Return the outputs of a model with the head `score`. is_member: bool [rows, documents, length]."""
+    ids, _, *others = columns
+    order = torch.arange(ids.shape[1], device=ids.device)
+    # as transformers: at the last token of a text that is no padding, even if that is also what ends texts
+    read = is_member & (ids != built.model.config.get_text_config().pad_token_id)[:, None]
+    last = (read * order).argmax(-1)
+    picks = (order == last[..., None]).float()
+    head = built.model.score
+
+    # the model picks one position of a row: each holds the rewards of all documents
+    def forward(hidden: Tensor) -> Tensor:
+        scores = torch.nn.functional.linear(hidden, head.weight, head.bias).float()
+        return (picks @ scores).squeeze(-1)[:, None].expand(-1, ids.shape[1], -1)
+
+    head.forward = forward
+    try:
+        rewards = _in_pairs(logits_of(built, ids, *others))
+    finally:
+        del head.forward
+    there = _in_pairs(is_member.any(-1))[..., 1]
+    return Answers(
+        rewards, torch.ones_like(rewards), torch.zeros_like(rewards), there, torch.zeros_like(rewards[..., 0])
+    )
 
 
 def _in_pairs(documents: Tensor) -> Tensor:

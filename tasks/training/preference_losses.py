@@ -8,19 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from trnflow.tasks.kinds.preference import Preference as Kind
+from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-METRICS = tuple(metric.name for metric in Kind.metrics if metric.name != "loss")
-"""What training and evaluations report of pairs beside the loss, means over them."""
 
 _INSTEAD = "training on texts that the model samples is not here: rank its answers beforehand, and set objective=dpo"
 ONLINE = {
     **dict.fromkeys(("ppo", "grpo", "rloo", "online_dpo", "reinforce"), _INSTEAD),
     "kto": "kto is not here: give pairs of answers for objective=dpo, or train on the good ones with objective=sft",
-    "reward": "a reward model is not here: objective=dpo learns from the same pairs without one",
 }
 """{objective of other tools: what to use instead}."""
 
@@ -36,13 +32,16 @@ class Settings(Protocol):
     def simpo_gamma(self) -> float: ...
     @property
     def label_smoothing(self) -> float: ...
+    @property
+    def center_rewards_coefficient(self) -> float: ...
 
 
 class Answers(NamedTuple):
     """What a model says of pairs. Where a row has fewer pairs than others, `there` is false and the numbers are arbitrary.
 
     Attributes:
-        logps: [rows, pairs, 2], summed log-probabilities of the answers' tokens: chosen, rejected.
+        logps: [rows, pairs, 2], summed log-probabilities of the answers' tokens: chosen, rejected; of the task reward the
+            model's outputs.
         tokens: [rows, pairs, 2], the number of these tokens.
         reference: `logps` of the reference; 0 without one.
         there: bool [rows, pairs].
@@ -70,12 +69,14 @@ class Preference(NamedTuple):
         reads: The settings that it reads.
         reference: Whether it compares with the model from which training starts.
         whole: Whether it reads `Answers.surprise`.
+        task: Of the model.
     """
 
     loss: Callable[[Settings, Answers], tuple[Tensor, Tensor]]
     reads: tuple[str, ...]
     reference: bool = False
     whole: bool = False
+    task: str = "preference"
 
 
 def _surprise(margins: Tensor) -> Tensor:
@@ -116,10 +117,17 @@ def _simpo(config: Settings, found: Answers) -> tuple[Tensor, Tensor]:
     return (1 - wrong) * _surprise(margins) + wrong * _surprise(-margins), config.beta * means.detach()
 
 
+def _reward(config: Settings, found: Answers) -> tuple[Tensor, Tensor]:
+    chosen, rejected = found.logps.unbind(-1)
+    centre = config.center_rewards_coefficient * (chosen + rejected) ** 2
+    return _surprise(chosen - rejected) + centre, found.logps.detach()
+
+
 PREFERENCES = {
     "dpo": Preference(_dpo, ("loss_type", "beta", "label_smoothing"), reference=True),
     "orpo": Preference(_orpo, ("beta",), whole=True),
     "simpo": Preference(_simpo, ("beta", "simpo_gamma", "label_smoothing")),
+    "reward": Preference(_reward, ("center_rewards_coefficient",), task="reward"),
 }
 """{value of `train.objective`: objective}; sft is none of them."""
 
@@ -127,3 +135,14 @@ PREFERENCES = {
 def needs_reference(objective: str) -> bool:
     """Return whether training reads the reference's log-probabilities."""
     return objective in PREFERENCES and PREFERENCES[objective].reference
+
+
+def task_of(objective: str, task: str) -> str:
+    """Return the task of a model. task: of its rows."""
+    return PREFERENCES[objective].task if objective in PREFERENCES else task
+
+
+def metrics_of(objective: str) -> tuple[str, ...]:
+    """Return what training and evaluations report of pairs beside the loss, means over them; () for one answer."""
+    metrics = kind_of(PREFERENCES[objective].task).metrics if objective in PREFERENCES else ()
+    return tuple(metric.name for metric in metrics if metric.name != "loss")

@@ -29,6 +29,7 @@ from trnflow.tasks.training.model.transformers_tables import (
     words_of_all_configs,
 )
 from trnflow.tasks.training.partition_specs import check_heads
+from trnflow.tasks.training.preference_losses import task_of
 from trnflow.tasks.training.settings.lora import ALL_LINEAR
 
 KNOWN_TYPE = "set model.source to a model whose model_type transformers knows"
@@ -50,6 +51,7 @@ def refuse_unfit_model(config: TrainConfig, known: Known) -> None:
     if not tables():
         return
     model_type, task = str(fields.get("model_type")), known.of("chunks").get("task")
+    task = task and task_of(config.objective, task)
     if model_type not in tables()[CONFIG]:
         raise _unknown(model_type, fields)
     _refuse_unknown_fields(model_type, source["overrides"])

@@ -12,6 +12,7 @@ from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.kinds.preferences import packed_preferences, pairs_of, started
 from tests.training.run_stage import run_stage, traced_and_trained
+from trnflow.tasks.artifact import Input
 from trnflow.tasks.compute_reference import compute_reference
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
@@ -25,14 +26,15 @@ COMMON: dict[str, Any] = {
 SCRIPT = """
 import json, sys, torch, transformers
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 folder, tokens, given = sys.argv[1:]
 given = json.loads(open(given).read())
 torch.set_num_threads(1)
 tokenizer = transformers.AutoTokenizer.from_pretrained(tokens)
-kinds = {"dpo": (DPOTrainer, DPOConfig), "orpo": (ORPOTrainer, ORPOConfig), "simpo": (CPOTrainer, CPOConfig)}
+kinds = {"dpo": (DPOTrainer, DPOConfig), "orpo": (ORPOTrainer, ORPOConfig), "simpo": (CPOTrainer, CPOConfig),
+         "reward": (RewardTrainer, RewardConfig)}
 
 def losses(objective, arguments):
     kind, config = kinds[objective]
@@ -48,7 +50,7 @@ def losses(objective, arguments):
         logging_nan_inf_filter=False, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, bf16=False,
         gradient_checkpointing=False, **arguments,
     )
-    loaded = lambda: transformers.AutoModelForCausalLM.from_pretrained(folder)
+    loaded = lambda: getattr(transformers, json.load(open(folder + "/config.json"))["architectures"][0]).from_pretrained(folder)
     more = {"ref_model": loaded()} if objective == "dpo" else {}
     rows = Dataset.from_list(given["rows"])
     trainer = InOrder(loaded(), args=settings, train_dataset=rows, processing_class=tokenizer, **more)
@@ -57,6 +59,7 @@ def losses(objective, arguments):
 
 print(json.dumps([losses(*case) for case in given["cases"]]))
 """
+THEIRS_OF_REWARD = {"loss": "loss", "reward_margin": "margin", "reward_accuracy": "accuracy"}
 THEIRS = {
     "loss": "loss",
     "reward_chosen": "rewards/chosen",
@@ -66,14 +69,16 @@ THEIRS = {
 }
 
 
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+Case = tuple[str, dict[str, Any], dict[str, Any]]
+"""Objective, settings by TRL's names, and what TRL needs beside them."""
+CASES: list[Case] = [
     ("dpo", {}, {}),
     ("dpo", {"loss_type": "robust", "label_smoothing": 0.1, "beta": 0.3}, {}),
     ("dpo", {"loss_type": "ipo"}, {}),
     ("orpo", {}, {}),
     ("simpo", {"beta": 2.0, "simpo_gamma": 1.0}, {"loss_type": "simpo", "cpo_alpha": 0.0}),
 ]
-"""Objective, settings by TRL's names, and what TRL needs beside them."""
+REWARDS: list[Case] = [("reward", {}, {}), ("reward", {"center_rewards_coefficient": 0.01}, {})]
 
 
 @pytest.mark.slow
@@ -81,21 +86,47 @@ def test_packed_pairs_give_the_losses_and_rewards_of_trl(tmp_path: Path, run_cli
     packed, rows = packed_preferences(tmp_path / "data", most=MOST)
     assert sum(packed.meta["truncated"].values()) > 10  # as TRL cuts
     inputs: dict[str, Any] = {"model": started(tmp_path / "model", packed), "packed": packed}
-    configs = [TrainConfig.model_validate({"objective": name, **COMMON, **settings}) for name, settings, _ in CASES]
-    reference = run_stage(compute_reference, configs[0], tmp_path / "reference", **inputs).artifact
+    reference = run_stage(compute_reference, _config(*CASES[0]), tmp_path / "reference", **inputs).artifact
+    _compare(CASES, THEIRS, inputs, rows, reference, tmp_path, run_client)
+
+
+@pytest.mark.slow
+def test_a_reward_model_gives_the_losses_and_margins_of_trl(tmp_path: Path, run_client: RunClient) -> None:
+    longest = 256
+    packed, rows = packed_preferences(tmp_path / "data", most=longest, pack={"chunk_length": 2 * longest})
+    assert not sum(packed.meta["truncated"].values())  # TRL leaves long pairs out
+    model = started(tmp_path / "model", packed, "LlamaForSequenceClassification", num_labels=1)
+    _compare(REWARDS, THEIRS_OF_REWARD, {"model": model, "packed": packed}, rows, None, tmp_path, run_client)
+
+
+def _config(objective: str, settings: dict[str, Any], extra: dict[str, Any]) -> TrainConfig:
+    return TrainConfig.model_validate({"objective": objective, **COMMON, **settings})
+
+
+def _compare(
+    given: list[Case],
+    names: dict[str, str],
+    inputs: dict[str, Any],
+    rows: list[dict[str, str]],
+    reference: Input | None,
+    folder: Path,
+    run_client: RunClient,
+) -> None:
+    """Train each case here and by TRL on the same batches. names: {ours: TRL's} of what is compared at each step."""
+    configs, packed = [_config(*case) for case in given], inputs["packed"]
     schedule = make_schedule(configs[0], packed.meta, Split(packed, "train"))
     batches = [pairs_of(packed, schedule.address(step)) for step in range(STEPS)]
     assert max(map(len, batches)) > COMMON["global_batch"]  # several pairs a chunk
-    always = {"learning_rate": COMMON["learning_rate"], "max_length": MOST}
-    cases = [(name, {**always, **settings, **extra}) for name, settings, extra in CASES]
-    (tmp_path / "given.json").write_text(json.dumps({"cases": cases, "batches": batches, "rows": rows}))
-    found = run_client("trl", SCRIPT, tmp_path / "model", packed.path / "tokenizer", tmp_path / "given.json")
-    for number, (config, (name, settings, _), theirs) in enumerate(zip(configs, CASES, found, strict=True)):
+    always = {"learning_rate": COMMON["learning_rate"], "max_length": packed.meta["max_length"]}
+    cases = [(name, {**always, **settings, **extra}) for name, settings, extra in given]
+    (folder / "given.json").write_text(json.dumps({"cases": cases, "batches": batches, "rows": rows}))
+    found = run_client("trl", SCRIPT, folder / "model", packed.path / "tokenizer", folder / "given.json")
+    for number, (config, (name, settings, _), theirs) in enumerate(zip(configs, given, found, strict=True)):
         compared = {"reference": reference} if name == "dpo" else {}
-        ran = run_stage(traced_and_trained, config, tmp_path / str(number), **inputs, **compared)
+        ran = run_stage(traced_and_trained, config, folder / str(number), **inputs, **compared)
         apart = {
             ours: max(abs(a - b[their]) for a, b in zip(ran.curve(ours).values(), theirs, strict=True))
-            for ours, their in THEIRS.items()
+            for ours, their in names.items()
         }
         print(name, settings, apart)
         what = " ".join(["objective", name, *([settings["loss_type"]] if "loss_type" in settings else [])])

@@ -59,18 +59,18 @@ def packed_preferences(
     return packed, train
 
 
-def started(folder: Path, packed: Input) -> Source:
-    """A model with weights, in `folder`."""
+def started(folder: Path, packed: Input, architecture: str = "LlamaForCausalLM", **settings: Any) -> Source:
+    """A model with weights, in `folder`. settings: of its config.json."""
     import torch
     import transformers
 
     torch.manual_seed(1)
     torch.set_num_threads(1)  # so small a model waits for threads
-    fields = {**LLAMA, "max_position_embeddings": 512, "initializer_range": 0.2}
+    fields = {**LLAMA, "max_position_embeddings": 512, "initializer_range": 0.2, **settings}
     del fields["model_type"]
     special = {f"{name}_token_id": packed.meta[f"{name}_id"] for name in ("bos", "eos", "pad")}
     config = transformers.LlamaConfig(**fields, **special, vocab_size=packed.meta["vocab_size"])
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    getattr(transformers, architecture)(config).save_pretrained(folder)
     return pretrained(folder)
 
 

@@ -228,7 +228,7 @@ def test_a_pair_goes_through_all_stages_and_another_beta_computes_no_reference(
     ("given_settings", "message"),
     [
         (("train.objective=grpo",), "rank its answers beforehand, and set objective=dpo"),
-        (("train.objective=sft",), "set train.objective=dpo or orpo or simpo, which these columns suit"),
+        (("train.objective=sft",), "set train.objective=dpo or orpo or simpo or reward, which these columns suit"),
         (("format.task=text", "data.text=prompt"), "the task causal_lm has one"),
         (("train.objective=orpo", "train.loss_type=ipo"), "loss_type is not read by objective orpo"),
         (("train.label_smoothing=0.1",), "label_smoothing is not read by loss_type sigmoid: set loss_type=robust"),

@@ -203,6 +203,7 @@ def traced_and_trained(
 ) -> Meta:
     """What of precompile training needs, and train, in one process, which saves a start; the graphs are listed all the same."""
     from trnflow.tasks.training.graphs.inventory import inventory
+    from trnflow.tasks.training.objective import learnt
 
     graphs = Workdir(out.scratch / f"graphs-{os.environ.get('RANK', 0)}", out.scratch, lambda event: None)
     graphs.path.mkdir()
@@ -210,7 +211,7 @@ def traced_and_trained(
         listed = precompile(config, model, packed, out=graphs)
     else:
         listed = {}
-        write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, packed, graphs)})
+        write_json(graphs.path / "graphs.json", {"graphs": inventory(config, model, learnt(config, packed), graphs)})
     made = Input(graphs.path, "graphs", listed, "")
     return train(config, model, packed, warm_start, metric, reference=reference, out=out, graphs=made)
 

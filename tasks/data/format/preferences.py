@@ -5,12 +5,11 @@ Answers are texts or messages. Rows whose answers are equal are dropped and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import Example, RowExamples, sections, templated
-from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.conversation import Conversation, Row, messages_of, parsed
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate
@@ -28,15 +27,14 @@ Answer = Callable[[Row, str], tuple[Any, Any, Any]]
 
 
 def pair_maker(
-    config: FormatConfig, meta: RowsMeta, chat: Meta | None, templates: dict[str, ChatTemplate]
+    meta: RowsMeta, chat: Meta | None, templates: dict[str, ChatTemplate]
 ) -> Callable[[Row, str], RowExamples]:
     """Return the function that makes {"parts", "rejected"} of a row. Raises DataError for a prompt that begins one answer
     alone.
 
     chat: as `chat_document`; templates: as `chat_templates_of`, {} for plain headings.
     """
-    nested = meta.get("nested", ())
-    read, write = (_messages(nested), _written(config, chat, templates)) if CHOSEN in nested else (_texts, _plain)
+    read, write = reader_and_writer(meta.get("nested", ()), chat, templates)
 
     def make(row: Row, where: str) -> RowExamples:
         prompt, *answers = read(row, where)
@@ -48,6 +46,15 @@ def pair_maker(
         return RowExamples([{"parts": written[0], REJECTED: written[1]}])
 
     return make
+
+
+def reader_and_writer(
+    nested: Collection[str], chat: Meta | None, templates: dict[str, ChatTemplate]
+) -> tuple[Answer, Callable[..., Example]]:
+    """Return the function that splits a row, and the one that writes a prompt and an answer as parts.
+
+    nested: columns of lists or objects; others: as of `pair_maker`."""
+    return (_messages(nested), _written(chat, templates)) if CHOSEN in nested else (_texts, _plain)
 
 
 def _texts(row: Row, where: str) -> tuple[str, str, str]:
@@ -106,7 +113,7 @@ def _refuse_one(begins: list[bool], where: str) -> None:
             )
 
 
-def _written(config: FormatConfig, chat: Meta | None, templates: dict[str, ChatTemplate]) -> Callable[..., Example]:
+def _written(chat: Meta | None, templates: dict[str, ChatTemplate]) -> Callable[..., Example]:
     special = special_pattern(tuple(chat["texts"])) if chat else None
 
     def write(prompt: list[Row], answer: list[Row], where: str) -> Example:

@@ -45,7 +45,7 @@ def maker_of(
     if config.task == "chat":
         return _chat(config, meta, chat, limit, own)
     if FORMATS[config.task].pairs:
-        return pair_maker(config, meta, chat, chat_templates_of(config, chat, limit) if chat else {})
+        return pair_maker(meta, chat, chat_templates_of(config, chat, limit) if chat else {})
     if config.make:
         make = (_own_labelled if FORMATS[config.task].per_row else OWN_MAKERS[config.task])(config, meta, own)
     else:

@@ -30,8 +30,9 @@ def trace_memory(config: TrainConfig, model: Source, rows: Mapping[str, Json]) -
     from trnflow.tasks.training.memory.traced_pass import trace_pass
     from trnflow.tasks.training.model.adapters import adapt
     from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.objective import learnt
 
-    packed = Input(Path(), "packed", cast("PackedMeta", rows), "")
+    packed = learnt(config, Input(Path(), "packed", cast("PackedMeta", rows), ""))
     built = adapt(config, build(model, packed, seed=0, weights=False))
     length = max(rows["lengths"])
     check_heads(built.model.config.get_text_config().to_dict(), config.tensor_parallel_size)

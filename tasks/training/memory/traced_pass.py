@@ -27,6 +27,8 @@ from trnflow.tasks.training.losses import loss_sum_of
 from trnflow.tasks.training.memory.estimate import PassMemory
 from trnflow.tasks.training.model.build import logits_of
 from trnflow.tasks.training.model.noise import add_noise
+from trnflow.tasks.training.pair_answers import answers, numbers_of
+from trnflow.tasks.training.preference_losses import PREFERENCES
 from trnflow.tasks.training.shared_types import Built
 
 
@@ -63,6 +65,10 @@ def _loss(config: TrainConfig, built: Built, rows: int, length: int, chunk: int)
         return loss_sum_of(built.kind)(logits.float(), targets)
 
     targets = torch.zeros(shape, dtype=getattr(torch, built.kind.target_type), device="meta")
+    if config.objective in PREFERENCES:
+        columns, reference = [ids, targets, ids, positions], torch.zeros((rows, 2), device="meta")
+        whole = PREFERENCES[config.objective].whole
+        return numbers_of(config, answers(built, columns, reference, whole=whole, chunk=chunk), 1.0)[0]
     if 0 < chunk < rows * length:
         every = torch.arange(rows * length, device="meta")
         return loss_in_chunks(built, [ids, targets, ids, positions], every, loss_of, chunk)

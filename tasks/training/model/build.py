@@ -84,6 +84,11 @@ def build(
     )  # fmt: skip
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
+    if built.kind.pairs and built.kind.per_row and type(getattr(model, "score", None)) is not torch.nn.Linear:
+        raise ModelError(
+            f"{type(model).__name__} has no linear head `score`, which train.objective=reward reads",
+            "choose a Llama, Mistral, Qwen, Gemma or another language model with one, or train.objective=dpo",
+        )
     if _pools(built.kind, model.config):
         mask_below_head(model, causal=causal)
     return built
@@ -215,7 +220,7 @@ def _fit_labels(config: Any, meta: PackedMeta) -> None:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
         config.problem_type = kind.problem_type
-    elif getattr(config, "is_decoder", None) is False and not _is_causal(config):
+    if (kind.pairs or not kind.per_row) and getattr(config, "is_decoder", None) is False and not _is_causal(config):
         raise ModelError(
             f"a {config.model_type} attends in both directions and generates no text",
             "use a causal model, such as Llama",

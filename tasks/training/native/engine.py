@@ -50,7 +50,7 @@ from trnflow.tasks.training.native.whole_batch import over_ranks
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
 from trnflow.tasks.training.pair_answers import answers, numbers_of
-from trnflow.tasks.training.preference_losses import METRICS, PREFERENCES
+from trnflow.tasks.training.preference_losses import PREFERENCES, metrics_of
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World, replica_seed
 
@@ -107,7 +107,7 @@ class NativeEngine:
             return None
         self._use_averages(False)
         torch.manual_seed(replica_seed(seed, self._world.data))
-        numbers = torch.zeros(1 + len(METRICS) * self._pairs, device=self._device)
+        numbers = torch.zeros(1 + len(metrics_of(self._config.objective)), device=self._device)
         parts = list(batch.micro_batches(self._config.micro_rows))
         for micro in parts:
             self._exchange.begin_pass(last=micro is parts[-1])
@@ -231,7 +231,7 @@ class NativeEngine:
         return [local_tensor(parameter) for parameter in self._parameters]
 
     def _loss_of(self, batch: Batch, scale: float) -> Tensor:
-        """Return this rank's share of the mean loss; of pairs [loss, *METRICS]."""
+        """Return this rank's share of the mean loss; of pairs [loss, *`metrics_of`]."""
         if self._pairs:
             return self._pair_numbers(batch) * scale
         columns, factor = self._columns(batch), torch.full((), scale, device=self._device)
@@ -245,7 +245,7 @@ class NativeEngine:
         return loss_in_chunks(self._built, columns, self._supervised(batch), score, self._chunk)
 
     def _pair_numbers(self, batch: Batch) -> Tensor:
-        """Return the sums over this rank's pairs of [loss, *METRICS]."""
+        """Return the sums over this rank's pairs of [loss, *`metrics_of`]."""
         assert batch.reference is not None
         (reference,) = self._kind.sent([torch.from_numpy(batch.reference[self._mine(batch)])])
         whole = PREFERENCES[self._config.objective].whole

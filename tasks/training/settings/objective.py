@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import field_validator, model_validator
 
 from trnflow.tasks.config import GRAPH, WHEN_SET, NonNegative, Positive
+from trnflow.tasks.kinds.preference import WEIGHED
 from trnflow.tasks.training.preference_losses import ONLINE, PREFERENCES
 from trnflow.tasks.training.settings.method import LossSettings
 
@@ -14,10 +15,10 @@ from trnflow.tasks.training.settings.method import LossSettings
 class ObjectiveSettings(LossSettings):
     """What training minimises. One of the groups of settings below `train:`."""
 
-    objective: Annotated[Literal["sft", "dpo", "orpo", "simpo"], GRAPH, WHEN_SET] = "sft"
+    objective: Annotated[Literal["sft", "dpo", "orpo", "simpo", "reward"], GRAPH, WHEN_SET] = "sft"
     """sft: the task's own loss. The others train on `format.task: preference`. dpo: to prefer the chosen answer more than the
     model does from which training starts. orpo, simpo: to prefer it without such a reference; orpo also trains on the chosen
-    answer itself."""
+    answer itself. reward: a model with one output, higher for the chosen answer."""
 
     loss_type: Annotated[Literal["sigmoid", "robust", "ipo"], GRAPH, WHEN_SET] = "sigmoid"
     """The loss of dpo. sigmoid: the logistic loss of the difference of rewards. robust: the same where a share
@@ -29,6 +30,9 @@ class ObjectiveSettings(LossSettings):
 
     simpo_gamma: Annotated[NonNegative, WHEN_SET] = 0.5
     """The margin by which simpo wants the chosen answer's reward to be higher."""
+
+    center_rewards_coefficient: Annotated[NonNegative, WHEN_SET] = 0.0
+    """The weight with which reward adds the squared sum of a pair's rewards, so that they stay around 0."""
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -44,7 +48,7 @@ class ObjectiveSettings(LossSettings):
             name = "loss" if self.loss else "class_weights"
             raise ValueError(f"{name} is for objective sft: leave it out, or objective={self.objective}")
         reads = PREFERENCES[self.objective].reads if self.objective in PREFERENCES else ("label_smoothing",)
-        for name in ("loss_type", "beta", "simpo_gamma", "label_smoothing"):
+        for name in WEIGHED[1:]:
             if name not in reads and getattr(self, name) != ObjectiveSettings.model_fields[name].default:
                 others = [other for other, entry in PREFERENCES.items() if name in entry.reads]
                 raise ValueError(
