@@ -56,7 +56,7 @@ class Preference(CausalLM):
     name = "preference"
     formats = ()
     pairs = True
-    metrics = (
+    metrics: tuple[Metric, ...] = (
         _mean("reward_accuracy", lambda found: found.chosen > found.rejected, hub="accuracy"),
         _mean("reward_margin", lambda found: found.chosen - found.rejected, hub="reward_margin"),
         _mean("likelihood_accuracy", lambda found: found.likelier, hub="accuracy", may_promote=True, is_default=True),

@@ -18,8 +18,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.texts import PAIR
-from trnflow.tasks.data.tokenization.encoder_types import encoder_type
-from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, TokenEncoder
+from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
+from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
@@ -81,7 +81,7 @@ class Classifier:
                 }
         return predicted
 
-    def _encoder_of(self, tokenizer: FastTokenizer, encoder: Any) -> ClassEncoder | CausalEncoder:
+    def _encoder_of(self, tokenizer: FastTokenizer, encoder: type[Encoder]) -> Encoder:
         assert issubclass(encoder, ClassEncoder)
         return encoder(tokenizer, self.max_length, "truncate")
 

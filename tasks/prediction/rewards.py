@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trnflow.tasks.data.format.row_format import RowFormat
+from trnflow.tasks.data.tokenization.encoder_types import Encoder
 from trnflow.tasks.data.tokenization.encoders import CausalEncoder
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.prediction.classification import Classifier, Ints
@@ -22,7 +22,7 @@ class RewardModel(Classifier):
         self._framed = shape.framed
         super().__init__(folder, rows, exported=exported)
 
-    def _encoder_of(self, tokenizer: FastTokenizer, encoder: Any) -> CausalEncoder:
+    def _encoder_of(self, tokenizer: FastTokenizer, encoder: type[Encoder]) -> CausalEncoder:
         return CausalEncoder(tokenizer, self.max_length, "truncate", add_eos=True, framed=self._framed)
 
     def _texts(self, rows: list[Parts]) -> list[list[str]]:

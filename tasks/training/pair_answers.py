@@ -80,7 +80,8 @@ def _rewarded(built: Built, columns: Sequence[Tensor], is_member: Tensor) -> Ans
     # the model picks one position of a row: each holds the rewards of all documents
     def forward(hidden: Tensor) -> Tensor:
         scores = torch.nn.functional.linear(hidden, head.weight, head.bias).float()
-        return (picks @ scores).squeeze(-1)[:, None].expand(-1, ids.shape[1], -1)
+        rewards: Tensor = (picks @ scores).squeeze(-1)
+        return rewards[:, None].expand(-1, ids.shape[1], -1)
 
     head.forward = forward
     try:

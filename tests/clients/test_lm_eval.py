@@ -84,7 +84,10 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory, run_client: RunClient) -
     tokens = bench.tokens(
         texts, {"config": {"model_type": "llama"}}, max_length=64, train={"kind": "bpe", "vocab_size": 300}
     )
-    weights, exported = Input(model, "model", {}, "sha256:1"), Input(root, "exported", {"target": "neuron"}, "sha256:2")
+    weights, exported = (
+        Input(model, "model", {"task": "causal_lm"}, "sha256:1"),
+        Input(root, "exported", {"target": "neuron"}, "sha256:2"),
+    )
     config = EvaluateConfig.model_validate({"generation": {"prompts": 0}})
     packed = bench.packed(tokens, chunk_length=64, strategy="pad")
     made = bench.made(evaluate_model, config, texts=texts, packed=packed, weights=weights, exported=exported)
