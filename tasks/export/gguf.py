@@ -14,6 +14,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import chat_templates
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.gguf_tokenizer import write_tokenizer
+from trnflow.tasks.export.ollama import write_modelfile
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import write_json
 
@@ -153,6 +154,7 @@ def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -
         writer.write_tensor_data(gguf.quants.quantize(array, stored))
     writer.close()
     write_json(folder / "export.json", {"format": FORMAT, "version": VERSION, "file": FILE, "type": kind})
+    write_modelfile(folder, FILE, weights)
 
 
 def _write_sizes(gguf: Any, writer: Any, config: PretrainedConfig) -> None:
