@@ -242,7 +242,7 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 MAIN = _unique(entry.name for entry in SCORES if entry.hub)
 """The names of the metrics that lead tables and the report page."""
 
-NAMES = (*MAIN, *(e.name for e in SCORES if e.name not in MAIN and not e.report_only), *TRAINING)
+NAMES = (*MAIN, *_unique(e.name for e in SCORES if e.name not in MAIN and not e.report_only), *TRAINING)
 """The names of metrics in the order of tables and MLflow."""
 
 PROMOTING = _unique(entry.name for entry in SCORES if entry.may_promote)

@@ -23,8 +23,8 @@ KINDS: dict[str, Kind] = {
         Reranker(),
         Embedding(),
         CausalLM(),
-        Preference(),
         Reward(),
+        Preference(),
     )
 }
 """{name in the metadata of artifacts: task}."""

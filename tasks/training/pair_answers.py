@@ -26,14 +26,10 @@ def numbers_of(config: TrainConfig, found: Answers, surprise_share: float) -> Te
     loss, rewards = PREFERENCES[config.objective].loss(config, found._replace(surprise=found.surprise * surprise_share))
     chosen, rejected = rewards.unbind(-1)
     means, margins = found.means, chosen - rejected
-    values = {
-        "reward_accuracy": (margins > 0).float(),
-        "reward_margin": margins,
-        "likelihood_accuracy": (means[..., 0] > means[..., 1]).float(),
-        "reward_chosen": chosen,
-        "reward_rejected": rejected,
-    }
-    columns = [loss, *(values[name] for name in metrics_of(config.objective))]
+    # in the order of the task preference, of whose metrics other tasks have some
+    values = [(margins > 0).float(), margins, (means[..., 0] > means[..., 1]).float(), chosen, rejected]
+    named = dict(zip(metrics_of("dpo"), values, strict=True))
+    columns = [loss, *(named[name] for name in metrics_of(config.objective))]
     return torch.stack([column.where(found.there, column.new_zeros(())).sum() for column in columns])
 
 

@@ -84,9 +84,10 @@ def test_the_key_names_the_first_weights_only_where_they_generate_texts() -> Non
         inputs = {
             "packed": Artifact("sha256:1", "packed", {"task": task}, ()),
             "base": Source("model", {"weights": weights}),
+            "weights": Artifact("sha256:3", "model", {"task": task}, ()),
         }
         found = predict_inputs(EvaluateConfig(**config), inputs | more)
-        assert found.pop("packed") == "sha256:1" and found.keys() <= {"base"}
+        assert (found.pop("packed"), found.pop("weights")) == ("sha256:1", "sha256:3") and found.keys() <= {"base"}
         return found.get("base")
 
     start = Artifact("sha256:2", "checkpoint", {}, ())

@@ -76,8 +76,10 @@ def test_the_default_of_each_task_is_first() -> None:
         "token_classification",
         "reranker",
         "preference",
+        "reward",
     )
     defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse", "span_f1", "ndcg_at_10", "likelihood_accuracy"]
+    defaults.append("reward_accuracy")
     assert [scores.promoting(task)[0].name for task in tasks] == defaults
     with pytest.raises(ConfigError, match="promote.metric is perplexity, which is none of .*f1_macro"):
         load("demo", ["promote.metric=perplexity"])
