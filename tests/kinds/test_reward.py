@@ -69,6 +69,8 @@ def test_other_programs_predictions_evaluation_and_champions_give_one_reward(
     model, tokenizer = given["model"].location["model"]["folder"], given["packed"].path / "tokenizer"
     settings = [*SMALL, f"model.source={model}", f"model.tokenizer={tokenizer}", "tokenize.max_length=128"]
     settings += [f"format.chat_template={json.dumps(TEMPLATE)}"] if messages else []
+    rehearsed = shell("rehearse", "mine.yaml", *settings)
+    assert rehearsed.returncode == 0, rehearsed.stderr
     ran = shell.json("run", "mine.yaml", "--direct", "--no-rehearse", *settings, "evaluate.split=test")
     metrics = {stage["stage"]: stage["metrics"] for stage in ran["stages"]}
     assert "likelihood_accuracy" not in metrics["evaluate_model"]
