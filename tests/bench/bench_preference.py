@@ -27,7 +27,7 @@ from tests.kinds.preferences import BAD, GOOD, packed_preferences, started
 
 LENGTH, PAIRS = 512, 8
 """Most tokens of an answer with its prompt, and pairs of an update of TRL's."""
-SIZES = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
 WAYS = {
     "ours cold": "ours",
     "ours cached": "ours",

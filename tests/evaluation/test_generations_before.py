@@ -81,7 +81,7 @@ def test_texts_before_training_are_those_of_the_model_that_it_started_from(share
 
 def test_the_key_names_the_first_weights_only_where_they_generate_texts() -> None:
     def base(task: str, weights: str | None, config: Meta, **more: Any) -> str | None:
-        inputs = {
+        inputs: dict[str, Artifact | Source] = {
             "packed": Artifact("sha256:1", "packed", {"task": task}, ()),
             "base": Source("model", {"weights": weights}),
             "weights": Artifact("sha256:3", "model", {"task": task}, ()),
