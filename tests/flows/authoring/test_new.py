@@ -229,5 +229,6 @@ def test_both_answers_of_long_pairs_fit_a_chunk(here: Shell, monkeypatch: pytest
     )
     (here.folder / "answers.jsonl").write_bytes(answers)
     assert here("new", "answers.jsonl").returncode == 0
+    assert "  # objective: reward   # " in (here.folder / "answers.yaml").read_text()
     done = here("run", "answers.yaml", "--direct", "--until", "pack_chunks")
     assert done.returncode == 0, done.stderr
