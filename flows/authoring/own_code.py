@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnflow.flows.authoring.choose import Draft
+from trnflow.flows.authoring.draft import Draft
 from trnflow.tasks.artifact import Meta
 
 FORMATS, METRICS = "formats", "metrics"

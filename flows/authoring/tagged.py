@@ -19,13 +19,13 @@ def words_and_tags(columns: dict[str, Column], words: str | None, target: str | 
 
     Raises ConfigError for tags that are numbers alone, without names.
     """
-    lists = {name: column for name, column in columns.items() if _lists_of(column, (str, int))}
+    lists = {name: column for name, column in columns.items() if lists_of(column, (str, int))}
     named = [lists[target]] if target in lists else [*lists.values()]
     tags = [column for column in named if all(_TAG.fullmatch(str(tag)) for tag in _values(column))]
-    numbers = [column for column in named if column.name.endswith("tags") and _lists_of(column, (int,))]
+    numbers = [column for column in named if column.name.endswith("tags") and lists_of(column, (int,))]
     for column in tags or numbers:
         sizes = [*map(len, column.examples)]
-        others = [c for n, c in lists.items() if c is not column and words in (None, n) and _lists_of(c, (str,))]
+        others = [c for n, c in lists.items() if c is not column and words in (None, n) and lists_of(c, (str,))]
         alike = [other for other in others if [*map(len, other.examples)] == sizes]
         if alike:
             best = min(alike, key=lambda c: WORDS.index(c.name) if c.name in WORDS else len(WORDS))
@@ -52,7 +52,8 @@ def _values(column: Column) -> list[Any]:
     return [tag for value in column.examples for tag in value]
 
 
-def _lists_of(column: Column, kinds: tuple[type, ...]) -> bool:
+def lists_of(column: Column, kinds: tuple[type, ...]) -> bool:
+    """Return whether a column holds lists of values of these types."""
     lists = [value for value in column.examples if isinstance(value, list)]
     return len(lists) == len(column.examples) > 0 and all(type(entry) in kinds for value in lists for entry in value)
 

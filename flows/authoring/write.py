@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from trnflow.flows.authoring.choose import Draft, listed
+from trnflow.flows.authoring.draft import Draft, listed
 from trnflow.flows.authoring.look import Column, Looked
 from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load

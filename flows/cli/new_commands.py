@@ -7,7 +7,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.authoring.choose import Draft, Question, choose, overrides_in
+from trnflow.flows.authoring.choose import choose
+from trnflow.flows.authoring.draft import Draft, Question, overrides_in
 from trnflow.flows.authoring.look import Looked, look
 from trnflow.flows.authoring.own_code import code_of
 from trnflow.flows.authoring.write import (

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from trnflow.flows.authoring.choose import Draft, Question, choose
+from trnflow.flows.authoring.choose import choose
+from trnflow.flows.authoring.draft import Draft, Question
 from trnflow.flows.authoring.look import look
 from trnflow.flows.authoring.write import SCRATCH
 from trnflow.tasks.data.load.config import SourceConfig
