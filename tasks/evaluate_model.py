@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
+    from trnflow.tasks.evaluation.report_document import Generation, Report, TaskReport, WrongRow
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 
@@ -63,7 +64,7 @@ class EvaluateConfig(PredictConfig):
 
 
 def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
-    """Return the table `inputs` of the key: the predictions', and the texts."""
+    """Return the table `inputs` of the key document: the inputs of `predict_rows`, and the texts."""
     texts = inputs["texts"]
     assert isinstance(texts, Artifact)
     return {**predict_inputs(config, inputs), "texts": texts.digest}
@@ -89,9 +90,9 @@ def evaluate_model(
     *,
     out: Workdir,
 ) -> Meta:
-    """Write report.json, report.html, predictions.parquet; the plots, or generations.jsonl.
+    """Write report.json, report.html and predictions.parquet; of classes and numbers the plots, of texts generations.jsonl.
 
-    rows, code: of load_data, and the user's functions, if `metrics` names some.
+    rows: `load_data`'s, code: the functions that `metrics` names; None without any.
 
     Returns metadata: task, split, metrics; own, the names of the user's metrics.
     """
@@ -101,20 +102,20 @@ def evaluate_model(
     score = (
         _classification if kind.one_class else _targets if kind.reads_targets else _pairs if kind.pairs else _language
     )
-    report = score(packed, predictions, file, out)
-    metrics, own = report["metrics"] | made["export_metrics"], {}
+    measured = score(packed, predictions, file, out)
+    metrics, own = measured["metrics"] | made["export_metrics"], {}
     if rows is not None and code is not None:
         values = own_values(
             config.metrics, code, _seen(texts, packed, predictions, rows, out.scratch / "seen"), metrics, out.scratch
         )
         metrics, own = metrics | values, {"own": [*values]}
-    report |= {"task": task, "split": made["split"], "asked": config.split, "rows": made["rows"], "metrics": metrics}
-    report |= {
-        **own,
-        "data": lost_rows(texts, packed),
-        "max_length": packed.meta.get("max_length"),
-        "export": made["export"],
-    }
+    report: Report = {
+        **measured, "task": task, "split": made["split"], "asked": config.split, "rows": made["rows"], "metrics": metrics,
+        "data": lost_rows(texts, packed), "max_length": packed.meta.get("max_length"), "export": made["export"],
+        "notes": [],
+    }  # fmt: skip
+    if own:
+        report["own"] = own["own"]
     report["notes"] = _notes(report)
     for note in report["notes"]:
         out.warn(note)
@@ -158,15 +159,16 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
     return sorted_seen(folder, packed, texts, rows, split, order, arrays, labels, generations)
 
 
-def _generations(folder: Path) -> list[Meta]:
+def _generations(folder: Path) -> list[Generation]:
     with (folder / GENERATIONS).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
+def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
     """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation import classification, plots
     from trnflow.tasks.evaluation.columns import ClassPredictions, load_columns
+    from trnflow.tasks.evaluation.metrics import ece
     from trnflow.tasks.evaluation.predictions import write_classes
     from trnflow.tasks.evaluation.row_losses import source_rows
 
@@ -175,11 +177,11 @@ def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) 
     write_classes(predictions, labels, rows, texts, out.path / "predictions.parquet")
     metrics = values_of("classification", predictions)
     always = majority(_training_labels(packed, predictions.expected), predictions, len(labels))
-    matrix, bins = classification.confusion(predictions, len(labels)), classification.calibration(predictions)
+    matrix, bins = classification.confusion(predictions, len(labels)), ece.calibration(predictions)
     title = f"accuracy {metrics[accuracy.name]:.3f}, weighted F1 {metrics[f1_weighted.name]:.3f}"
     plots.confusion_matrix(matrix, labels, title, out.path / "confusion_matrix.png")
     plots.calibration(
-        bins, f"expected calibration error {classification.calibration_error(bins):.3f}", out.path / "calibration.png"
+        bins, f"expected calibration error {ece.calibration_error(bins):.3f}", out.path / "calibration.png"
     )
     metrics[MAJORITY] = always[f1_weighted.name]
     return {
@@ -193,7 +195,7 @@ def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) 
     }
 
 
-def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
+def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
     """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import load_columns
     from trnflow.tasks.evaluation.report_outputs import report_outputs
@@ -203,7 +205,7 @@ def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta
     return report_outputs(found, packed, predicted.meta["split"], texts, out.path)
 
 
-def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
+def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
     """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import load_columns
     from trnflow.tasks.evaluation.report_pairs import report_pairs
@@ -216,7 +218,7 @@ def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
     return {**report, "generations": _generations(out.path)[:SHOWN]}
 
 
-def _worst(predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[Meta]:
+def _worst(predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[WrongRow]:
     """Return the wrong predictions with the highest loss, with the beginnings of their texts."""
     from trnflow.tasks.evaluation.classification import worst
     from trnflow.tasks.evaluation.predictions import text_of
@@ -234,7 +236,7 @@ def _worst(predictions: ClassPredictions, labels: list[str], rows: NDArray[np.in
     ]
 
 
-def _notes(report: Meta) -> list[str]:
+def _notes(report: Report) -> list[str]:
     """Return what a reader of the report should know."""
     notes = []
     if report["split"] != report["asked"]:
@@ -256,7 +258,7 @@ def _notes(report: Meta) -> list[str]:
     return notes
 
 
-def _language(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Meta:
+def _language(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
     """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import RowLosses, load_columns
     from trnflow.tasks.evaluation.predictions import write_losses
@@ -277,7 +279,7 @@ def _language(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Met
     }
 
 
-def _answered(lines: list[Meta]) -> Meta:
+def _answered(lines: list[Generation]) -> dict[str, float]:
     """Return the metrics of the greedy texts whose prompts have answers."""
     return dict(values_of_texts([(line["generated"], line["answer"]) for line in lines if line["answer"] is not None]))
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-BINS = 15
-"""Bins of equal width for the calibration error."""
-
 
 def scaled(probabilities: Any) -> Floats:
     """Return probabilities as float64 [rows, classes], each row summing to 1."""
@@ -59,28 +56,6 @@ def confusion(predictions: ClassPredictions, classes: int) -> Ints:
     return np.asarray(
         confusion_matrix(predictions.expected, predictions.predicted, labels=range(classes)), dtype=np.int64
     )
-
-
-def calibration(predictions: ClassPredictions) -> list[Meta]:
-    """Return the bins with rows, by ascending probability: [{rows, confidence, accuracy}]."""
-    import numpy as np
-
-    confidence = predictions.probabilities[np.arange(len(predictions.predicted)), predictions.predicted].astype(
-        np.float64
-    )
-    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    right = predictions.expected == predictions.predicted
-    return [
-        {"rows": int(here.sum()), "confidence": float(confidence[here].mean()), "accuracy": float(right[here].mean())}
-        for here in (bins == index for index in range(BINS))
-        if here.any()
-    ]
-
-
-def calibration_error(bins: list[Meta]) -> float:
-    """Return the expected calibration error of the bins of `calibration`."""
-    rows = sum(entry["rows"] for entry in bins)
-    return float(sum(abs(entry["accuracy"] - entry["confidence"]) * entry["rows"] for entry in bins) / rows)
 
 
 def worst(predictions: ClassPredictions, count: int) -> list[int]:

@@ -18,7 +18,7 @@ AT_ONCE = 2**22
 
 
 def interval(values: Floats) -> list[float]:
-    """Return [low, high] of a metric's resamples, float64 [resamples]."""
+    """Return the ends [low, high] of the 95 % interval of a metric's values, one a resample, float64 [resamples]."""
     import numpy as np
 
     tail = (1 - CONFIDENCE) / 2

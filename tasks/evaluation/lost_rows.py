@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal
+
 from trnflow.tasks.artifact import Input, Meta
 
-COLUMNS = {
+if TYPE_CHECKING:
+    from trnflow.tasks.evaluation.report_document import LostRows
+
+COLUMNS: dict[Literal["truncated", "too_long", "unsupervised"], str] = {
     "truncated": "truncated",
     "too_long": "left out for their length",
     "unsupervised": "without a token to train on",
@@ -12,36 +17,32 @@ COLUMNS = {
 """{kind of lost rows: head of its column on the page}"""
 
 
-def lost_rows(texts: Input, packed: Input) -> Meta:
-    """Return {split: {rows, truncated, too_long, unsupervised}}, numbers of rows.
-
-    truncated: cut to `tokenize.max_length`; too_long: left out for their length; unsupervised: left out without a
-    supervised token.
-    """
-    return {split: {"rows": rows, **_lost(packed.meta, split)} for split, rows in texts.meta.get("splits", {}).items()}
+def lost_rows(texts: Input, packed: Input) -> dict[str, LostRows]:
+    return {split: _lost(packed.meta, split, rows) for split, rows in texts.meta.get("splits", {}).items()}
 
 
-def _lost(packed: Meta, split: str) -> Meta:
+def _lost(packed: Meta, split: str, rows: int) -> LostRows:
     def count(name: str) -> int:
         return int(packed.get(name, {}).get(split, 0))
 
     dropped = count("overlong") if packed.get("dropped", {}).get("overlong") else 0  # else they were cut or split
     return {
+        "rows": rows,
         "truncated": count("truncated"),
         "too_long": dropped + count("too_long_to_pack"),
         "unsupervised": count("unsupervised"),
     }
 
 
-def lost_rows_notes(split: str, counts: Meta, max_length: int | None) -> list[str]:
+def lost_rows_notes(split: str, counts: LostRows, max_length: int | None) -> list[str]:
     """Return a sentence for each count above 0 of a split. max_length: tokens to which rows were cut."""
     rows = counts["rows"]
-    sentences = {
-        "truncated": f"were truncated to {max_length} tokens",
-        "too_long": "were left out for their length: they are not evaluated",
-        "unsupervised": "have no token to train on: they are not evaluated",
-    }
-    return [f"{_of(counts[kind], rows)} rows of {split} {what}" for kind, what in sentences.items() if counts[kind]]
+    sentences = (
+        (counts["truncated"], f"were truncated to {max_length} tokens"),
+        (counts["too_long"], "were left out for their length: they are not evaluated"),
+        (counts["unsupervised"], "have no token to train on: they are not evaluated"),
+    )
+    return [f"{_of(count, rows)} rows of {split} {what}" for count, what in sentences if count]
 
 
 def _of(count: int, rows: int) -> str:

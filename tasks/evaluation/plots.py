@@ -40,7 +40,7 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
 
 
 def calibration(bins: list[Meta], title: str, file: Path) -> None:
-    """Draw accuracy by confidence. bins: of `classification.calibration`."""
+    """Draw accuracy by confidence. bins: of `ece.calibration`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

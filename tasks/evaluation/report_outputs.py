@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.artifact import Input
 from trnflow.tasks.evaluation.predictions import text_of, texts_of, write_answers
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.evaluation.scores import intervals_of, values_of
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs
 
+if TYPE_CHECKING:
+    from trnflow.tasks.evaluation.report_document import Neighbour, Retrieval, TaskReport
+
 WORST, LONGEST = 10, 500
 """Predictions that the report shows, and characters of their texts."""
 
 
-def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folder: Path) -> Meta:
+def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folder: Path) -> TaskReport:
     """Write predictions.parquet and the plots; return the report's entries, with all metrics. texts: the split's rows."""
     import numpy as np
 
@@ -28,8 +31,7 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
     kind.draw(found, labels, folder, plots)
     worst = np.argsort(-found.loss, kind="stable")[:WORST]
     retrieved = [_retrieved(texts, rows, *of_row) for of_row in kind.nearest(found)]
-    return {
-        **({"retrieved": retrieved} if retrieved else {}),
+    report: TaskReport = {
         "metrics": values_of(task, found),
         "intervals": intervals_of(task, found),
         "classes": kind.table(found, labels),
@@ -44,12 +46,16 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
             for at in worst
         ],
     }
+    # absent where nothing is retrieved, so that the bytes of other tasks' reports stay
+    if retrieved:
+        report["retrieved"] = retrieved
+    return report
 
 
-def _retrieved(texts: Path, rows: Any, row: int, place: int, nearest: list[tuple[float, int, int]]) -> Meta:
+def _retrieved(texts: Path, rows: Any, row: int, place: int, nearest: list[tuple[float, int, int]]) -> Retrieval:
     """Return an anchor with the texts that are nearest to it, and its own. rows: of the predictions in `texts`."""
     asked, positive = texts_of(texts, int(rows[row]))[:2]
-    found = [
+    found: list[Neighbour] = [
         {"cosine": cosine, "text": texts_of(texts, int(rows[at]))[which][:LONGEST]} for cosine, at, which in nearest
     ]
     return {

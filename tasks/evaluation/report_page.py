@@ -6,13 +6,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.lost_rows import COLUMNS
 from trnflow.tasks.evaluation.scores import MAIN
 from trnflow.tasks.kinds.registry import KINDS, kind_of
 from trnflow.tasks.stage import read_json
+
+if TYPE_CHECKING:
+    from trnflow.tasks.evaluation.report_document import Generation, LostRows, Report, Retrieval, WrongRow
 
 TEMPLATE = "trnflow/tasks/evaluation/report.html.jinja"
 
@@ -37,21 +40,21 @@ def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | Non
 
 def write_page(folder: Path) -> None:
     """Write report.html into the folder of an evaluation's artifact."""
-    report = read_json(folder / "report.json")
+    report: Report = read_json(folder / "report.json")
     title = f"Evaluation on {report['split']}"
     (folder / "report.html").write_text(
         page(title, subtitle_of(report), report["notes"], evaluation_part(folder, report)), encoding="utf-8"
     )
 
 
-def subtitle_of(report: Meta) -> str:
+def subtitle_of(report: Report) -> str:
     """Return one line about an evaluation: task, split, number of rows."""
     unit = "rows" if "tokens" not in report else f"chunks, {report['tokens']:,} supervised tokens"
     cut = f", {report['cut']:,} rows cut" if report.get("cut") else ""
     return f"{report['task'].replace('_', ' ')}, split {report['split']}: {report['rows']:,} {unit}{cut}"
 
 
-def evaluation_part(folder: Path, report: Meta) -> Meta:
+def evaluation_part(folder: Path, report: Report) -> Meta:
     """Return what the template shows of an evaluation. folder: has the plots; report: report.json."""
     metrics, intervals = report["metrics"], report["intervals"]
     return {
@@ -104,29 +107,29 @@ def _classes(classes: list[Meta]) -> Meta | None:
     return table(("class", *names), rows, names)
 
 
-def _lost_rows(data: Meta) -> Meta | None:
+def _lost_rows(data: dict[str, LostRows]) -> Meta | None:
     """Return the table of lost rows by split, or None."""
     kinds = [kind for kind in COLUMNS if any(kind in counts for counts in data.values())]
     columns = ("split", "rows", *(COLUMNS[kind] for kind in kinds))
-    rows = [(split, *(f"{counts[what]:,}" for what in ("rows", *kinds))) for split, counts in data.items()]
+    rows = [(split, f"{counts['rows']:,}", *(f"{counts[kind]:,}" for kind in kinds)) for split, counts in data.items()]
     lost = any(counts[kind] for counts in data.values() for kind in kinds)
     return table(columns, rows, columns[1:]) if lost else None
 
 
-def _error(entry: Meta) -> Meta:
+def _error(entry: WrongRow) -> Meta:
     named = f"Row {entry['row']}: {entry['label']}, predicted {entry['predicted']}"
     named += f" ({entry['probability']:.1%})" if "probability" in entry else ""
     return {"name": f"{named}, loss {number(entry['loss'])}", "text": entry["text"]}
 
 
-def _retrieval(entry: Meta) -> Meta:
+def _retrieval(entry: Retrieval) -> Meta:
     """Return an anchor's name, its text and the nearest ones."""
     parts = [(f"cosine {number(near['cosine'])}", near["text"]) for near in entry["found"]]
     texts = [("text", entry["asked"]), *parts, (f"its own, place {entry['place']}", entry["positive"])]
     return {"name": f"Row {entry['row']}", "parts": [{"name": name, "text": text} for name, text in texts]}
 
 
-def _generation(line: Meta) -> Meta:
+def _generation(line: Generation) -> Meta:
     """Return a generation's name, its texts, and a table of the texts before and after training."""
     texts = [("prompt", line["prompt"])]
     compared = [
@@ -145,7 +148,7 @@ def _generation(line: Meta) -> Meta:
     }
 
 
-def _export(report: Meta) -> str:
+def _export(report: Report) -> str:
     export = report["export"]
     if "note" in export:
         return f"{export['target']}: {export['note']}"

@@ -1,0 +1,98 @@
+"""report.json of an evaluation, each entry named once. Read by type checkers alone: no key counts this module."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.metadata import Task
+
+
+class LostRows(TypedDict):
+    """Numbers of rows. truncated: cut to `tokenize.max_length`; too_long: left out for their length; unsupervised: left out
+    without a supervised token."""
+
+    rows: int
+    truncated: int
+    too_long: int
+    unsupervised: int
+
+
+class WrongRow(TypedDict):
+    """A wrong prediction. row: from 1; text: its beginning."""
+
+    row: int
+    label: str
+    predicted: str
+    loss: float
+    text: str
+    probability: NotRequired[float]
+
+
+class Neighbour(TypedDict):
+    cosine: float
+    text: str
+
+
+class Retrieval(TypedDict):
+    """The texts nearest to an anchor. row: from 1; place: of the anchor's own positive, 1 for the nearest."""
+
+    row: int
+    asked: str
+    positive: str
+    place: int
+    found: list[Neighbour]
+
+
+class Generation(TypedDict):
+    """A line of generations.jsonl. row: from 1, None for a prompt of the recipe; before: by the model before training."""
+
+    row: int | None
+    prompt: str
+    generated: str
+    sampled: str
+    answer: str | None
+    before: NotRequired[str]
+    before_sampled: NotRequired[str]
+
+
+class ExportCheck(TypedDict):
+    """compared: rows or tokens; rows: of a language model, those that hold them; note: why nothing was compared."""
+
+    target: str
+    note: NotRequired[str]
+    compared: NotRequired[int]
+    rows: NotRequired[int]
+
+
+class TaskReport(TypedDict):
+    """What a task measures. intervals: {metric: its ends, "confidence", "resamples"}; classes: figures of each output; cut,
+    answered: numbers of rows; own: names of the user's metrics."""
+
+    metrics: dict[str, float]
+    intervals: Meta
+    majority: NotRequired[dict[str, float]]
+    classes: NotRequired[list[Meta]]
+    confusion: NotRequired[list[list[int]]]
+    calibration: NotRequired[list[Meta]]
+    worst: NotRequired[list[WrongRow]]
+    retrieved: NotRequired[list[Retrieval]]
+    generations: NotRequired[list[Generation]]
+    tokens: NotRequired[int]
+    bytes: NotRequired[int]
+    cut: NotRequired[int]
+    answered: NotRequired[int]
+    own: NotRequired[list[str]]
+
+
+class Report(TaskReport):
+    """The whole. asked: `evaluate.split`; data: by split."""
+
+    task: Task
+    split: str
+    asked: str
+    rows: int
+    data: dict[str, LostRows]
+    max_length: int | None
+    export: ExportCheck
+    notes: list[str]
