@@ -119,7 +119,7 @@ def _artifact_of(store: Store, name: ModelName, meaning: Meaning, want: Sequence
         return meaning.artifact
     kind, wanted = store.artifact(str(meaning.artifact)).kind, [KINDS.get(stage, stage) for stage in want]
     own = (record["artifact"] for stage in want if stage not in KINDS for record in store.records(stage))
-    if kind not in wanted and meaning.artifact not in own:
+    if kind not in wanted and str(meaning.artifact) not in own:
         raise ConfigError(
             f"the artifact {name.text} is of the kind {kind}, not {' or '.join(wanted)}",
             f"`trnflow show RECIPE {stage}` names one",

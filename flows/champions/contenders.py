@@ -10,6 +10,7 @@ from trnflow.flows.recipes.names import is_recipe, model_name
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import plan_of
 from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.documents import Record, RecordName, RunRecord
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import newest_runs
@@ -28,13 +29,13 @@ class Contender:
     Attributes:
         shaping: The sections `format` and `tokenize` of its recipe, as JSON.
         evaluation: A digest, or None.
-        records: {"stage", "key"} of the model, its evaluation and, of a champion, its scores.
+        records: The records of the model, its evaluation and, of a champion, its scores.
     """
 
     artifact: Artifact
     shaping: Meta
     evaluation: str | None
-    records: tuple[Meta, ...]
+    records: tuple[RecordName, ...]
 
 
 def find_contender(text: str, recipe: Recipe, store: Store) -> Contender:
@@ -119,28 +120,27 @@ def of_champion(store: Store, entry: Entry) -> Contender:
 def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
     records_of_model = [record for record in store.records(ROLES["model"]) if record["artifact"] == artifact.digest]
     judged = evaluations_of(store, artifact.digest)
-    records = tuple({"stage": record["stage"], "key": record["key"]} for record in (*records_of_model, *judged[:1]))
+    records = tuple(RecordName(stage=record["stage"], key=record["key"]) for record in (*records_of_model, *judged[:1]))
     shaping = {section: settings[section] for section in SHAPING}
     return Contender(artifact, shaping, judged[0]["artifact"] if judged else None, records)
 
 
 def no_champion(recipe: str) -> ConfigError:
-    """Return the error for a recipe without a champion."""
     return ConfigError(f"{recipe} has no champion", f"`trnflow promote {recipe}` makes the first")
 
 
-def evaluations_of(store: Store, model: str) -> list[Meta]:
+def evaluations_of(store: Store, model: str) -> list[Record]:
     """Return the records of a model's evaluations, the newest first."""
     records = store.records(ROLES["evaluation"])
     return [record for record in records if record["document"]["inputs"].get("weights") == model]
 
 
-def model_in(run: Meta) -> str | None:
+def model_in(run: RunRecord) -> str | None:
     """Return the digest of the model of a run record, or None."""
     return artifact_of_run(run, ROLES["model"])
 
 
-def run_of_model(store: Store, digest: str) -> Meta | None:
+def run_of_model(store: Store, digest: str) -> RunRecord | None:
     """Return the record of the newest run that made or found a model, or None."""
     documents = (store.run(run) or {} for run in newest_runs(store.backend.entries("runs")))
     return next((document for document in documents if model_in(document) == digest and "resolved" in document), None)

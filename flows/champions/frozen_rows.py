@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from trnflow.flows.finetune import ROLES, finetune, loading
 from trnflow.flows.recipes.recipe import Recipe
@@ -12,7 +12,7 @@ from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
@@ -21,13 +21,21 @@ from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger, remov
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
+class FrozenDocument(TypedDict):
+    """artifact: its digest; rows: how many."""
+
+    number: int
+    artifact: str
+    rows: int
+
+
 class Frozen(NamedTuple):
     """Frozen rows of a recipe. number: counted from 1."""
 
     number: int
     artifact: Artifact
 
-    def to_json(self) -> Meta:
+    def to_json(self) -> FrozenDocument:
         return {"number": self.number, "artifact": self.artifact.digest, "rows": self.artifact.meta["rows"]}
 
 
@@ -51,7 +59,6 @@ def old_frozen(store: Store, name: str, days: float) -> str:
 
 
 def finetune_without(recipe: Recipe, frozen: Frozen | None) -> Graph:
-    """Return the graph of a retrain."""
     return finetune(recipe, frozen.artifact if frozen else None)
 
 
@@ -97,7 +104,7 @@ def freeze(context: RunContext, log: EventLog) -> Frozen:
     freezing = context.for_run(log, kind="freeze")
     with begin_log(freezing, Options(offline=context.resolver.offline)):
         step = settle(graph, freezing).steps["freeze_rows"]
-        assert step.artifact is not None
+        assert step.artifact is not None and step.key is not None
         new = NewEntry(
             outcome="frozen", by="freeze", why="the test rows were frozen", frozen=step.artifact.digest,
             records=[{"stage": "freeze_rows", "key": step.key}],

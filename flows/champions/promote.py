@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from trnflow.flows.champions.budget import looks_of, next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
-from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
+from trnflow.flows.champions.frozen_rows import Frozen, FrozenDocument, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.lost import restoring
 from trnflow.flows.champions.own_judges import compare_by_own, less_is_better, own_metric, refusals
 from trnflow.flows.champions.scoring import Scored, score
@@ -18,6 +18,7 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import RecordName
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, least_rows, score_of
@@ -37,6 +38,19 @@ class Round:
     data: str
     checks: list[Meta]
     confirm: Callable[[], None]
+
+
+class PromoteDocument(TypedDict):
+    """What `trnflow promote --json` prints of a decision."""
+
+    promoted: bool
+    number: int
+    champion: str | None
+    challenger: str
+    comparison: Meta | None
+    frozen: FrozenDocument
+    froze: bool
+    why: str
 
 
 class Decision(NamedTuple):
@@ -60,12 +74,12 @@ class Decision(NamedTuple):
     why: str
     entry: int | None = None
 
-    def to_json(self) -> Meta:
-        """Return what `trnflow promote --json` prints."""
-        compared = self.comparison.to_json() if self.comparison else None
-        document = {**self._asdict(), "comparison": compared, "frozen": self.frozen.to_json()}
-        del document["entry"]
-        return document
+    def to_json(self) -> PromoteDocument:
+        return {
+            "promoted": self.promoted, "number": self.number, "champion": self.champion, "challenger": self.challenger,
+            "comparison": self.comparison.to_json() if self.comparison else None, "frozen": self.frozen.to_json(),
+            "froze": self.froze, "why": self.why,
+        }  # fmt: skip
 
 
 class _Verdict(NamedTuple):
@@ -196,7 +210,6 @@ class _Judging:
         return found._replace(alpha=look.alpha, spent=look.spent, is_better=found.is_better and look.alpha > 0)
 
     def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:
-        """Return the decision as an entry of the ledger."""
         store, challenger, training = self.context.store, self.challenger, self.training
         digest, titles = challenger.artifact.digest, ledger.stands["champions"]
         entry = NewEntry(
@@ -216,7 +229,7 @@ class _Judging:
             entry |= NewEntry(
                 champion=digest, replaces=titles[0]["artifact"] if titles else None, shaping=challenger.shaping,
                 task=challenger.artifact.meta["task"],
-                records=[*challenger.records, {"stage": "score_rows", "key": scores.key}],
+                records=[*challenger.records, RecordName(stage="score_rows", key=scores.key)],
             )  # fmt: skip
         return entry
 

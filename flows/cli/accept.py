@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
@@ -19,7 +19,8 @@ from trnflow.flows.runner.context import make_plan, open_context
 from trnflow.flows.runner.plan import Plan, Step
 from trnflow.flows.runner.stored import check_record
 from trnflow.flows.runner.work_folders import workplace
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Json
+from trnflow.tasks.documents import Adoption, Journal, KeyDocument, Record
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.explain import ValueChange, difference, leaves, moved_settings
 from trnflow.tasks.keys.key_document import key_of
@@ -54,34 +55,47 @@ def accept(options: Namespace) -> int:
     return 0
 
 
-def _accept_or_say_why(plan: Plan, stage: str) -> Meta:
+Accepted = TypedDict(
+    "Accepted",
+    {
+        "stage": str, "accepted": bool, "key": NotRequired[str], "from": NotRequired[str | None],
+        "changes": NotRequired[list[dict[str, Json]]], "artifact": NotRequired[str], "created": NotRequired[str],
+        "why": NotRequired[str], "partial": NotRequired[int | None],
+    },
+)  # fmt: skip
+"""What `--json` prints of a stage. accepted: False for a cached one; artifact: absent where none was found; partial: the
+step from which an unfinished training goes on."""
+
+
+def _accept_or_say_why(plan: Plan, stage: str) -> Accepted:
     plan.predict()  # what was accepted above makes the inputs known
     step = plan.steps[stage]
     try:
         return _accept(plan.store, step)
     except ConfigError as error:
-        resumes = step.node.stage.resumable and step.document is not None
-        partial = _accept_partial(plan.store, stage, step.document or {}) if resumes else None
+        resumes = step.node.stage.resumable and step.document
+        partial = _accept_partial(plan.store, stage, step.document) if resumes and step.document else None
         return {"stage": stage, "accepted": False, "why": error.message, "partial": partial}
 
 
-def _accept(store: Store, step: Step) -> Meta:
-    """Return what --json prints of a stage; `accepted` is False for a cached one."""
+def _accept(store: Store, step: Step) -> Accepted:
     stage, document = step.name, step.document
     if document is None:
         raise ConfigError(
             f"the inputs of {stage} are not known yet: {step.why}", "run or accept the stages above it first"
         )
-    result: Meta = {"stage": stage, "key": key_of(document), "accepted": False, "from": None, "changes": []}
+    result: Accepted = {"stage": stage, "key": key_of(document), "accepted": False, "from": None, "changes": []}
     if step.artifact is not None:
-        return result | {"artifact": step.artifact.digest, "why": step.why}
+        return {**result, "artifact": step.artifact.digest, "why": step.why}
     past, changes = _past(store, step, document)
     _adopt(store, stage, document, past, changes)
-    taken = {"from": past["key"], "artifact": past["artifact"], "created": past["created"]}
-    return result | taken | {"accepted": True, "changes": [change._asdict() for change in changes]}
+    return {
+        **result, "accepted": True, "from": past["key"], "artifact": past["artifact"], "created": past["created"],
+        "changes": [change._asdict() for change in changes],
+    }  # fmt: skip
 
 
-def _lines(result: Meta) -> list[str]:
+def _lines(result: Accepted) -> list[str]:
     stage = result["stage"]
     if result["accepted"]:
         made = f"{result['artifact'][:19]}, made {result['created']}"
@@ -94,7 +108,7 @@ def _lines(result: Meta) -> list[str]:
     return [f"{stage}: {result['why']}"]
 
 
-def _accept_partial(store: Store, stage: str, document: Meta) -> int | None:
+def _accept_partial(store: Store, stage: str, document: KeyDocument) -> int | None:
     """Copy the partial state of the nearest unfinished key with the same result; return its last step, or None."""
     key, ours = key_of(document), store.partial(key_of(document))
     steps = ours.steps()
@@ -115,12 +129,12 @@ def _accept_partial(store: Store, stage: str, document: Meta) -> int | None:
             with workplace(store.home, "accept") as work:
                 copy = shutil.copytree(folder, work / "state", ignore=shutil.ignore_patterns("COMMIT"))
                 ours.commit(step, copy)
-    adopted = {"from": key_of(before), "changes": [str(change) for change in changes]}
+    adopted: Adoption = {"from": key_of(before), "changes": [str(change) for change in changes]}
     _write_journal(store, stage, document, {"document": document, "adopted": adopted})
     return max(store.partial(key).steps(), default=None)
 
 
-def _past(store: Store, step: Step, document: Meta) -> tuple[Meta, list[ValueChange]]:
+def _past(store: Store, step: Step, document: KeyDocument) -> tuple[Record, list[ValueChange]]:
     """Return the nearest past record with the same inputs and settings whose bytes are in the store, and its changes."""
     refused: list[ValueChange] = []
     found = []
@@ -140,7 +154,7 @@ def _past(store: Store, step: Step, document: Meta) -> tuple[Meta, list[ValueCha
     return min(found, key=lambda pair: len(pair[1]))
 
 
-def _is_another_result(change: ValueChange, before: Meta, after: Meta) -> bool:
+def _is_another_result(change: ValueChange, before: KeyDocument, after: KeyDocument) -> bool:
     """Return whether a change between two key documents changes the result: of inputs, or of a setting that both have."""
     if change.part != "params":
         return change.part == "inputs"
@@ -151,21 +165,27 @@ def _is_another_result(change: ValueChange, before: Meta, after: Meta) -> bool:
     return change.name in old and change.name in new
 
 
-def _adopt(store: Store, stage: str, document: Meta, past: Meta, changes: list[ValueChange]) -> None:
+def _adopt(store: Store, stage: str, document: KeyDocument, past: Record, changes: list[ValueChange]) -> None:
     journal = store.attempt(past["key"], past["attempt"])
-    copied: Meta = {name: journal[name] for name in ("figures", "seconds", "bytes") if name in journal}
-    source = {"from": past["key"], "attempt": past["attempt"]}
-    attempt, when = _write_journal(store, stage, document, {"artifact": past["artifact"], "adopted": source, **copied})
+    fields: Journal = {"artifact": past["artifact"], "adopted": {"from": past["key"], "attempt": past["attempt"]}}
+    # what the result once took tells plans what it would take
+    for name in ("figures", "seconds", "bytes"):
+        if name in journal:
+            fields[name] = journal[name]
+    attempt, when = _write_journal(store, stage, document, fields)
     store.restore([], store.artifact(past["artifact"]))
-    adopted = {"from": past["key"], "created": past["created"], "changes": [str(change) for change in changes]}
-    record = {"schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": past["artifact"]}
-    store.publish(record | {"attempt": attempt, "created": when, "adopted": adopted}, replace=True)
+    record: Record = {
+        "schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": past["artifact"],
+        "attempt": attempt, "created": when,
+        "adopted": {"from": past["key"], "created": past["created"], "changes": [str(change) for change in changes]},
+    }  # fmt: skip
+    store.publish(record, replace=True)
 
 
-def _write_journal(store: Store, stage: str, document: Meta, fields: Meta) -> tuple[str, str]:
+def _write_journal(store: Store, stage: str, document: KeyDocument, fields: Journal) -> tuple[str, str]:
     """Write the journal of an attempt that adopts; return the attempt's id and time."""
     when, attempt = now(), f"accept-{secrets.token_hex(4)}"
-    journal = {
+    journal: Journal = {
         "schema": 1, "attempt": attempt, "stage": stage, "outcome": "adopted", "started": when, "ended": when, **fields,
     }  # fmt: skip
     store.write_attempt(key_of(document), attempt, journal)

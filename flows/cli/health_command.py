@@ -16,29 +16,39 @@ from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, cast
 from urllib.request import Request, urlopen
 
 from trnflow.flows.champions.lost import lost_champion
 from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.health_report import (
+    Health,
+    HealthParts,
+    LastFiring,
+    MlflowHealth,
+    PrefectHealth,
+    RecipeHealth,
+    Serving,
+    SpoolHealth,
+    StoreHealth,
+    lines_of,
+    page_of,
+)
 from trnflow.flows.cli.history_commands import run_ids
 from trnflow.flows.cli.model.history_command import killed_retrains
 from trnflow.flows.cli.output import emit, exit_at_once
-from trnflow.flows.display import report
-from trnflow.flows.display.health_page import health_page
 from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import StoreConfig
-from trnflow.flows.retraining.firings import read_firings
+from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.flows.services.prefect_address import api_url
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError, unexpected
 from trnflow.tasks.events import log_file, unsent_runs
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.last_verify import last_verified
+from trnflow.tasks.store.last_verify import LastVerified, last_verified
 from trnflow.tasks.store.layout import is_ahead
-from trnflow.tasks.store.ledger import Ledger, read_ledger, recipes_of
+from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger, recipes_of
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.home import home_folder
@@ -78,9 +88,8 @@ def health(options: Namespace) -> int:
     return code
 
 
-def look_after(home: Path, root: str, recipe: str | None = None) -> Meta:
-    """Return {healthy, problems, unanswered, prefect, mlflow, store, spool, verify, recipes}; None for what did not answer.
-    Writes `<home>/reports/health.html`."""
+def look_after(home: Path, root: str, recipe: str | None = None) -> Health:
+    """Look at each part, and write `<home>/reports/health.html`."""
     parts: dict[str, Callable[[Problems], Any]] = {
         "prefect": partial(_prefect, home, recipe), "mlflow": partial(_mlflow, home), "store": partial(_space, home, root),
         "spool": partial(_spool, home), "verify": partial(_verify, home, root), "recipes": partial(_recipes, home, root, recipe),
@@ -88,71 +97,17 @@ def look_after(home: Path, root: str, recipe: str | None = None) -> Meta:
     found, problems = _in_time(parts)
     unanswered = [name for name in parts if name not in found]
     problems += [f"{name}: no answer within {SECONDS:.0f} s" for name in unanswered]
-    document: Meta = {
-        "healthy": not problems, "created": now(), "problems": scrub_all(problems),
-        "unanswered": unanswered, **{name: hide_secrets(found.get(name)) for name in parts},
+    answers = cast(HealthParts, {name: hide_secrets(found.get(name)) for name in parts})
+    document: Health = {
+        "healthy": not problems, "created": now(), "problems": scrub_all(problems), "unanswered": unanswered, **answers,
     }  # fmt: skip
-    _write_page(home, document)
+    with contextlib.suppress(OSError):  # a full disk, which the answer names
+        write_whole(page_file(home), page_of(document))
     return document
 
 
 def page_file(home: Path) -> Path:
     return home / "reports" / "health.html"
-
-
-def lines_of(found: Meta) -> list[str]:
-    """Return what is printed: a line for each part, then the problems."""
-    head = "healthy" if found["healthy"] else f"not healthy: {len(found['problems'])} problems"
-    return [
-        head,
-        report.aligned([("part", "state"), *_rows(found)]),
-        *(f"problem: {problem}" for problem in found["problems"]),
-    ]
-
-
-def _rows(found: Meta) -> list[tuple[str, str]]:
-    def shown(name: str, text: Callable[[Meta], str]) -> tuple[str, str]:
-        return name, "unknown" if found[name] is None else text(found[name])
-
-    recipes = [row for one in found["recipes"] or () for row in _recipe_rows(one)]
-    if found["recipes"] == []:
-        recipes = [("recipes", "no decision about a model yet")]
-    return [
-        *recipes,
-        shown(
-            "prefect", lambda one: f"{one['url'] or 'no server'}; next firing {one['next'] or 'none'}; {_queue(one)}"
-        ),
-        shown("mlflow", lambda one: str(one["address"])),
-        shown("store", lambda one: f"{one['root']}: {_gb(one['bytes'])} in use, {_gb(one['free'])} free"),
-        shown(
-            "spool", lambda one: f"{one['runs']} runs that MLflow lacks, the oldest {one['oldest_seconds']:.0f} s old"
-        ),
-        shown("verify", lambda one: f"{one['created']}: {one['damaged']} damaged" if one["created"] else "never"),
-    ]
-
-
-def _recipe_rows(one: Meta) -> list[tuple[str, str]]:
-    """Return what a recipe serves, what its last firing did, and what that cost."""
-    name, champion, last = one["recipe"], one["champion"], one["last"]
-    serves, firing = "no champion", "none"
-    if champion:
-        serves = f"champion {champion['number']} ({champion['artifact'][:19]}), {champion['days']:.0f} days old"
-    if last:
-        run = f"run {last['run']}" if last["run"] else "no run"
-        firing = f"{last['created']} {last['outcome']}: {last['why']}; {run}; {one['failures']} failures in a row"
-    rows = [(f"{name}: serves", serves), (f"{name}: last firing", firing)]
-    if last and last["seconds"] is not None:
-        price = f"{last['dollars']} USD" if last["dollars"] else "no price (hardware.price_per_hour is 0)"
-        rows.append((f"{name}: its cost", f"{report.seconds(last['seconds'])} s, {price}"))
-    return rows
-
-
-def _queue(prefect: Meta) -> str:
-    return f"{prefect['running']} running, {prefect['waiting']} waiting, {prefect['late']} late"
-
-
-def _gb(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 1e9:.3g} GB"
 
 
 def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problems]:
@@ -182,9 +137,9 @@ def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problem
     return found, [problem for name in parts if name in found for problem in problems[name]]
 
 
-def _prefect(home: Path, recipe: str | None, problems: Problems) -> Meta:
+def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealth:
     url = api_url(home)
-    nothing = {"url": None, "next": None, "running": 0, "waiting": 0, "late": 0}
+    nothing: PrefectHealth = {"url": None, "next": None, "running": 0, "waiting": 0, "late": 0}
     if url is None:
         return nothing
     wanted = {
@@ -215,7 +170,7 @@ def _prefect(home: Path, recipe: str | None, problems: Problems) -> Meta:
     }  # fmt: skip
 
 
-def _mlflow(home: Path, problems: Problems) -> Meta:
+def _mlflow(home: Path, problems: Problems) -> MlflowHealth:
     address = tracking_address(home, None)
     if address.startswith("http"):
         try:
@@ -230,7 +185,7 @@ def _is_awaited(home: Path, root: str) -> bool:
     return root == default_root(home) and not any((home / name).exists() for name in ("runs", "firings", "verified"))
 
 
-def _space(home: Path, root: str, problems: Problems) -> Meta:
+def _space(home: Path, root: str, problems: Problems) -> StoreHealth:
     folder = Path(root).expanduser()
     if "://" in root or (_is_awaited(home, root) and not folder.exists()):
         return {"root": root, "bytes": None, "free": None}
@@ -245,7 +200,7 @@ def _space(home: Path, root: str, problems: Problems) -> Meta:
     return {"root": root, "bytes": total, "free": free}
 
 
-def _spool(home: Path, problems: Problems) -> Meta:
+def _spool(home: Path, problems: Problems) -> SpoolHealth:
     logs = [log_file(home, run) for run in unsent_runs(home)]
     oldest = max((time.time() - log.stat().st_mtime for log in logs if log.exists()), default=0.0)
     if oldest > SPOOL_SECONDS:
@@ -253,8 +208,8 @@ def _spool(home: Path, problems: Problems) -> Meta:
     return {"runs": len(logs), "oldest_seconds": round(max(oldest, 0.0))}
 
 
-def _verify(home: Path, root: str, problems: Problems) -> Meta:
-    last = last_verified(home, root) or {"created": None, "damaged": None}
+def _verify(home: Path, root: str, problems: Problems) -> LastVerified:
+    last = last_verified(home, root)
     if last["damaged"]:
         problems.append(
             f"verify: {last['damaged']} files were damaged on {last['created']}: `trnflow verify` names them"
@@ -268,24 +223,6 @@ def _recipes(home: Path, root: str, recipe: str | None, problems: Problems) -> l
         return []
     store.check()
     return [_recipe(store, name, problems) for name in ([recipe] if recipe else recipes_of(store))]
-
-
-class Serving(TypedDict):
-    """A champion. days: its age."""
-
-    number: int | None
-    artifact: str | None
-    created: str
-    days: float
-
-
-class RecipeHealth(TypedDict):
-    """last: {created, outcome, why, run, seconds, dollars} of the last retrain; failures: in a row."""
-
-    recipe: str
-    champion: Serving | None
-    last: Meta | None
-    failures: int
 
 
 def _recipe(store: Store, name: str, problems: Problems) -> RecipeHealth:
@@ -305,25 +242,21 @@ def _recipe(store: Store, name: str, problems: Problems) -> RecipeHealth:
     return {"recipe": name, "champion": serves, "last": last, "failures": stands["failures"]}
 
 
-def _last(store: Store, ledger: Ledger) -> Meta | None:
+def _last(store: Store, ledger: Ledger) -> LastFiring | None:
     """Return the newest firing, with what its run took."""
     name, entries = ledger.recipe, map(ledger.entry, ledger.numbers)
-    decided = [dict(entry) for entry in islice((entry for entry in entries if entry["by"] == "retrain"), 1)]
-    noted = read_firings(store.home, name, store.root)[:1]
-    fired: list[Meta] = [*noted, *decided, *killed_retrains(store, name, {*run_ids(store)})]
+    decided = next((entry for entry in entries if entry["by"] == "retrain"), None)
+    fired: list[Firing | Entry] = [*read_firings(store.home, name, store.root)[:1]]
+    fired += [*([decided] if decided else []), *killed_retrains(store, name, {*run_ids(store)})]
     if not fired:
         return None
     newest = max(fired, key=lambda one: (not is_ahead(one["created"]), one["created"]))
-    record = (store.run(newest["run"]) or {}) if newest["run"] else {}
-    shown = {part: newest[part] for part in ("created", "outcome", "why", "run")}
-    return {**shown, "seconds": record.get("seconds"), "dollars": record.get("dollars")}
+    record = (store.run(newest["run"]) if newest["run"] else None) or {}
+    return {
+        "created": newest["created"], "outcome": newest["outcome"], "why": newest["why"], "run": newest["run"],
+        "seconds": record.get("seconds"), "dollars": record.get("dollars"),
+    }  # fmt: skip
 
 
 def _age(created: str) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
-
-
-def _write_page(home: Path, found: Meta) -> None:
-    title = "trnflow is healthy" if found["healthy"] else "trnflow is not healthy"
-    with contextlib.suppress(OSError):  # a full disk, which the answer names
-        write_whole(page_file(home), health_page(title, found["created"], found["problems"], _rows(found)))

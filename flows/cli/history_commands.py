@@ -17,9 +17,10 @@ from trnflow.flows.display import report
 from trnflow.flows.display.verdict import verdict_on
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import Record, RunRecord
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.keys.explain import leaves
-from trnflow.tasks.keys.lineage import Family, compare_runs
+from trnflow.tasks.keys.lineage import Change, Descendant, Family, FromSource, Made, RunDifference, compare_runs
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD, newest_runs
 from trnflow.tasks.store.ledger import read_ledger
@@ -41,7 +42,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     written.add_argument("--no-open", action="store_true", help="write the page only")
 
 
-def all_records(store: Store) -> list[Meta]:
+def all_records(store: Store) -> list[Record]:
     """Return the records of all stages, newest first, without those of shards, of which there may be thousands."""
     stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
     stages = [stage for stage in stages if not stage.endswith(SHARD)]
@@ -103,11 +104,11 @@ def lineage(options: Namespace) -> int:
     return 0
 
 
-def _artifacts(run: Meta) -> list[str]:
+def _artifacts(run: RunRecord) -> list[str | None]:
     return [stage.get("artifact") for stage in run.get("stages", [])]
 
 
-def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
+def _up_lines(node: Made | FromSource, indent: str, name: str = "") -> Iterator[str]:
     head = f"{indent}{name + ': ' if name else ''}"
     if "source" in node:
         yield f"{head}{_listed(node['source'])}"
@@ -119,7 +120,7 @@ def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
     if node["repeated"]:
         yield f"{head}{brief} made by {node['stage']} (see above)"
         return
-    adopted = f", adopted from {node['adopted']['from'][:12]}" if node.get("adopted") else ""
+    adopted = f", adopted from {adoption['from'][:12]}" if (adoption := node["adopted"]) else ""
     yield f"{head}{brief} made by {node['stage']} {node['created']}, key {node['key'][:12]}{adopted}"
     below = f"{indent}  "
     yield f"{below}params: {_listed(node['params'])}"
@@ -132,7 +133,7 @@ def _up_lines(node: Meta, indent: str, name: str = "") -> Iterator[str]:
         yield from _up_lines(item, below, inner)
 
 
-def _down_lines(nodes: list[Meta], indent: str) -> Iterator[str]:
+def _down_lines(nodes: list[Descendant], indent: str) -> Iterator[str]:
     for node in nodes:
         yield f"{indent}{node['stage']} {node['artifact'][:19]} {node['created']}, key {node['key'][:12]}"
         yield from _down_lines(node["down"], f"{indent}  ")
@@ -149,7 +150,7 @@ def diff(options: Namespace) -> int:
         f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
         for sign, head in zip("-+", (found["before"], found["after"]), strict=True)
     ]
-    for part in ("settings", "data", "code", "env", "artifacts", "metrics"):
+    for part in report.DIFFERENCES:
         lines += _diff_lines(part, found[part])
     if found["unknown"]:
         lines.append(f"not in both runs, or no longer on record: {', '.join(found['unknown'])}")
@@ -157,9 +158,15 @@ def diff(options: Namespace) -> int:
     return 0
 
 
-def differences(store: Store, before: str, after: str) -> Meta:
-    """Return how two runs differ: `before`, `after` (their `run_summary`) and what `compare_runs` found. before, after:
-    names of runs. Raises ConfigError."""
+class RunDiff(RunDifference):
+    """What `trnflow diff --json` prints."""
+
+    before: RunSummary
+    after: RunSummary
+
+
+def differences(store: Store, before: str, after: str) -> RunDiff:
+    """Return how two runs differ. before, after: names of runs. Raises ConfigError."""
     runs = [find_run(store, model_name(text)) for text in (before, after)]
     documents = [hide_secrets(store.run(run) or {}) for run in runs]  # earlier versions recorded secrets
     heads = [run_summary(run, document) for run, document in zip(runs, documents, strict=True)]
@@ -193,7 +200,7 @@ def page_of(store: Store, run: str) -> Path:
     return path
 
 
-def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> tuple[str, Meta] | None:
+def _previous(store: Store, run: str, document: RunRecord, ids: list[str]) -> tuple[str, RunDifference] | None:
     """Return the recipe's run before `run`, and what changed since. ids: of all runs, newest first."""
     for earlier in ids[ids.index(run) + 1 :]:
         before = store.run(earlier) or {}
@@ -202,7 +209,7 @@ def _previous(store: Store, run: str, document: Meta, ids: list[str]) -> tuple[s
     return None
 
 
-def _compared(store: Store, before: Meta, after: Meta) -> Meta:
+def _compared(store: Store, before: RunRecord, after: RunRecord) -> RunDifference:
     keys = [
         {stage["stage"]: stage["key"] for stage in run.get("stages", []) if stage["key"]} for run in (before, after)
     ]
@@ -211,7 +218,7 @@ def _compared(store: Store, before: Meta, after: Meta) -> Meta:
     return compare_runs(before, after, (was, now_is))
 
 
-def _diff_lines(part: str, changes: list[Meta]) -> Iterator[str]:
+def _diff_lines(part: str, changes: list[Change]) -> Iterator[str]:
     yield f"{part}:" if changes else f"{part}: the same"
     for change in changes:
         name, before, after = report.change_cells(change)

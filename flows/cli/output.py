@@ -8,9 +8,10 @@ import re
 import shlex
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import NoReturn
 
-from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.artifact import Json
 from trnflow.tasks.errors import BlobLost, TrnflowError
 from trnflow.tasks.launch.warm_parents import close_all
 from trnflow.tasks.store.model_names import WITH_WHICH
@@ -21,7 +22,7 @@ from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
 _OWN_RECIPE = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 
 
-def emit(options: Namespace, document: Meta, *lines: object) -> None:
+def emit(options: Namespace, document: Mapping[str, Json], *lines: object) -> None:
     """Print `document` as a line of JSON, secrets hidden, with --json; else each of `lines` as it is."""
     if options.json:
         emit_json({"schema": 1, **document})

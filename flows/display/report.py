@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trnflow.flows.runner.forecast import ANYWAY, dollars, total
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.scores import NAMES
+from trnflow.tasks.keys.lineage import Change
 
 FIRST_METRICS = (*NAMES, "train_rows", "rows_truncated", "rows_unsupervised")
 """The names of the metrics that a table shows before all others, in this order."""
+
+DIFFERENCES: tuple[Literal["settings", "data", "code", "env", "artifacts", "metrics"], ...] = (
+    "settings", "data", "code", "env", "artifacts", "metrics",
+)  # fmt: skip
+"""The parts of `RunDifference`, in the order in which they are shown."""
 
 MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
 """Action of a stage -> the sign before the stage's name in the progress: `=` for a hit (found in the store), for
@@ -86,10 +92,10 @@ def bytes_(value: int | None) -> str:
     return f"{value} B"
 
 
-def change_cells(found: Meta) -> tuple[str, str, str]:
-    """Return (name, value before, value after) of one of the changes that `compare_runs` found."""
-    name = " ".join(str(found[label]) for label in ("stage", "name") if label in found)
-    return name, _brief(found["before"]), _brief(found["after"])
+def change_cells(change: Change) -> tuple[str, str, str]:
+    """Return (name, value before, value after)."""
+    name = " ".join(filter(None, (change.get("stage"), change.get("name"))))
+    return name, _brief(change["before"]), _brief(change["after"])
 
 
 def _brief(value: Any) -> str:

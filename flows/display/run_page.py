@@ -7,23 +7,28 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trnflow.flows.display.report import change_cells, number, seconds
+from trnflow.flows.display.report import DIFFERENCES, change_cells, number, seconds
 from trnflow.flows.finetune import ROLES, STAGES
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.forecast import dollars
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import RecordedStage, RunRecord
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
 from trnflow.tasks.evaluation.scores import MAIN, TRAINING
 from trnflow.tasks.events import Event, log_file, parse_events
 from trnflow.tasks.events.event_types import Metrics
+from trnflow.tasks.keys.lineage import FromSource, Made, RunDifference
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import document_name
 from trnflow.tasks.store.model_names import artifact_of_run
 from trnflow.tasks.system.redaction import hide_secrets, scrub_all
+
+if TYPE_CHECKING:
+    from trnflow.tasks.evaluation.report_document import Report
 
 CURVES = (
     *dict.fromkeys(("loss", *TRAINING, *(f"eval_{name}" for name in MAIN))),
@@ -39,11 +44,14 @@ POINTS = 400
 LEFT, TOP, WIDTH, HEIGHT = 64, 8, 346, 150
 """The area of a curve in the template's drawing, in its units."""
 
-DIFFERENCES = ("settings", "data", "code", "env", "artifacts", "metrics")
-
 
 def run_page(
-    store: Store, run: str, document: Meta, verdict: str | None, previous: tuple[str, Meta] | None, lineage: Meta | None
+    store: Store,
+    run: str,
+    document: RunRecord,
+    verdict: str | None,
+    previous: tuple[str, RunDifference] | None,
+    lineage: Made | None,
 ) -> str:
     """Return the page of a run as HTML, without secrets. A note says if the store has lost the evaluation.
 
@@ -76,7 +84,7 @@ def run_page(
     return page(title, subtitle, scrub_all([*first, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
 
 
-def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, Meta | None]:
+def _evaluation(store: Store, document: RunRecord) -> tuple[list[str], Report | None, Meta | None]:
     """Return (notes, report.json, the page's part about the evaluation); None for what is not there."""
     digest = artifact_of_run(document, ROLES["evaluation"])
     if digest is None:
@@ -86,11 +94,11 @@ def _evaluation(store: Store, document: Meta) -> tuple[list[str], Meta | None, M
             store.copy_files(store.artifact(digest), Path(folder))
         except BlobLost as error:
             return [f"the evaluation is no longer in the store: {error.message}"], None, None
-        report = read_json(Path(folder) / "report.json")
+        report: Report = read_json(Path(folder) / "report.json")
         return report["notes"], report, evaluation_part(Path(folder), report)
 
 
-def _stages(document: Meta, price: float) -> Meta:
+def _stages(document: RunRecord, price: float) -> Meta:
     columns = ("stage", "action", "seconds", *(("USD",) if price else ()), "artifact", "why")
     rows = []
     for one in document["stages"]:
@@ -102,13 +110,13 @@ def _stages(document: Meta, price: float) -> Meta:
     return table(columns, rows, ("seconds", "USD"))
 
 
-def _reused(document: Meta) -> str:
+def _reused(document: RunRecord) -> str:
     reused = [one["stage"] for one in document["stages"] if one["action"] == "hit"]
     ran = sum(one["action"] == "ran" for one in document["stages"])
     return f"{ran} stages ran, {len(reused)} were reused from the store{': ' if reused else ''}{', '.join(reused)}."
 
 
-def _curves(store: Store, document: Meta) -> Iterator[Meta]:
+def _curves(store: Store, document: RunRecord) -> Iterator[Meta]:
     values = _training_metrics(store, document)
     for name in CURVES:
         points = sorted((step, found[name]) for step, found in values.items() if name in found)
@@ -116,7 +124,7 @@ def _curves(store: Store, document: Meta) -> Iterator[Meta]:
             yield {"name": name, **drawn(points)}
 
 
-def _training_metrics(store: Store, document: Meta) -> dict[int, dict[str, float]]:
+def _training_metrics(store: Store, document: RunRecord) -> dict[int, dict[str, float]]:
     """Return {step: {metric: value}} of all attempts of the training's key; the latest attempt counts."""
     key = next((one["key"] for one in document["stages"] if one["stage"] == ROLES["training"]), None)
     found: dict[int, dict[str, float]] = {}
@@ -162,7 +170,7 @@ def drawn(points: list[tuple[int, float]]) -> Meta:
     return {"points": line, "first": first, "last": last, "low": number(low), "high": number(high)}
 
 
-def _data(store: Store, document: Meta) -> Meta:
+def _data(store: Store, document: RunRecord) -> Meta:
     """Return the table of splits and lines about the data; None and [] if the store has lost the rows."""
     names = (ROLES["rows"], ROLES["texts"], ROLES["tokens"], ROLES["chunks"])
     rows, texts, tokens, packed = (_meta(store, document, name) for name in names)
@@ -196,7 +204,7 @@ def _counts(counts: Meta) -> str:
     return ", ".join(f"{name} {number(count)}" for name, count in counts.items())
 
 
-def _meta(store: Store, document: Meta, stage: str) -> Meta:
+def _meta(store: Store, document: RunRecord, stage: str) -> Meta:
     """Return the metadata of a stage's artifact; {} if the run has none or the store lost it."""
     digest = artifact_of_run(document, stage)
     try:
@@ -209,7 +217,7 @@ def _of(meta: Meta, name: str, split: str) -> str:
     return f"{meta[name][split]:,}" if split in meta.get(name, {}) else ""
 
 
-def _figures(document: Meta) -> Meta | None:
+def _figures(document: RunRecord) -> Meta | None:
     """Return the table of what stages measured, and of the metrics of the user's own."""
     rows = [
         (one["stage"], name, f"{number(value)}{_share(one, name, value)}")
@@ -219,16 +227,16 @@ def _figures(document: Meta) -> Meta | None:
     return table(("stage", "figure", "value"), rows, ("value",)) if rows else None
 
 
-def _own_metrics(stage: Meta) -> Meta:
+def _own_metrics(stage: RecordedStage) -> Meta:
     return {} if stage["stage"] in STAGES else dict(stage["metrics"])
 
 
-def _share(stage: Meta, figure: str, value: Any) -> str:
+def _share(stage: RecordedStage, figure: str, value: Any) -> str:
     """Return what a figure in seconds is of its stage's time, or "": a stage that did not run took none."""
     return f" ({value / stage['seconds']:.0%} of the stage)" if figure.endswith("_seconds") and stage["seconds"] else ""
 
 
-def _difference(previous: tuple[str, Meta] | None) -> Meta:
+def _difference(previous: tuple[str, RunDifference] | None) -> Meta:
     if previous is None:
         return {"before": "the run before", "changes": None, "unchanged": "This is the recipe's first run on record."}
     before, found = previous
@@ -237,7 +245,7 @@ def _difference(previous: tuple[str, Meta] | None) -> Meta:
     return {"before": before, "changes": changes, "unchanged": "Nothing differs."}
 
 
-def _tree(node: Meta, name: str) -> Meta:
+def _tree(node: Made | FromSource, name: str) -> Meta:
     """Return a node of `Family.up` for the template. name: under which the stage above reads it."""
     head = f"{name}: " if name else ""
     if "source" in node:

@@ -10,13 +10,14 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.flows.cli.history_commands import differences, page_of, run_summary
+from trnflow.flows.cli.history_commands import RunDiff, differences, page_of, run_summary
 from trnflow.flows.cli.live.runs_command import list_runs
 from trnflow.flows.display import report
 from trnflow.flows.display.live_block import html_table
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import find_model
 from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import default_root
@@ -50,7 +51,7 @@ class Run:
 
     def __init__(self, store: Store, run: str) -> None:
         self._store, self.id = store, run
-        self.record: Meta = store.run(run) or {}
+        self.record: RunRecord = store.run(run) or {}
 
     @property
     def metrics(self) -> Meta:
@@ -174,7 +175,7 @@ def runs() -> pd.DataFrame:
     return pd.DataFrame(list_runs(_store()))
 
 
-def diff(before: str | Run, after: str | Run) -> Meta:
+def diff(before: str | Run, after: str | Run) -> RunDiff:
     """Return how two runs differ in settings, data, code, libraries, artifacts and metrics, as `trnflow diff --json`."""
     names = [run.id if isinstance(run, Run) else run for run in (before, after)]
     return differences(before._store if isinstance(before, Run) else _store(), *names)

@@ -16,6 +16,7 @@ from trnflow.flows.runner.context import RunContext, make_plan
 from trnflow.flows.runner.graph import Node
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import KeyDocument, RunRecord
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.keys.explain import difference
 from trnflow.tasks.keys.key_document import key_document, key_of
@@ -124,11 +125,11 @@ def _start(recipe: Recipe, store: Store) -> str | None:
     return f"{name}@{champions[0]['number']}" if champions else None
 
 
-def _difference(plan: Plan, store: Store, run: Meta, *, portable: bool = False) -> str:
+def _difference(plan: Plan, store: Store, run: RunRecord, *, portable: bool = False) -> str:
     """Say how a recipe differs from what made the model of a run, or "". portable: leave out what a machine decides."""
-    keys = {stage["stage"]: stage["key"] for stage in run.get("stages", [])}
+    keys = {stage["stage"]: stage["key"] for stage in run.get("stages", []) if stage["key"]}
     trained, consolidated = (
-        store.record(stage, keys[stage]) if keys.get(stage) else None for stage in (TRAIN, CONSOLIDATE)
+        store.record(stage, keys[stage]) if stage in keys else None for stage in (TRAIN, CONSOLIDATE)
     )
     graphs = trained["document"]["inputs"].get("graphs") if trained and portable else None
     present = _training(plan, store, graphs) if graphs else plan.steps[TRAIN].document
@@ -154,13 +155,13 @@ def _difference(plan: Plan, store: Store, run: Meta, *, portable: bool = False) 
     return f"the store has lost {lost.path} of the newest judged model" if lost else ""
 
 
-def _portable(document: Meta) -> Meta:
+def _portable(document: KeyDocument) -> KeyDocument:
     """Return a key document without the device, and without the builds of libraries, such as `+cu128`."""
     env = {name: version.partition("+")[0] for name, version in document["env"].items()}
     return {**document, "env": env, "accel": {}}
 
 
-def _training(plan: Plan, store: Store, graphs: str) -> Meta | None:
+def _training(plan: Plan, store: Store, graphs: str) -> KeyDocument | None:
     """Return the key document that train would have with the graphs of another machine; None if an input is not known."""
     step = plan.steps[TRAIN]
     inputs = {**plan.inputs_of(step), "graphs": store.artifact(graphs)}
@@ -172,13 +173,13 @@ def _training(plan: Plan, store: Store, graphs: str) -> Meta | None:
 def _first_difference(plan: Plan, store: Store, keys: dict[str, str]) -> str:
     """Say how the first stage that would run differs from the newest judged model's. keys: {stage: key} of its run."""
     due = next(step for step in plan.steps.values() if step.action in ("run", "maybe"))
-    record = store.record(due.name, keys[due.name]) if keys.get(due.name) else None
+    record = store.record(due.name, keys[due.name]) if due.name in keys else None
     present = due.document
     sentence = _said(due.name, record["document"], present) if record and present else ""
     return sentence or f"{due.name}: {due.why}"
 
 
-def _said(stage: str, was: Meta, now_is: Meta) -> str:
+def _said(stage: str, was: KeyDocument, now_is: KeyDocument) -> str:
     """Say in one sentence how two key documents of a stage differ, or ""."""
     changes = difference(was, now_is)
     names = REASONS | ({"inputs": "the data"} if stage == ROLES["rows"] else {})
@@ -187,7 +188,7 @@ def _said(stage: str, was: Meta, now_is: Meta) -> str:
     return f"{' and '.join(parts)} changed ({stage}: {'; '.join(str(change) for change in shown)})" if changes else ""
 
 
-def _consolidation(plan: Plan, store: Store, shards: str) -> Meta:
+def _consolidation(plan: Plan, store: Store, shards: str) -> KeyDocument:
     """Return the key document that consolidate would have for a checkpoint's digest."""
     step = plan.steps[CONSOLIDATE]
     inputs = {**plan.inputs_of(step), "shards": store.artifact(shards)}
@@ -195,7 +196,7 @@ def _consolidation(plan: Plan, store: Store, shards: str) -> Meta:
     return _settled(key_document(step.node.stage, step.config, inputs, store.memo))
 
 
-def _settled(document: Meta) -> Meta:
+def _settled(document: KeyDocument) -> KeyDocument:
     """Return a key document of consolidate without FOLLOWING."""
     inputs = {name: value for name, value in document["inputs"].items() if name not in FOLLOWING}
     return {**document, "inputs": inputs}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import TypedDict, cast
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.store.ledger.entries import quoted_name
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.json_lines import parsed
@@ -32,12 +32,21 @@ def note_firing(home: Path, recipe: str, outcome: str, why: str, *, run: str | N
             handle.write(f"{json.dumps(line)}\n")
 
 
-def read_firings(home: Path, recipe: str, root: str) -> list[Meta]:
-    """Return {created, outcome, why, run} of each firing that `note_firing` added, the newest first. root: of the store."""
+class Firing(TypedDict):
+    """How a retrain ended that left no entry in the ledger."""
+
+    created: str
+    outcome: str
+    why: str
+    run: str | None
+
+
+def read_firings(home: Path, recipe: str, root: str) -> list[Firing]:
+    """Return the firings that `note_firing` added, the newest first. root: of the store."""
     file = _file(home, recipe)
     lines = file.read_bytes().splitlines() if file.exists() else []
     firings = [firing for line in reversed(lines) if (firing := parsed(line))]
-    return [firing for firing in firings if firing.pop("store", "") in ("", scrub(root))]
+    return [cast(Firing, firing) for firing in firings if firing.pop("store", "") in ("", scrub(root))]
 
 
 def _file(home: Path, recipe: str) -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 
-from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.documents import Documented, Journal, KeyDocument
 from trnflow.tasks.errors import is_interruption
 from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.store import Store
@@ -25,7 +26,7 @@ def run_of(attempt: str) -> str:
     return attempt.rsplit("-", 2)[0]
 
 
-def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> dict[str, Json]:
+def new_journal(run: str, stage: str, attempt: str, recipe: str = "") -> Journal:
     """Return the journal of an attempt that begins now in this process; writes nothing."""
     return {
         "schema": 1,
@@ -48,7 +49,7 @@ def ending(error: BaseException) -> str:
     return "interrupted" if is_interruption(error) else "failed"
 
 
-def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
+def outlook(store: Store, stage: str, key: str, document: KeyDocument) -> str:
     """Say where a resumable stage would start: on from step N of its partial state, or from zero, and how the nearest
     key that has partial state differs; "" if none has."""
     steps = store.partial(key).steps()
@@ -58,7 +59,7 @@ def outlook(store: Store, stage: str, key: str, document: Meta) -> str:
     return f"starts from zero: the unfinished one differs in {changes}" if changes else ""
 
 
-def nearest_changes(records: list[Meta], document: Meta) -> str:
+def nearest_changes(records: Sequence[Documented], document: KeyDocument) -> str:
     """Return, as text, in what a key document differs from the nearest of `records`; "" if there are none."""
     near = nearest_record(records, document)
     if near is None:
@@ -68,9 +69,9 @@ def nearest_changes(records: list[Meta], document: Meta) -> str:
     return "; ".join(map(str, changes[:2])) + more
 
 
-def unfinished(store: Store, stage: str) -> list[Meta]:
-    """Return [{"document": key document}] of a stage's keys that have partial state."""
-    found = []
+def unfinished(store: Store, stage: str) -> list[Documented]:
+    """Return the key documents of a stage's keys that have partial state."""
+    found: list[Documented] = []
     for key in store.backend.folders("partial"):
         names = [document_name(name) for name in store.backend.names(f"attempts/{key}")]
         # partial state lies under its key alone: the newest journal that has the key document tells what it is of

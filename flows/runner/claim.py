@@ -104,6 +104,6 @@ class Turn:
 
 def describe_maker(store: Store, stage: str, key: str) -> str:
     """Return the process that made the result of a key, as `HOST pid N`."""
-    record = store.record(stage, key) or {}
-    attempt = store.attempt(key, str(record.get("attempt", "")))
+    record = store.record(stage, key)
+    attempt = store.attempt(key, record["attempt"] if record else "")
     return f"{attempt.get('host', 'an unknown host')} pid {attempt.get('pid', '?')}"

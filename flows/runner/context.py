@@ -141,6 +141,6 @@ def make_plan(graph: Graph, context: RunContext) -> Plan:
     return plan
 
 
-def plan_of(graph: Graph, recipe: Recipe, store: Store, *, offline: bool = True) -> Plan:
-    """Plan a graph of a recipe in a context of its own."""
-    return make_plan(graph, context_of(recipe, store, offline=offline))
+def plan_of(graph: Graph, recipe: Recipe, store: Store) -> Plan:
+    """Plan a graph of a recipe in a context of its own, without asking a hub."""
+    return make_plan(graph, context_of(recipe, store, offline=True))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import Record
 from trnflow.tasks.keys.explain import difference
 from trnflow.tasks.store import Store
 
@@ -20,7 +20,16 @@ class Forecast(NamedTuple):
     bytes: int | None = None
 
 
-def forecast(store: Store, records: list[Meta], known: Meta) -> Forecast:
+class Total(TypedDict):
+    """What stages are expected to cost together. unknown: those whose seconds can't be predicted; they count as 0."""
+
+    seconds: float
+    bytes: int
+    dollars: float
+    unknown: list[str]
+
+
+def forecast(store: Store, records: list[Record], known: Mapping[str, Any]) -> Forecast:
     """Return what the attempt needed that made the past result most like this one.
 
     Args:
@@ -28,8 +37,9 @@ def forecast(store: Store, records: list[Meta], known: Meta) -> Forecast:
         known: The tables of the key document that are known before the run, which alone are compared.
     """
 
-    def distance(record: Meta) -> int:
-        return len(difference({part: record["document"][part] for part in known}, known))
+    def distance(record: Record) -> int:
+        past: Mapping[str, Any] = record["document"]
+        return len(difference({part: past[part] for part in known}, known))
 
     for record in sorted(records, key=distance):
         attempt = store.attempt(record["key"], record["attempt"])
@@ -43,16 +53,13 @@ def dollars(seconds: float, price_per_hour: float) -> float:
     return seconds / 3600 * price_per_hour
 
 
-def total(stages: Iterable[Mapping[str, Any]], price_per_hour: float) -> Meta:
-    """Return what the stages of a plan that would run or may run are expected to cost together. price_per_hour: USD.
-
-    unknown: the names of those whose seconds can't be predicted; they count as 0.
-    """
+def total(stages: Iterable[Mapping[str, Any]], price_per_hour: float) -> Total:
+    """Return what the stages of a plan that would run or may run are expected to cost together. price_per_hour: USD."""
     due = [stage for stage in stages if stage["action"] not in ANYWAY]
     seconds = sum(stage["seconds"] or 0.0 for stage in due)
-    return {
-        "seconds": seconds,
-        "bytes": sum(stage["bytes"] or 0 for stage in due),
-        "dollars": dollars(seconds, price_per_hour),
-        "unknown": [stage["stage"] for stage in due if stage["seconds"] is None],
-    }
+    return Total(
+        seconds=seconds,
+        bytes=sum(stage["bytes"] or 0 for stage in due),
+        dollars=dollars(seconds, price_per_hour),
+        unknown=[stage["stage"] for stage in due if stage["seconds"] is None],
+    )

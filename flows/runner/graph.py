@@ -10,12 +10,13 @@ from typing import Any
 from trnflow.flows.recipes.files import nearest
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import Known, Stage, stage_of
 from trnflow.tasks.store import Store
 
-Choose = Callable[[Store, Any, Meta], tuple[Artifact | None, str]]
+Choose = Callable[[Store, Any, KeyDocument], tuple[Artifact | None, str]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.flows.runner.work_folders import data_folders
-from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.keys.allowed_files import permit_for
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.launch.job import Job
@@ -21,7 +22,7 @@ def stage_job(
     store: Store,
     stage: Stage,
     config: StageConfig,
-    document: Meta,
+    document: KeyDocument,
     inputs: dict[str, Input | Source],
     out: Path,
     *,

@@ -24,6 +24,7 @@ from trnflow.flows.runner.stored import Stored, check_record, publish, rehash_ch
 from trnflow.flows.runner.work_folders import attempt_log, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
+from trnflow.tasks.documents import Journal, Record, RecordName, Shard
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.events import Emit
 from trnflow.tasks.events.state import present
@@ -148,7 +149,7 @@ class _Attempt:
         report = self.keeper.report if self.keeper else begin(self.name)
         journal = new_journal(self.context.run, self.name, lease.attempt, self.context.recipe.name)
         # garbage collection leaves these alone while the attempt is alive
-        journal["holds"] = [{"stage": step.name, "key": step.key} for step in self.before]
+        journal["holds"] = [RecordName(stage=step.name, key=str(step.key)) for step in self.before]
         if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
             say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document))
             journal["document"] = self.document
@@ -163,7 +164,7 @@ class _Attempt:
             lease.check()
         recorded = publish(
             self.store, self.document, artifact, journal["attempt"], holds=journal["holds"], unusable=self._replaces,
-            **shard_entries(self.store, journal),
+            shards=shard_entries(self.store, journal),
         )  # fmt: skip
         self.note_difference(recorded)
         self.store.partial(self.key).prune(0)
@@ -172,7 +173,7 @@ class _Attempt:
         return Stored(artifact, "ran", "", journal["seconds"], journal["figures"])
 
     @contextlib.contextmanager
-    def _journalled(self, journal: Meta) -> Iterator[None]:
+    def _journalled(self, journal: Journal) -> Iterator[None]:
         """Write the journal when the attempt begins, and again when it ends, also after an error."""
         begun = time.monotonic()
         self.store.write_attempt(self.key, journal["attempt"], journal)
@@ -188,7 +189,7 @@ class _Attempt:
             journal |= {"ended": now(), "seconds": round(time.monotonic() - begun, 3)}
             self.store.write_attempt(self.key, journal["attempt"], journal)
 
-    def _run(self, work: Path, journal: Meta, emit: Emit) -> Meta:
+    def _run(self, work: Path, journal: Journal, emit: Emit) -> Meta:
         context, attempt = self.context, journal["attempt"]
         given = self.inputs | self._kept(journal, emit)
         reads = parameters(self.stage.function)
@@ -204,7 +205,7 @@ class _Attempt:
             return run_job(job, emit)
         return Shards(self.store, self.stage, job, journal, work, maker, self.forced, context.note).run(emit)
 
-    def _kept(self, journal: Meta, emit: Emit) -> dict[str, Artifact]:
+    def _kept(self, journal: Journal, emit: Emit) -> dict[str, Artifact]:
         """Look up or make the inputs that the stage keeps, and list them in the journal, which protects them."""
         kept, keeper = {}, Keeper(self.shown, emit)
         for name, step in kept_steps(self.step, self.inputs, self.store.memo).items():
@@ -214,12 +215,12 @@ class _Attempt:
             if stored.action == "hit":
                 emit({"info": f"its {name}: {stored.why}"})
                 emit({"figures": stored.figures})
-            listed = {"stage": step.name, "key": step.key, "artifact": stored.artifact.digest}
+            listed = Shard(stage=step.name, key=str(step.key), artifact=stored.artifact.digest)
             journal.setdefault("shards", []).append(listed)
             kept[name] = stored.artifact
         return kept
 
-    def _hearing(self, report: Emit, journal: Meta, lease: Lease) -> Emit:
+    def _hearing(self, report: Emit, journal: Journal, lease: Lease) -> Emit:
         """Return the function that takes the stage's reports: for the log, the journal's figures and the heartbeat."""
 
         def emit(event: Meta) -> None:
@@ -252,7 +253,7 @@ class _Attempt:
                     "inputs are read-only: copy what must change; the next run restores the file",
                 )
 
-    def _replaces(self, published: Meta) -> bool:
+    def _replaces(self, published: Record) -> bool:
         """Return whether this run's artifact replaces another run's record."""
         return self.forced or check_record(self.store, published, self.stage.kind, self.context.lost).artifact is None
 

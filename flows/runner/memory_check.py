@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.forecast import ANYWAY
@@ -35,18 +35,28 @@ STATE = 1.5
 UNTRACED = "not traced yet: `plan --trace` traces it, and `run` does before it runs a data stage"
 
 
+class MemoryDocument(TypedDict):
+    """What `trnflow plan --json` prints. estimate: {use: bytes on each device}; device_bytes: a device has; micro_batch: rows
+    of a replica in one forward pass. None if unknown."""
+
+    estimate: Meta | None
+    device_bytes: int | None
+    exact: bool
+    micro_batch: int | None
+    fits: bool | None
+    why: str
+
+
 @dataclass(frozen=True)
 class MemoryReport:
     """The memory that training needs, compared with what a device has.
 
     Attributes:
-        config: the training config, with `micro_batch: auto` replaced by the chosen number if `memory` is known.
-        why: the reason why `memory` is unknown, as text for the user; empty if it is known.
-        limit: the memory of a device in bytes; None when unknown.
-        memory: the memory that training needs on each device; None when it is unknown.
-        exact: whether the rows that will be trained on exist already (stage pack_chunks has made them), so that
-            `memory` is not an estimate.
-        error: the error with which a run would be refused; None when it would not be.
+        config: `micro_batch: auto` is replaced if `memory` is known.
+        limit: The memory of a device in bytes.
+        memory: On each device; None if unknown, because of `why`.
+        exact: Whether the rows to train on are packed already: else `memory` is an estimate.
+        error: With which a run would be refused.
     """
 
     config: TrainConfig
@@ -56,15 +66,7 @@ class MemoryReport:
     why: str = ""
     error: TrnflowError | None = None
 
-    def to_json(self) -> Meta:
-        """Return the report as `trnflow plan --json` prints it.
-
-        Returns:
-            {"estimate": {use: bytes on each device}, as `Memory.to_json` returns it, None if unknown; "device_bytes":
-            the memory of a device, None if unknown; "exact": as the attribute; "micro_batch": the rows in one forward
-            pass of one copy of the model, None if `estimate` is; "fits": whether the estimate is at most
-            `device_bytes`, None if either is unknown; "why": the reason why the estimate is unknown, else empty}.
-        """
+    def to_json(self) -> MemoryDocument:
         return {
             "estimate": self.memory.to_json() if self.memory else None,
             "device_bytes": self.limit,
@@ -83,15 +85,12 @@ class MemoryReport:
 
 
 class Rows(NamedTuple):
-    """What is known before a run about the rows that training will read. The memory of training is measured for rows
-    with these properties.
+    """What is known before a run of the rows that training will read.
 
     Attributes:
-        meta: entries of the metadata of the artifact of pack_chunks (real if the store has it, else expected): those
-            named in ROW_FIELDS, such as `lengths` and `vocab_size`, on which the memory of training depends.
-        packed: whether the store has the rows already, made by stage pack_chunks.
-        sure: whether the real rows will be at least as long and the vocabulary at least as large, so that training
-            certainly does not fit if these rows do not fit.
+        meta: The ROW_FIELDS of the metadata of `pack_chunks`, real or expected.
+        packed: Whether the store has the rows.
+        sure: Whether the real rows are at least as long and the vocabulary as large: what does not fit now never will.
     """
 
     meta: Meta
@@ -103,14 +102,9 @@ Trace = Callable[[TrainConfig, Source, Meta, int | None], Traced]
 
 
 def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> MemoryReport:
-    """Return a report of how much memory training needs: as a past result of precompile (the stage that measures the
-    memory) says, else as the cache of earlier measurements says, else as measured now by `trace`.
+    """Return how much memory training needs: as precompile's result says, else the cache of measurements, else `trace`.
 
-    Args:
-        plan: The plan of the recipe's pipeline.
-        trace: A function that measures the memory in a child process, which takes seconds. Called only when there is no
-            earlier measurement; the new measurement is cached. If `trace` is None and there is no earlier measurement,
-            the report's `memory` is None and its `why` gives the reason.
+    trace: measures in a child process, which takes seconds; None: what was never measured stays unknown.
     """
     config, limit = recipe.training, known_memory(recipe.training)
     graphs = plan.roles["graphs"].artifact
@@ -182,9 +176,7 @@ def fit_to_machine(recipe: Recipe, model: Source, memo: Memo, trace: Trace | Non
 
 
 def expected_rows(recipe: Recipe, plan: Plan) -> Rows:
-    """Return the properties of the training rows on which the memory of training depends. They are read from the
-    artifact of pack_chunks (the stage that makes the training rows) if the store has it. Otherwise the row length
-    follows from the recipe's settings, and the vocabulary from the artifact of tokenize_text or the settings."""
+    """Return what is known of the training rows: from the packed ones, else by the settings and the tokens."""
     packed, tokens = plan.roles["chunks"].artifact, plan.roles["tokens"].artifact
     if packed is not None:
         return Rows({name: packed.meta.get(name) for name in ROW_FIELDS}, packed=True, sure=True)
@@ -210,7 +202,7 @@ def _rows_of_settings(recipe: Recipe, model: Source) -> Rows:
 
 
 def _longest(recipe: Recipe) -> tuple[int, bool]:
-    """Return (number of tokens of the longest row, whether that number is only an upper bound)."""
+    """Return (tokens of the longest row, whether that is only an upper bound)."""
     pack = recipe.pack
     if pack.strategy != "bucket":
         return pack.chunk_length, False
@@ -230,7 +222,7 @@ def _vocabulary(recipe: Recipe, model: Source) -> int | None:
 def _traced(
     config: TrainConfig, model: Source, memo: Memo, rows: Meta, limit: int | None, trace: Trace | None
 ) -> Traced | None:
-    """Return the measurement from the cache, else by calling `trace`; None if it is not cached and `trace` is None."""
+    """Return the cached measurement, else that of `trace`, which is cached; None without either."""
     key = trace_key(config, model, rows, limit, memo)
     found = memo.get("memory", key, "")
     if found is None and trace is not None:

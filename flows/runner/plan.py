@@ -18,6 +18,7 @@ from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import CODE, Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.documents import KeyDocument, Record, RecordedStage
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
@@ -82,7 +83,7 @@ class Step:
     action: str = "maybe"
     why: str = ""
     key: str | None = None
-    document: Meta | None = None
+    document: KeyDocument | None = None
     artifact: Artifact | None = None
     seconds: float | None = 0.0
     figures: Meta = field(default_factory=dict)
@@ -128,7 +129,7 @@ class Step:
             "bytes": self.bytes,
         }
 
-    def outcome(self) -> Meta:
+    def outcome(self) -> RecordedStage:
         """Return the settled step as a run record has it."""
         return {
             "stage": self.name,
@@ -337,8 +338,8 @@ class Plan:
             self._forecast(step, self._past(step), step.document or {})
         return None
 
-    def _past(self, step: Step) -> list[Meta]:
+    def _past(self, step: Step) -> list[Record]:
         return self.store.records(step.name, RECENT)
 
-    def _forecast(self, step: Step, past: list[Meta], known: Meta) -> None:
+    def _forecast(self, step: Step, past: list[Record], known: Mapping[str, Any]) -> None:
         step.seconds, step.expected_bytes = forecast(self.store, past, known)

@@ -19,9 +19,9 @@ from trnflow.flows.runner.stored import Stored
 from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
 from trnflow.tasks.events.retention import PREVIEW
-from trnflow.tasks.events.state import RunRecord
 from trnflow.tasks.launch import landlock
 from trnflow.tasks.system.redaction import scrub, scrubbed
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trnflow.tasks.artifact import Artifact, File, Json, Meta
+from trnflow.tasks.artifact import Artifact, File, Meta
+from trnflow.tasks.documents import KeyDocument, Record, RecordName
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.store import Store
@@ -31,7 +32,7 @@ class Stored:
     figures: Meta = field(default_factory=dict)
 
     @classmethod
-    def of_record(cls, store: Store, record: Meta, artifact: Artifact) -> Stored:
+    def of_record(cls, store: Store, record: Record, artifact: Artifact) -> Stored:
         """Return the hit of a record whose artifact can be used."""
         figures = store.attempt(record["key"], record["attempt"]).get("figures", {})
         why = f"adopted {record['created']}" if "adopted" in record else f"made {record['created']}"
@@ -51,7 +52,7 @@ class Recorded(NamedTuple):
     changed: tuple[File, ...] = ()
 
 
-def check_record(store: Store, record: Meta, kind: str, lost: set[str]) -> Recorded:
+def check_record(store: Store, record: Record, kind: str, lost: set[str]) -> Recorded:
     """Check by sizes and stamps whether the artifact of a record can be used; reads no blob, and of a remote store looks
     at none.
 
@@ -81,26 +82,25 @@ def rehash_changed(store: Store, recorded: Recorded) -> Recorded:
 
 def publish(
     store: Store,
-    document: Meta,
+    document: KeyDocument,
     artifact: Artifact,
     attempt: str,
     *,
-    holds: Sequence[Meta] = (),
-    unusable: Callable[[Meta], bool],
-    **more: Json,
+    holds: Sequence[RecordName] = (),
+    unusable: Callable[[Record], bool],
+    shards: Sequence[RecordName] = (),
 ) -> str:
     """Put an artifact on record, unless another run published another one first. Return the digest on record.
 
     Args:
-        document: The key document.
-        holds: {"stage", "key"} of records that the artifact depends on; they are brought back from the trash.
+        holds: Records that the artifact depends on; they are brought back from the trash.
         unusable: Whether to replace the other run's record.
-        more: Further fields of the record.
+        shards: What the record lists as its parts.
 
     Raises:
         BlobLost: A record or file that the artifact depends on is gone.
     """
-    record = {
+    record: Record = {
         "schema": 1,
         "stage": document["stage"],
         "key": key_of(document),
@@ -108,11 +108,11 @@ def publish(
         "artifact": artifact.digest,
         "attempt": attempt,
         "created": now(),
-        **more,
     }
+    if shards:
+        record["shards"] = [*shards]
     store.restore([*holds], artifact)
     published = store.publish(record)
     if published["artifact"] != artifact.digest and unusable(published):
         published = store.publish(record, replace=True)
-    digest: str = published["artifact"]
-    return digest
+    return published["artifact"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trnflow.flows.recipes.names import model_name
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.keys.key_document import key_of
 from trnflow.tasks.keys.lineage import start_of
@@ -36,7 +37,7 @@ class EarlierModel:
 
     artifact: Artifact
     setting: str
-    document: Meta | None = None
+    document: KeyDocument | None = None
     is_champion: bool = False
 
 
@@ -97,7 +98,7 @@ def _unknown(name: ModelName) -> ConfigError:
     )
 
 
-def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple[Artifact | None, str]:
+def starting_model(store: Store, earlier: EarlierModel, document: KeyDocument) -> tuple[Artifact | None, str]:
     """Return (the model that training starts from, or None; a note for the user, or "").
 
     That is `earlier`, unless this training repeats the one that made it: then it is the model which that one started from
@@ -105,8 +106,8 @@ def starting_model(store: Store, earlier: EarlierModel, document: Meta) -> tuple
 
     document: the key document of the training that is about to start, without its starting model.
     """
-    before, start = start_of(earlier.document or {})
-    if key_of(before) != key_of(document):
+    before, start = start_of(earlier.document) if earlier.document else (None, None)
+    if before is None or key_of(before) != key_of(document):
         return earlier.artifact, ""
     if start is None:
         return (None if earlier.is_champion else earlier.artifact), ""
@@ -138,7 +139,7 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
     return artifact
 
 
-def _training_of(store: Store, model: str) -> Meta | None:
+def _training_of(store: Store, model: str) -> KeyDocument | None:
     """Return the key document of the training of which consolidate made a model; None if a record is gone."""
     made = next((one for one in store.records(MODEL) if one["artifact"] == model), None)
     shards = made["document"]["inputs"].get("shards") if made else None

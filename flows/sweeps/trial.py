@@ -124,8 +124,8 @@ def seconds_of(store: Store, step: Step) -> float:
     """Return how long it once took to make what a stage found in the store; 0 for one that ran."""
     if step.action != "hit" or step.key is None or step.name == LAST:
         return 0.0
-    record = store.record(step.name, step.key) or {}
-    return float(store.attempt(step.key, str(record.get("attempt", ""))).get("seconds") or 0.0)
+    record = store.record(step.name, step.key)
+    return float(store.attempt(step.key, record["attempt"] if record else "").get("seconds") or 0.0)
 
 
 def direct_runs(answers: Answers) -> Run:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import RecordedStage
 from trnflow.tasks.errors import ErrorDocument, PlacedError
 
 SCHEMA = 1
@@ -126,19 +127,6 @@ class Note(_Line):
 class Repair(_Line):
     event: Literal["repair"]
     digest: str
-
-
-class RecordedStage(TypedDict):
-    """A stage in a run record. action: ran, hit or skip."""
-
-    stage: str
-    action: str
-    key: str | None
-    artifact: str | None
-    seconds: float | None
-    metrics: Meta
-    figures: Meta
-    why: str
 
 
 class _StageEnded(_Line, RecordedStage):

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import PlacedError, StoreError, is_interruption, unexpected
 from trnflow.tasks.events.event_types import SCHEMA, Event
 from trnflow.tasks.events.retention import FILE, prune_logs, run_folder
-from trnflow.tasks.events.state import RunRecord, RunState, present
+from trnflow.tasks.events.state import RunState, present
 from trnflow.tasks.system.private_files import make_home
 from trnflow.tasks.system.redaction import map_leaves, scrub_all
 

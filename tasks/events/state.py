@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from typing import TypedDict, cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import RecordedStage, RunRecord
 from trnflow.tasks.errors import ErrorDocument, PlacedError
-from trnflow.tasks.events.event_types import Event, Progress, RecordedStage, RunBegun, RunEnded, StageEnded, stages_of
+from trnflow.tasks.events.event_types import Event, Progress, RunBegun, RunEnded, StageEnded, stages_of
 
 NOTHING_TO_DO = ("hit", "skip")
 """Actions of stages that cost nothing."""
@@ -102,33 +103,6 @@ class StageState:
         return min(self.done / self.total, 1.0) if self.total else 0.0
 
 
-class Start(TypedDict):
-    """The model in the store that training started from."""
-
-    artifact: str
-
-
-class RunRecord(TypedDict, total=False):
-    """`runs/<run>.json`. resolved: the recipe with all settings, without secrets; ended: in UTC; checkout: of the program."""
-
-    schema: int
-    run: str
-    recipe: str
-    seconds: float | None
-    dollars: float
-    stages: list[RecordedStage]
-    notes: list[str]
-    error: PlacedError
-    resolved: Meta
-    until: str | None
-    force: list[str]
-    outcome: str
-    ended: str
-    host: Meta
-    checkout: Meta | None
-    start: Start
-
-
 @dataclass
 class RunState:
     """The state of a run.
@@ -199,7 +173,7 @@ class RunState:
             self.skipped += 1
 
     def begin(self, stage: str) -> StageState:
-        """Count work that is no stage of a plan, such as a prediction; returns its state, which begins now."""
+        """Add work that is no stage of a plan, such as a prediction, as running from now on; return its state."""
         self.stages[stage] = StageState(stage, "running", begun=present())
         return self.stages[stage]
 

@@ -74,7 +74,7 @@ def closure(
 
 
 def closure_files(module: str, memo: Memo, search: tuple[str, ...] | None = None) -> dict[str, str]:
-    """Return {module: file} of the table code."""
+    """Return {module: file} of the modules in a `closure`."""
     return dict(_closure(module, memo, stamp, search)["files"])
 
 

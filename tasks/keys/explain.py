@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.documents import Documented, KeyDocument
 from trnflow.tasks.keys.key_document import TABLES
+
+HasDocument = TypeVar("HasDocument", bound=Documented)
 
 
 class ValueChange(NamedTuple):
@@ -36,7 +39,7 @@ class ValueChange(NamedTuple):
         return f"{self.part}.{self.name}: {_short(self.before)} -> {_short(self.after)}"
 
 
-def difference(before: Meta, after: Meta) -> list[ValueChange]:
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ValueChange]:
     """Return the values that differ between two key documents, sorted by table, then by name."""
     changes = []
     for part in TABLES:
@@ -63,7 +66,9 @@ def moved_settings(before: Meta, after: Meta) -> dict[str, str]:
     return {gone[last][0]: appeared[last][0] for last in gone if len(gone[last]) == len(appeared.get(last, ())) == 1}
 
 
-def nearest_record(records: list[Meta], document: Meta) -> tuple[Meta, list[ValueChange]] | None:
+def nearest_record(
+    records: Iterable[HasDocument], document: KeyDocument
+) -> tuple[HasDocument, list[ValueChange]] | None:
     """Return (record, differences) of the record nearest to `document`, the newest of several; None without records."""
     scored = [(record, difference(record["document"], document)) for record in records]
     return min(scored, key=lambda pair: len(pair[1]), default=None)

@@ -214,7 +214,6 @@ def refuse_missing(code: Source) -> None:
 
 
 def signature_of(setting: str) -> Signature:
-    """Return the signature of a hook."""
     return next(
         signature for name, signature in SIGNATURES.items() if setting == name or setting.startswith(f"{name}.")
     )

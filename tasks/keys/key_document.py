@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import CODE, Meta, Source
 from trnflow.tasks.config import StageConfig
@@ -14,6 +15,9 @@ from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 from trnflow.tasks.keys.module_finder import project_folder
 from trnflow.tasks.stage import Keyed, Stage
 
+if TYPE_CHECKING:
+    from trnflow.tasks.documents import KeyDocument
+
 SCHEMA = 2
 
 TABLES = ("code", "params", "inputs", "env", "accel")
@@ -22,14 +26,10 @@ TABLES = ("code", "params", "inputs", "env", "accel")
 
 def key_document(
     stage: Stage, config: StageConfig, inputs: Keyed, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp
-) -> Meta:
+) -> KeyDocument:
     """Return a stage's key document.
 
     inputs: {name: artifact or source}; stamp_of: see `closure`. Raises ConfigError when an asset is missing.
-
-    Returns:
-        {"schema", "stage", "code": {module or asset: hash}, "params": {setting: value}, "inputs": {name: digest, or
-        identity of a source}, "env": {distribution: version}, "accel": accelerator and machine, or {}}
     """
     code, env = stage_closure(stage, memo, stamp_of)
     own = [item for item in inputs.values() if isinstance(item, Source) and item.kind == CODE]
@@ -56,7 +56,7 @@ def stage_closure(stage: Stage, memo: Memo, stamp_of: Callable[[str], Stamp] = s
     return Closure(code, env)
 
 
-def key_of(document: Meta) -> str:
+def key_of(document: KeyDocument) -> str:
     """Return the key of a key document: 64 hexadecimal digits."""
     return digest_of(document).removeprefix("sha256:")
 

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trnflow.tasks.artifact import Input, Json, Meta, Source
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.keys.file_audit import Permit
 from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.system.redaction import scrub
@@ -71,7 +72,7 @@ class Job:
     inputs: dict[str, Input | Source]
     out: Path
     log: Path
-    document: Meta = field(default_factory=dict)
+    document: KeyDocument = field(default_factory=lambda: cast(KeyDocument, {}))
     attempt: str = ""
     root: str = ""
     home: str = ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import TypedDict
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.store.ledger.entries import quoted_name
 from trnflow.tasks.store.verify import Verified
 from trnflow.tasks.system.clock import now
@@ -21,12 +21,19 @@ def note_verified(home: Path, root: str, result: Verified) -> None:
         write_whole(_file(home, root), json.dumps({"created": now(), "damaged": damaged}))
 
 
-def last_verified(home: Path, root: str) -> Meta | None:
-    """Return {created, damaged}; None if the store was never verified on this machine."""
+class LastVerified(TypedDict):
+    """created: None if the store was never verified on this machine. damaged: files."""
+
+    created: str | None
+    damaged: int | None
+
+
+def last_verified(home: Path, root: str) -> LastVerified:
+    """Return what the last verify of a store found."""
     with contextlib.suppress(OSError, ValueError):
         document = json.loads(_file(home, root).read_text(encoding="utf-8"))
         return {"created": str(document["created"]), "damaged": int(document["damaged"])}
-    return None
+    return {"created": None, "damaged": None}
 
 
 def _file(home: Path, root: str) -> Path:

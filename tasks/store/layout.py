@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 from trnflow.tasks.artifact import File, Json, Meta, checked_path
+from trnflow.tasks.documents import Record
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import sha256_bytes
@@ -40,7 +42,6 @@ def file_name(file: File) -> str:
 
 
 def record_name(stage: str, key: str) -> str:
-    """Return a record's path."""
     return f"records/{stage}/{key}.json"
 
 
@@ -113,7 +114,7 @@ def read_object(data: bytes) -> Meta:
     return document
 
 
-def checked_record(name: str, data: bytes) -> Meta:
+def checked_record(name: str, data: bytes) -> Record:
     """Parse and check a record, without its artifact. Raises ValueError if it is not of the stage and key in `name`."""
     record = read_object(data)
     try:
@@ -127,7 +128,7 @@ def checked_record(name: str, data: bytes) -> Meta:
     wrong = next(_misshapen(record), None)
     if wrong is not None:
         raise ValueError(f"it is not of a record's shape: {wrong}")
-    return record
+    return cast(Record, record)
 
 
 def _misshapen(record: Meta) -> Iterator[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store.layout import SHARD, blob_name, is_ahead, newest_runs, read_manifest
 from trnflow.tasks.store.ledger import read_ledger
@@ -150,7 +150,7 @@ def newest_model(store: Store, recipe: str, stages: Sequence[str] = MODEL_STAGES
     return None
 
 
-def artifact_of_run(run: Meta, *stages: str) -> str | None:
+def artifact_of_run(run: RunRecord, *stages: str) -> str | None:
     """Return the digest of the artifact of the first of `stages` that has one in a run record, or None."""
     made = {stage["stage"]: stage.get("artifact") for stage in run.get("stages", [])}
     return next((made[stage] for stage in stages if made.get(stage)), None)
@@ -223,9 +223,9 @@ def _run_ids(store: Store, more: Iterable[str] = ()) -> list[str]:
     return sorted(sorted({*ids, *more}, reverse=True), key=is_ahead) if (more := [*more]) else ids
 
 
-def _artifacts(run: Meta) -> list[str]:
+def _artifacts(run: RunRecord) -> list[str]:
     """Return the digests of a run's artifacts, in the order of its stages."""
-    return [stage["artifact"] for stage in run.get("stages", []) if stage.get("artifact")]
+    return [str(stage["artifact"]) for stage in run.get("stages", []) if stage.get("artifact")]
 
 
 def _digests(store: Store, name: ModelName) -> list[str]:

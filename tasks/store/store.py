@@ -6,11 +6,12 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import cast
 
 from trnflow.tasks.artifact import Artifact, Json, Meta
+from trnflow.tasks.documents import Journal, Record, RecordName, RunRecord
 from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads
@@ -90,7 +91,7 @@ class Store(BlobStore):
                 time.sleep(pause)
         return self.backend.read("FORMAT.json")
 
-    def record(self, stage: str, key: str) -> Meta | None:
+    def record(self, stage: str, key: str) -> Record | None:
         """Return a key's record, or None; a damaged one is quarantined. The artifact is not checked."""
         name = record_name(stage, key)
         try:
@@ -101,7 +102,7 @@ class Store(BlobStore):
             self._quarantine(name)
             return None
 
-    def records(self, stage: str, newest: int | None = None) -> list[Meta]:
+    def records(self, stage: str, newest: int | None = None) -> list[Record]:
         """Return a stage's records, newest first. newest: only so many, those written last."""
         entries = [entry for entry in self.backend.entries(f"records/{stage}") if not is_unfinished(entry.name)]
         entries.sort(key=lambda entry: entry.time, reverse=True)
@@ -109,7 +110,7 @@ class Store(BlobStore):
         read = in_threads(partial(self.record, stage), keys, 1 if self.is_local else READERS)
         return sorted((record for record in read if record), key=lambda record: str(record["created"]), reverse=True)
 
-    def publish(self, record: Meta, *, replace: bool = False) -> Meta:
+    def publish(self, record: Record, *, replace: bool = False) -> Record:
         """Write a record, which makes the result visible, and return the record that the key then has.
 
         An earlier record stays, unless `replace` moves it to the trash.
@@ -132,28 +133,29 @@ class Store(BlobStore):
         """Quarantine a key's record, because its artifact is damaged."""
         self._quarantine(record_name(stage, key))
 
-    def write_attempt(self, key: str, attempt: str, document: Meta) -> None:
+    def write_attempt(self, key: str, attempt: str, document: Journal) -> None:
         """Write an attempt's journal, in place of its earlier one."""
         self.backend.replace(f"attempts/{key}/{attempt}.json", _pretty(document))
 
-    def attempt(self, key: str, attempt: str) -> Meta:
+    def attempt(self, key: str, attempt: str) -> Journal:
         """Return an attempt's journal; {} without a sound one."""
-        return self._document(f"attempts/{key}/{attempt}.json") or {}
+        return cast(Journal, self._document(f"attempts/{key}/{attempt}.json") or {})
 
-    def write_run(self, run: str, document: Mapping[str, Any]) -> None:
+    def write_run(self, run: str, document: RunRecord) -> None:
         """Write a run record, in place of its earlier one."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
-            self.restore([stage for stage in document.get("stages", []) if stage.get("artifact")])
+            held = [stage for stage in document.get("stages", []) if stage.get("artifact")]
+            self.restore(cast(list[RecordName], held))
 
-    def restore(self, held: list[Meta], artifact: Artifact | None = None) -> None:
-        """Bring back from the trash what a document names. held: {"stage", "key"} of records. Raises BlobLost."""
+    def restore(self, held: Sequence[RecordName], artifact: Artifact | None = None) -> None:
+        """Bring back from the trash what a document names. Raises BlobLost."""
         # gc may have moved it just before the document was written
         secure(self.backend, held, artifact)
 
-    def run(self, run: str) -> Meta | None:
+    def run(self, run: str) -> RunRecord | None:
         """Return a run record; None without a sound one."""
-        return self._document(f"runs/{run}.json")
+        return cast(RunRecord | None, self._document(f"runs/{run}.json"))
 
     def _document(self, name: str) -> Meta | None:
         with contextlib.suppress(FileNotFoundError, ValueError):

@@ -184,7 +184,6 @@ class _Verifier:
             self._found.problems.append(Damage("unusable", name, why, repaired))
 
     def _root(self, name: str, document: Meta) -> None:
-        """Check a root."""
         # never repaired: only its maker knows what a root should keep
         for kind, value in references(document):
             if kind == "run" and self._backend.size(f"runs/{value}.json") is None:

@@ -13,6 +13,7 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import clock_face
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import Journal
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import log_file, read_tail
 from trnflow.tasks.events.state import Counted, present
@@ -62,7 +63,7 @@ def running(store: Store) -> list[RunningStage]:
     return sorted(stages, key=lambda stage: stage["since"])
 
 
-def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Holder, Meta, Meta]]:
+def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Holder, Journal, Meta]]:
     """Yield (lease, journal, progress) of each stage that runs now. silent: also leases without recent heartbeats."""
     for key, holder, progress in live_leases(store.backend, silent=silent):
         attempt = store.attempt(key, holder.attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypedDict
 
 from trnflow.flows.cli.arguments import add_command, store_of
 from trnflow.flows.cli.output import emit
@@ -16,7 +16,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import PromoteConfig
-from trnflow.tasks.store.ledger.entries import Entry
+from trnflow.tasks.store.ledger.entries import Entry, Outcome
 
 
 def add_commands(sub: Any, recipe: ArgumentParser, online: ArgumentParser, store: ArgumentParser) -> None:
@@ -111,13 +111,13 @@ def champions(options: Namespace) -> int:
     ledgers = [read_ledger(store, name) for name in ([options.recipe] if options.recipe else recipes_of(store))]
     names = [ledger.recipe for ledger in ledgers if options.recipe or ledger.champion]
     found = [
-        {"recipe": ledger.recipe, **_champion(entry)}
+        _champion(entry)
         for ledger in ledgers
         for entry in (ledger.champions() if options.recipe else filter(None, [ledger.champion]))
     ]
     rows = [("recipe", "n", "artifact", "created", "action", "why")]
     rows += [
-        (one["recipe"], str(one["number"]), one["artifact"][:19], one["created"], one["action"], one["why"])
+        (one["recipe"], str(one["number"]), str(one["artifact"])[:19], one["created"], one["action"], one["why"])
         for one in found
     ]
     none = f"{options.recipe} has no champion" if options.recipe else "no recipe has a champion"
@@ -128,10 +128,25 @@ def champions(options: Namespace) -> int:
     return 0
 
 
-def _champion(entry: Entry) -> Meta:
-    """Return what is printed of the entry that made a champion."""
+class ListedChampion(TypedDict):
+    """What is printed of the entry that made a champion. action: its outcome."""
+
+    recipe: str
+    number: int | None
+    artifact: str | None
+    evaluation: str | None
+    frozen: str | None
+    scores: str | None
+    replaces: str | None
+    action: Outcome
+    why: str
+    created: str
+    comparison: Meta | None
+
+
+def _champion(entry: Entry) -> ListedChampion:
     return {
-        "number": entry["number"], "artifact": entry["champion"], "evaluation": entry["evaluation"],
+        "recipe": entry["recipe"], "number": entry["number"], "artifact": entry["champion"], "evaluation": entry["evaluation"],
         "frozen": entry["frozen"], "scores": entry["scores"], "replaces": entry["replaces"],
         "action": entry["outcome"], "why": entry["why"], "created": entry["created"],
         "comparison": entry["comparison"],

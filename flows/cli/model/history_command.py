@@ -15,7 +15,7 @@ from trnflow.flows.cli.live.runs_command import killed_runs, killed_summary, pla
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.recipes.names import model_name
-from trnflow.flows.retraining.firings import read_firings
+from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
@@ -64,7 +64,7 @@ def list_firings(store: Store, ledger: Ledger) -> list[Meta]:
     nothing = dict.fromkeys(FIELDS - HIDDEN) | {"by": "retrain", "title": ""}
     others = [*read_firings(store.home, ledger.recipe, store.root), *killed_retrains(store, ledger.recipe, known)]
     # first: of one second, a retrain that found nothing new follows the one that judged
-    timed: list[tuple[str, Meta]] = [(min(firing["created"], present), nothing | firing) for firing in others]
+    timed: list[tuple[str, Meta]] = [(min(firing["created"], present), {**nothing, **firing}) for firing in others]
     latest = present
     for entry in entries:
         latest = min(latest, entry["created"])  # clocks differ, so numbers decide among entries
@@ -78,14 +78,14 @@ def list_firings(store: Store, ledger: Ledger) -> list[Meta]:
     ]
 
 
-def killed_retrains(store: Store, recipe: str, known: set[str]) -> Iterator[Meta]:
-    """Yield {created, outcome, why, run} of each retrain that was killed on this machine. known: runs that were not."""
+def killed_retrains(store: Store, recipe: str, known: set[str]) -> Iterator[Firing]:
+    """Yield each retrain that was killed on this machine. known: runs that were not."""
     for state in killed_runs(store, known):
         if (state.recipe, state.kind) == (recipe, "retrain"):
             killed = killed_summary(state)
             place = f"killed at {place_of(killed)}" if killed["stage"] else "killed before its first stage"
             why = f"{place}; the next retrain goes on from what was saved"
-            yield {"created": killed["ended"], "outcome": "killed", "run": state.run, "why": why}
+            yield {"created": str(killed["ended"]), "outcome": "killed", "run": state.run, "why": why}
 
 
 def _page(firing: Meta, on_record: set[str]) -> str | None:

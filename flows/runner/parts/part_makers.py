@@ -12,7 +12,7 @@ from trnflow.tasks.launch.job import Job
 
 
 class PartMaker(Protocol):
-    """Makes parts in processes that share the store, such as `trnflow.flows.services.task_runners.TaskRunner`."""
+    """Interface of what makes a stage's parts in other processes, which share the store: Prefect's task runners."""
 
     def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
         """Yield what `make_part_apart` returns for each job, in their order; meanwhile, other parts are made."""

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from trnflow.flows.runner.parts.carried_code import packed_code
 from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind, publish_part
 from trnflow.tasks.artifact import CODE, Input, Meta, Source
+from trnflow.tasks.documents import Journal, KeyDocument, RecordName, Shard
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.events import Emit
 from trnflow.tasks.keys.key_document import key_of
@@ -45,7 +47,7 @@ class Shards:
     store: Store
     stage: Stage
     job: Job
-    journal: Meta
+    journal: Journal
     work: Path
     maker: PartMaker | None
     force: bool
@@ -57,10 +59,12 @@ class Shards:
         self.shared: Input[Meta] = Input(self.work / SHARED, "shared", {}, "")
         self.parts = run_job(replace(self.job, out=self.shared.path, phase=Phase("split")), emit)["parts"]
         name = f"{self.stage.name}{SHARD}"
-        self.documents = [{**self.job.document, **part["identity"], "stage": name} for part in self.parts]
+        self.documents = [
+            cast(KeyDocument, {**self.job.document, **part["identity"], "stage": name}) for part in self.parts
+        ]
         self.keys = [key_of(document) for document in self.documents]
         self.records = [None if self.force else self.store.record(name, key) for key in self.keys]
-        metas = [self._fetch(number, record) for number, record in enumerate(self.records)]
+        metas = [self._fetch(number, record and record["artifact"]) for number, record in enumerate(self.records)]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         if self.maker is not None:
             for number, meta in self._made_apart(self.maker, missing, emit):
@@ -86,27 +90,27 @@ class Shards:
     def _folder(self) -> Path:
         return self.work / "parts"
 
-    def _fetch(self, number: int, record: Meta | None, handed: Path | None = None) -> Meta | None:
+    def _fetch(self, number: int, artifact: str | None, handed: Path | None = None) -> Meta | None:
         """Put a part's files into `work/parts/NUMBER` and return its metadata; None if it has to be made."""
         folder = self._folder / str(number)
-        if record is None:
+        if artifact is None:
             return None
         self._folder.mkdir(exist_ok=True)
         try:
-            artifact = self.store.artifact(record["artifact"])
-            if artifact.kind != part_kind(self.stage):
-                raise BlobLost(f"{artifact.digest[:19]} is of kind {artifact.kind}", "", artifact.digest)
+            part = self.store.artifact(artifact)
+            if part.kind != part_kind(self.stage):
+                raise BlobLost(f"{artifact[:19]} is of kind {part.kind}", "", artifact)
             if handed is not None and handed.is_dir():
                 handed.rename(folder)
             else:
                 folder.mkdir()
                 # not kept in the cache: nothing empties it, and the output has the same data
-                self.store.copy_files(artifact, folder, cache=False)
+                self.store.copy_files(part, folder, cache=False)
         except (BlobLost, FileNotFoundError):
             shutil.rmtree(folder, ignore_errors=True)
             return None
-        self._list(number, artifact.digest)
-        return artifact.meta
+        self._list(number, artifact)
+        return part.meta
 
     def _made_apart(self, maker: PartMaker, missing: list[int], emit: Emit) -> Iterator[tuple[int, Meta]]:
         """Let workers make and publish the missing parts; yield (number, metadata) of each whose files are here."""
@@ -119,7 +123,9 @@ class Shards:
             for event in result["events"]:
                 emit(event)
             is_ours = self._is_on_record(number, made=result["made"], recorded=result["artifact"])
-            meta = self._fetch(number, result, handed_over(self.work, self.keys[number]) if is_ours else None)
+            meta = self._fetch(
+                number, result["artifact"], handed_over(self.work, self.keys[number]) if is_ours else None
+            )
             if meta is None:
                 what = f"{self.documents[number]['stage']} {self.keys[number][:12]}"
                 raise BlobLost(f"{what} was lost when it was needed", "run again", result["artifact"])
@@ -160,7 +166,7 @@ class Shards:
         return made == recorded
 
     def _list(self, number: int, artifact: str) -> None:
-        shard = {"stage": self.documents[number]["stage"], "key": self.keys[number], "artifact": artifact}
+        shard = Shard(stage=self.documents[number]["stage"], key=self.keys[number], artifact=artifact)
         self.journal.setdefault("shards", []).append(shard)
 
     def _write_journal_now_and_then(self) -> None:
@@ -171,12 +177,9 @@ class Shards:
             self._journal_written = time.monotonic()
 
 
-def shard_entries(store: Store, journal: Meta) -> Meta:
-    """Return {"shards": [{"stage", "key"}, ...]}, the parts that an attempt's journal lists; {} if there are none.
-
-    Parts in the trash are moved back.
-    """
-    shards = [{"stage": shard["stage"], "key": shard["key"]} for shard in journal.get("shards", [])]
+def shard_entries(store: Store, journal: Journal) -> list[RecordName]:
+    """Return the parts that an attempt's journal lists. Parts in the trash are moved back."""
+    shards = [RecordName(stage=shard["stage"], key=shard["key"]) for shard in journal.get("shards", [])]
     with contextlib.suppress(BlobLost):  # a part that can't be moved back is made again by the next run that needs it
         store.restore(shards)
-    return {"shards": shards} if shards else {}
+    return shards

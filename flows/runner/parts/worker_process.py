@@ -18,6 +18,7 @@ from trnflow.flows.runner.parts.carried_code import refuse_foreign, unpacked_cod
 from trnflow.flows.runner.stored import publish
 from trnflow.flows.runner.work_folders import attempt_log, clear, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.errors import CodeError, StoreError
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.distributions import installed_versions
@@ -78,7 +79,7 @@ def handed_over(work: Path, key: str) -> Path:
     return work / "handed" / key
 
 
-def publish_part(store: Store, document: Meta, artifact: Artifact, attempt: str, *, replaces: bool) -> str:
+def publish_part(store: Store, document: KeyDocument, artifact: Artifact, attempt: str, *, replaces: bool) -> str:
     """Publish a part and return the digest that is on record then."""
     return publish(store, document, artifact, attempt, unusable=lambda record: replaces)
 
@@ -127,7 +128,7 @@ def _fetched_once(store: Store, digest: str, cache: bool) -> Input:
     return Input(folder, artifact.kind, artifact.meta, digest)
 
 
-def _check_libraries(stage: Stage, document: Meta, store: Store) -> None:
+def _check_libraries(stage: Stage, document: KeyDocument, store: Store) -> None:
     """Raise CodeError if a library's version differs from the one in the key. (`stage_job` checks the project's code.)"""
     known = closure(stage.function.__module__, store.memo)[1]
     here = installed_versions({*document["env"]} - known.keys(), store.memo) | known

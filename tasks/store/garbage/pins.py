@@ -43,5 +43,4 @@ def remove_pin(backend: Backend, name: str) -> bool:
 
 
 def pin_names(backend: Backend) -> list[str]:
-    """Return the names of all pins, sorted."""
     return [document_name(name) for name in backend.names(PINS)]

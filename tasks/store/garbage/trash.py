@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.documents import RecordName
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store.backend import Backend, Entry
@@ -55,10 +56,10 @@ def _move_back(backend: Backend, trashed: str, name: str) -> None:
         backend.move(trashed, name)
 
 
-def secure(backend: Backend, held: list[Meta], artifact: Artifact | None = None) -> None:
+def secure(backend: Backend, held: Sequence[RecordName], artifact: Artifact | None = None) -> None:
     """Bring back missing records and an artifact's files from the trash, for a document that names them.
 
-    held: {"stage", "key"} of records, whose artifacts come back with a missing record. Raises BlobLost for what is
+    held: records, whose artifacts come back with a missing record. Raises BlobLost for what is
     gone.
     """
     wanted = [blob_name(file.digest) for file in artifact.files] if artifact else []

@@ -6,6 +6,7 @@ from typing import Literal, TypedDict, cast
 from urllib.parse import quote
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import RecordName
 from trnflow.tasks.errors import PlacedError, StoreError
 from trnflow.tasks.system.clock import now
 
@@ -79,7 +80,7 @@ class EntryFields(TypedDict, total=False):
         replaces: The digest of the champion before, if this entry made another.
         frozen: The digest of the rows that were frozen, or on which the models were compared.
         scores, evaluation: Digests of the artifacts about the challenger.
-        records: {"stage", "key"} of the records that garbage collection keeps with the champion or the frozen rows.
+        records: Those that garbage collection keeps with the champion or the frozen rows.
         task: The champion's task.
         shaping: The sections `format` and `tokenize` with which the champion was trained.
         comparison, checks, error: As `trnflow promote` and `trnflow retrain` print them.
@@ -99,7 +100,7 @@ class EntryFields(TypedDict, total=False):
     frozen: str | None
     scores: str | None
     evaluation: str | None
-    records: list[Meta]
+    records: list[RecordName]
     task: str | None
     shaping: Meta | None
     comparison: Meta | None
@@ -158,7 +159,6 @@ def complete_entry(recipe: str, n: int, before: Stands, entry: NewEntry) -> Entr
 
 
 def _stands(before: Stands, n: int, entry: Meta) -> Stands:
-    """Return what stands after an entry."""
     stands = Stands(**before)
     held, champion = before["champions"], entry["champion"]
     if entry["outcome"] != "frozen" and champion and (not held or champion != held[0]["artifact"]):

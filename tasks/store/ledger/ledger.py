@@ -65,7 +65,6 @@ class Ledger:
 
     @property
     def newest(self) -> Entry | None:
-        """The newest entry."""
         return self.entry(self.number) if self.numbers else None
 
     @property

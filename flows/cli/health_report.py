@@ -1,0 +1,161 @@
+"""What `trnflow health` says: its document, its lines and its page."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from trnflow.flows.display import report
+from trnflow.flows.retraining.firings import Firing
+from trnflow.tasks.store.last_verify import LastVerified
+
+TEMPLATE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem; font: 16px/1.5 system-ui, sans-serif; color: #1d2733; }
+.problem { border-left: 4px solid #c77700; background: #fff7e8; padding: .5rem .8rem; }
+th { text-align: left; vertical-align: top; padding-right: 1rem; white-space: pre; }
+td, p { overflow-wrap: anywhere; }
+</style></head><body>
+<h1>{{ title }}</h1><p>As of {{ created }}; `trnflow health` and `trnflow ui` write this page anew.</p>
+{% for problem in problems %}<p class="problem">{{ problem }}</p>{% endfor %}
+<table>{% for name, state in rows %}<tr><th>{{ name }}</th><td>{{ state }}</td></tr>{% endfor %}</table>
+</body></html>
+"""
+
+
+class PrefectHealth(TypedDict):
+    """next: when the next flow run is due. running, waiting, late: flow runs."""
+
+    url: str | None
+    next: str | None
+    running: int
+    waiting: int
+    late: int
+
+
+class MlflowHealth(TypedDict):
+    address: str
+
+
+class StoreHealth(TypedDict):
+    """bytes: in use; free: on its disk. None if unknown."""
+
+    root: str
+    bytes: int | None
+    free: int | None
+
+
+class SpoolHealth(TypedDict):
+    """Runs whose events MLflow lacks."""
+
+    runs: int
+    oldest_seconds: int
+
+
+class Serving(TypedDict):
+    """A champion. days: its age."""
+
+    number: int | None
+    artifact: str | None
+    created: str
+    days: float
+
+
+class LastFiring(Firing):
+    """The last retrain, and what its run took. dollars: 0 without a price."""
+
+    seconds: float | None
+    dollars: float | None
+
+
+class RecipeHealth(TypedDict):
+    """failures: of retrains, in a row."""
+
+    recipe: str
+    champion: Serving | None
+    last: LastFiring | None
+    failures: int
+
+
+class HealthParts(TypedDict):
+    """The parts that `trnflow health` looks at; None for one that did not answer in time."""
+
+    prefect: PrefectHealth | None
+    mlflow: MlflowHealth | None
+    store: StoreHealth | None
+    spool: SpoolHealth | None
+    verify: LastVerified | None
+    recipes: list[RecipeHealth] | None
+
+
+class Health(HealthParts):
+    """What `trnflow health --json` prints. unanswered: names of parts."""
+
+    healthy: bool
+    created: str
+    problems: list[str]
+    unanswered: list[str]
+
+
+def lines_of(found: Health) -> list[str]:
+    """Return what is printed: a line for each part, then the problems."""
+    head = "healthy" if found["healthy"] else f"not healthy: {len(found['problems'])} problems"
+    return [
+        head,
+        report.aligned([("part", "state"), *_rows(found)]),
+        *(f"problem: {problem}" for problem in found["problems"]),
+    ]
+
+
+def page_of(found: Health) -> str:
+    """Return the page of `trnflow health` as HTML: one file that loads nothing and runs no script."""
+    from jinja2 import Environment, StrictUndefined
+
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE)
+    title = "trnflow is healthy" if found["healthy"] else "trnflow is not healthy"
+    return template.render(title=title, created=found["created"], problems=found["problems"], rows=_rows(found))
+
+
+def _rows(found: Health) -> list[tuple[str, str]]:
+    """Return (part, its state) of each part."""
+    prefect, mlflow, store = found["prefect"], found["mlflow"], found["store"]
+    spool, verify, recipes = found["spool"], found["verify"], found["recipes"]
+    rows = [row for recipe in recipes or () for row in _recipe_rows(recipe)]
+    if recipes == []:
+        rows = [("recipes", "no decision about a model yet")]
+    # a part that did not answer is None, and its line says so
+    states = {
+        "prefect": prefect
+        and f"{prefect['url'] or 'no server'}; next firing {prefect['next'] or 'none'}; {_queue(prefect)}",
+        "mlflow": mlflow and mlflow["address"],
+        "store": store and f"{store['root']}: {_gb(store['bytes'])} in use, {_gb(store['free'])} free",
+        "spool": spool and f"{spool['runs']} runs that MLflow lacks, the oldest {spool['oldest_seconds']:.0f} s old",
+        "verify": verify and (f"{verify['created']}: {verify['damaged']} damaged" if verify["created"] else "never"),
+    }
+    return rows + [(name, state or "unknown") for name, state in states.items()]
+
+
+def _recipe_rows(one: RecipeHealth) -> list[tuple[str, str]]:
+    """Return what a recipe serves, what its last firing did, and what that cost."""
+    name, champion, last = one["recipe"], one["champion"], one["last"]
+    serves, firing = "no champion", "none"
+    if champion:
+        serves = f"champion {champion['number']} ({str(champion['artifact'])[:19]}), {champion['days']:.0f} days old"
+    if last:
+        run = f"run {last['run']}" if last["run"] else "no run"
+        firing = f"{last['created']} {last['outcome']}: {last['why']}; {run}; {one['failures']} failures in a row"
+    rows = [(f"{name}: serves", serves), (f"{name}: last firing", firing)]
+    if last and last["seconds"] is not None:
+        price = f"{last['dollars']} USD" if last["dollars"] else "no price (hardware.price_per_hour is 0)"
+        rows.append((f"{name}: its cost", f"{report.seconds(last['seconds'])} s, {price}"))
+    return rows
+
+
+def _queue(prefect: PrefectHealth) -> str:
+    return f"{prefect['running']} running, {prefect['waiting']} waiting, {prefect['late']} late"
+
+
+def _gb(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 1e9:.3g} GB"

@@ -1,0 +1,131 @@
+"""The documents of a store, each field named once: key documents, records, journals of attempts, run records."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import PlacedError
+
+
+class KeyDocument(TypedDict):
+    """What a stage's result depends on; its digest is the key.
+
+    code: {module or asset: hash}; params: {setting: value}; inputs: {name: digest, or identity of a source}; env:
+    {distribution: version}; accel: accelerator and machine, or {}.
+    """
+
+    schema: int
+    stage: str
+    code: dict[str, str]
+    params: Meta
+    inputs: Meta
+    env: dict[str, str]
+    accel: Meta
+
+
+class Documented(TypedDict):
+    """What holds a key document: a record, or an attempt that left partial state."""
+
+    document: KeyDocument
+
+
+class RecordName(TypedDict):
+    """A record of the store."""
+
+    stage: str
+    key: str
+
+
+class Shard(RecordName):
+    """A part or a kept input that an attempt has published."""
+
+    artifact: str
+
+
+Adoption = TypedDict(
+    "Adoption",
+    {"from": str, "attempt": NotRequired[str], "created": NotRequired[str], "changes": NotRequired[list[str]]},
+)
+"""By `trnflow accept`: the key that had the result or the state, and how its key document differs."""
+
+
+class Record(RecordName, Documented):
+    """`records/<stage>/<key>.json`. shards: the records that the artifact depends on."""
+
+    schema: int
+    artifact: str
+    attempt: str
+    created: str
+    shards: NotRequired[list[RecordName]]
+    adopted: NotRequired[Adoption]
+
+
+class Failure(TypedDict):
+    type: str
+    message: str
+
+
+class Journal(TypedDict, total=False):
+    """`attempts/<key>/<attempt>.json`. holds: records that garbage collection leaves alone while the attempt is alive;
+    document: of a stage that may leave partial state; adopted: of `trnflow accept`."""
+
+    schema: int
+    attempt: str
+    run: str
+    recipe: str
+    stage: str
+    host: str
+    pid: int
+    started: str
+    ended: str
+    outcome: str
+    seconds: float
+    figures: Meta
+    holds: list[RecordName]
+    document: KeyDocument
+    shards: list[Shard]
+    artifact: str
+    bytes: int
+    error: Failure
+    adopted: Adoption
+
+
+class RecordedStage(TypedDict):
+    """A stage in a run record. action: ran, hit or skip."""
+
+    stage: str
+    action: str
+    key: str | None
+    artifact: str | None
+    seconds: float | None
+    metrics: Meta
+    figures: Meta
+    why: str
+
+
+class Start(TypedDict):
+    """The model in the store that training started from."""
+
+    artifact: str
+
+
+class RunRecord(TypedDict, total=False):
+    """`runs/<run>.json`. resolved: the recipe with all settings, without secrets; ended: in UTC; checkout: of the program."""
+
+    schema: int
+    run: str
+    recipe: str
+    seconds: float | None
+    dollars: float
+    stages: list[RecordedStage]
+    notes: list[str]
+    error: PlacedError
+    resolved: Meta
+    until: str | None
+    force: list[str]
+    outcome: str
+    ended: str
+    host: Meta
+    checkout: Meta | None
+    start: Start
