@@ -172,7 +172,6 @@ def unexpected(error: Exception) -> TrnflowError:
 
 
 def _place(error: Exception) -> str:
-    """Return where an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 

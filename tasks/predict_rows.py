@@ -193,7 +193,6 @@ def _prompted(config: PredictConfig, texts: Input, split: str, weights: Input) -
 def _calls(
     config: PredictConfig, split: Split, exported: Input | None, model: PreTrainedModel, out: Workdir
 ) -> list[ExampleCall]:
-    """Return the calls to compare the exported model on."""
     if exported is None or not TARGETS[exported.meta["target"]].runs_here or config.export_rows == 0:
         return []
     from trnflow.tasks.export.agreement import eager_calls

@@ -46,6 +46,7 @@ def choose(looked: Looked, given: Meta) -> Draft:
             )
     else:
         answers.refuse_marks(columns)
+        # numbers are predicted only if the user says so: they may be classes
         drafts = (make(columns, data, form) for name, (make, _) in TASKS.items() if name != "regression")
         draft = next(filter(None, drafts), None)
     if draft is None:

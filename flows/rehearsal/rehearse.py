@@ -171,7 +171,6 @@ class _Small:
         return parent_of(plan.steps[ROLES["training"]], context)
 
     def model(self) -> Artifact:
-        """Return the small model."""
         recipe = _reduced(self.context.recipe)
         config = StandInConfig(task=FORMATS[recipe.format.task].name)
         node = Node(stand_in, config, {"model": source_of(model_source, recipe.model)})

@@ -39,7 +39,6 @@ def project_of(client: SyncPrefectClient, folder: Path) -> str | None:
 
 
 def project_in(deployment: DeploymentResponse) -> str:
-    """Return the project of a deployment."""
     return str(((deployment.job_variables or {}).get("env") or {}).get(PROJECT, FIRST))
 
 

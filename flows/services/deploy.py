@@ -91,8 +91,8 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
-    """Tend lost flow runs, then replace this process by a Prefect worker for the deployments of the checkout in the working
-    directory. Raises ConfigError without a server.
+    """Start what ends lost flow runs, then replace this process by a Prefect worker for the deployments of the checkout in
+    the working directory. Raises ConfigError without a server.
 
     report: reports the retrains that crashed too often.
     """

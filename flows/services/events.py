@@ -52,7 +52,6 @@ def recipe_resource(name: str) -> dict[str, str]:
 
 
 def resource_id(name: str, project: str) -> str:
-    """Return the id of a recipe's resource in a project."""
     return f"trnflow.recipe.{name}" if project == FIRST else f"trnflow.project.{project}.recipe.{name}"
 
 

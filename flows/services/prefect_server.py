@@ -231,7 +231,6 @@ def _idle_seconds() -> float:
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
-    """Return the server's environment variables."""
     foreign = {"PREFECT_PROFILE", "PREFECT_PROFILES_PATH"}
     environ = {name: value for name, value in os.environ.items() if name not in foreign}
     environ |= {

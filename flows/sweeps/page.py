@@ -34,7 +34,6 @@ STATES = {
 
 
 def sweep_page(content: SweepDocument, study: Study) -> str:
-    """Return a sweep's page as HTML."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")

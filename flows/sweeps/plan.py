@@ -59,7 +59,7 @@ class Plan:
         return fill_address(written, "sweep.database") if written else f"sqlite:///{home.absolute() / 'optuna.db'}"
 
     def store_id(self, store: Store) -> str:
-        """Return an id that tells the stores apart whose sweeps share a database; "" for the home's own database."""
+        """Return an id of the store, by which stores share a database of sweeps; "" for the home's own database."""
         if not self.recipe.sweep.database:
             return ""
         root = str(hide_secrets(store.root))

@@ -150,7 +150,6 @@ def _of_choices(name: str, values: list[Any]) -> Dimension:
 
 
 def _is_range(name: str, text: str) -> bool:
-    """Return whether a text is a range."""
     match = RANGE.fullmatch(text.strip())
     if match is None:
         return False

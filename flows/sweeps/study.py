@@ -182,7 +182,6 @@ class SweepStudy:
         self._end(trial, "COMPLETE", value)
 
     def prune(self, trial: Trial) -> None:
-        """Record that a trial was pruned."""
         self._end(trial, "PRUNED")
 
     def fail(self, trial: Trial, why: str) -> None:

@@ -108,7 +108,6 @@ class Sweep:
         return content
 
     def write_page(self, content: SweepDocument) -> None:
-        """Write sweep.html."""
         with database_errors(self.plan.database(self.store.home)):
             page = sweep_page(hide_secrets(content), self.study.study)
         write_whole(self.plan.folder(self.store.home) / "sweep.html", page)

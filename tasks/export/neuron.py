@@ -115,7 +115,6 @@ def half_precision(config: ExportConfig, weights: Input[ModelMeta], scratch: Pat
 
 
 def _run(command: list[str], scratch: Path) -> None:
-    """Run the exporter in `scratch`."""
     try:
         # in scratch: the compiler writes logs and working files into its working directory
         completed = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -52,8 +52,8 @@ def ranking_loss(vectors: Tensor, numbers: Tensor, there: Tensor) -> Tensor:
     """Return the mean cross entropy of each anchor's own positive among all texts of the batch.
 
     Args:
-        vectors: [rows, texts, numbers], of length 1.
-        numbers: Of the texts, [rows, texts, 2].
+        vectors: [rows, texts, dimensions], of length 1; a row's texts are anchor, positive, and a negative if any.
+        numbers: [rows, texts, 2], equal for equal texts, which do not count as negatives.
         there: bool [rows], False for rows that only fill the batch.
     """
     anchors, others = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)

@@ -63,7 +63,10 @@ def ranks_of(values: Any) -> Any:
 
 
 def correlation(sums: Any, rows: Any) -> Any:
-    """Return the mean over outputs; 0 of an output whose numbers are all equal."""
+    """Return Pearson's correlation, the mean over outputs, 0 for one whose numbers are all equal.
+
+    sums: of x, y, x², y² and xy over the rows, [..., 5 x outputs].
+    """
     import numpy as np
 
     x, y, xx, yy, xy = np.moveaxis(sums.reshape(*sums.shape[:-1], 5, -1), -2, 0)

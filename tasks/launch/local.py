@@ -218,12 +218,11 @@ class Guarded:
         return Interrupted(f"{self._job.name} was interrupted", "run the same command again")
 
 
-def _tail(log: Path, lines: int = 20) -> str:
-    """Return the last lines of the log."""
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as handle:
             handle.seek(max(0, log.stat().st_size - 4096))
-            words = handle.read().decode("utf-8", "replace").strip().splitlines()[-lines:]
+            words = handle.read().decode("utf-8", "replace").strip().splitlines()[-20:]
     except FileNotFoundError:  # other runs of this home have removed it as one of the oldest
         return ""
     return "; it last said:\n  " + "\n  ".join(words) + "\n" if words else ""

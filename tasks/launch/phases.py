@@ -47,7 +47,6 @@ def run_phase(
 
 
 def _make_part(stage: Stage, config: StageConfig, inputs: Inputs, shared: Input, arguments: Meta, out: Workdir) -> Meta:
-    """Make one part and return its metadata."""
     assert stage.part is not None
     for folder in (out.path, out.scratch):
         folder.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,9 @@ LONGEST_REQUEST = 1 << 18
 
 
 class StageRequest(TypedDict):
-    """entry: the worker's function, as "module:function"; grace: seconds between SIGTERM and SIGKILL; memory: the bytes above
-    which the stage is killed; environ: None removes a variable; attempt: the variable with the attempt's id."""
+    """A stage that a warm parent is to run. entry: the worker's function, as "module:function"; grace: seconds between
+    SIGTERM and SIGKILL; memory: the bytes above which the stage is killed; environ: None removes a variable; attempt: the
+    variable with the attempt's id."""
 
     entry: str
     arguments: list[str]
@@ -82,7 +83,6 @@ def _import(modules: list[str]) -> None:
 
 
 def _socket(descriptor: int) -> socket.socket:
-    """Return the socket with this descriptor."""
     # not descriptor 3, which is a worker's event pipe
     requests = socket.socket(fileno=os.dup(descriptor) if descriptor == guard.WORKER_EVENTS else descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)

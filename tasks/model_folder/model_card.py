@@ -74,7 +74,6 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a value as a cell's text."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)

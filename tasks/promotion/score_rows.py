@@ -239,7 +239,6 @@ def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 
 
 def _windows(offsets: NDArray[np.int64], length: int) -> Iterator[Window]:
-    """Yield the windows of each row."""
     for row, (first, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         # each begins with the last token of the one before, so that every token is predicted exactly once
         for start in range(first, end - 1, max(length - 1, 1)):

@@ -127,7 +127,6 @@ def _rows(rows: Input[RowsMeta], split: str) -> Iterator[Meta]:
 
 
 def _taken(rows: Input[RowsMeta], split: str, numbers: list[int]) -> Iterator[pa.Table]:
-    """Yield the rows with these numbers."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -55,7 +55,6 @@ def reason(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

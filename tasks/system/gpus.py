@@ -261,7 +261,7 @@ def installed_torch() -> Torch:
 
 
 def torch_in(folder: Path) -> Torch:
-    """Return what the files of a PyTorch say of its build. folder: the package's."""
+    """Return the build of a PyTorch, read from the package's files: nothing is imported."""
     known = dict(re.findall(r"^(__version__|cuda|hip)\b[^=]*= '([^']+)'", (folder / "version.py").read_text(), re.M))
     architectures: list[str] = []
     library = folder / "lib/libtorch_python.so"

@@ -56,7 +56,6 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    """Return the calling process."""
     return process_of(os.getpid())
 
 

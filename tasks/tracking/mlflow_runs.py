@@ -151,7 +151,6 @@ class MlflowRuns:
         self._state["stages"][stage]["ended"] = True
 
     def _champion(self, event: Champion) -> None:
-        """Mirror the champion."""
         from mlflow.exceptions import MlflowException
 
         if event["frozen"]:

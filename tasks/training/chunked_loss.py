@@ -86,10 +86,9 @@ def scores_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score:
 
 
 def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score, size: int) -> Tensor:
-    """Return `score` of all positions, [rows, length]; it computes a number for each. Logits are computed again in the
-    backward pass.
+    """Return `score` of all positions, a number each: [rows, length]. The backward pass computes the logits again.
 
-    columns: As of `loss_in_chunks`, of targets any.
+    columns: As of `loss_in_chunks`; targets are whatever `score` takes.
     """
     from torch.utils.checkpoint import checkpoint
 

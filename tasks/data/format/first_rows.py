@@ -15,9 +15,9 @@ from trnflow.tasks.errors import DataError
 
 
 def first_rows(arguments: Meta, limit: Limit) -> Meta:
-    """Return {"rows": what is made of each of the first rows, as JSON text}, made backwards if it is made elsewhere.
+    """Return {"rows": the examples of each of the first rows, as JSON text}, to prove that making them has no side effects.
 
-    arguments: as `render_rows` takes them, and `elsewhere`.
+    arguments: as `render_rows` takes them; elsewhere: whether to make the rows in another order and another folder.
     """
     table = read_rows(Path(arguments["file"]), 0, ROWS).to_pylist()
     numbers = list(range(len(table)))

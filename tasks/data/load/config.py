@@ -179,7 +179,7 @@ class DataConfig(SourceConfig):
         return weights or None
 
     def reading(self, pair: str | None, *, queries: bool) -> DataConfig:
-        """Return a copy whose texts include the column of a second text. queries: rows of a first text stay in one split."""
+        """Return a copy that reads the column `pair` as a text, too. queries: rows of equal first texts go to the same split."""
         if pair is None:
             return self
         texts = self.texts or ("text",)

@@ -135,7 +135,6 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
 
 
 def chosen_columns(config: DataConfig, settings: SourceConfig, opened: dict[str, list[RowReader]]) -> Columns:
-    """Return which columns of a source to read."""
     for split, files in opened.items():
         if not any(rows.schema.names for rows in files):
             raise DataError(

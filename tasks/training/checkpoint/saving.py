@@ -96,7 +96,6 @@ class Saver:
         return True
 
     def _start(self, states: Partial, copy: StateCopy, best: int) -> None:
-        """Start writing a copy."""
         # the writer empties its list: the best step's copy must outlive a failed write
         slices = [*copy.slices] if copy is self._best else copy.slices
         self._inflight = self._thread.submit(self._write, states, copy.step, slices, copy.state, best)

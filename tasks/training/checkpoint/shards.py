@@ -64,7 +64,6 @@ def write_index(folder: Path, written: list[Meta], state: Meta) -> None:
 
 
 def shard_file(folder: Path, device: int) -> Path:
-    """Return the path of a device's shard."""
     return folder / f"shard-{device:05d}.safetensors"
 
 

@@ -131,7 +131,6 @@ class _Storages:
 
 
 def _storage(tensor: Any) -> Any:
-    """Return a tensor's storage."""
     # of a DTensor or a collective's pending result, the tensor inside
     for wrapped in ("_local_tensor", "elem"):
         tensor = getattr(tensor, wrapped, tensor)

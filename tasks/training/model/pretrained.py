@@ -16,7 +16,6 @@ HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 
 
 def auto_class(task: str) -> Any:
-    """Return transformers' class for the task."""
     import transformers
 
     return getattr(transformers, kind_of(task).auto_class)

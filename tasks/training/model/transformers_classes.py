@@ -92,7 +92,7 @@ def _module(file: Path) -> tuple[dict[str, ast.ClassDef], dict[str, Path]]:
 
 
 def words_in(part: ast.AST) -> Iterator[str]:
-    """Yield the names and texts of one piece of code."""
+    """Yield the identifiers and the string constant of one syntax node, without its children."""
     if isinstance(part, ast.Constant) and isinstance(part.value, str):
         yield part.value
     yield from (word for name in ("id", "attr", "name", "arg") if isinstance(word := getattr(part, name, None), str))

@@ -39,14 +39,14 @@ class ParameterUse(NamedTuple):
 
 
 class GradientLeaves:
-    """Puts leaves into a model before each pass, and takes their gradients after it.
+    """The tensors whose gradients autograd computes: puts them into a model before each pass, and takes their gradients after.
 
     Args:
         parameters: {name: trained parameter}.
         specs: {name: partition spec}.
         states: {name: spec of the gradient summed over the replicas}.
         mark: Annotates a tensor with a spec and returns it.
-        shares: Replicas whose gradients are apart; 1: parameters are the leaves.
+        shares: The number of replicas, each with a leaf of its own; 1: the parameters are the leaves.
     """
 
     def __init__(
