@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import PlacedError
+
+
+class Manifest(TypedDict):
+    """The files of an artifact: (path, size, digest), sorted by path."""
+
+    kind: str
+    meta: Meta
+    files: list[tuple[str, int, str]]
 
 
 class KeyDocument(TypedDict):
@@ -89,6 +97,21 @@ class Journal(TypedDict, total=False):
     bytes: int
     error: Failure
     adopted: Adoption
+
+
+CheckResult = Literal["passed", "warned", "stopped", "not applied"]
+
+
+class CheckDocument(TypedDict):
+    """A check of the data: its settings, the default limit filled in, and what it found. value: None if it was not applied."""
+
+    what: str
+    limit: float
+    then: Literal["warn", "stop"]
+    column: str | None
+    value: float | None
+    result: CheckResult
+    why: str
 
 
 class RecordedStage(TypedDict):

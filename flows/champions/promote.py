@@ -18,7 +18,7 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import RecordName
+from trnflow.tasks.documents import CheckDocument, RecordName
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, least_rows, score_of
@@ -36,7 +36,7 @@ class Round:
 
     run: str
     data: str
-    checks: list[Meta]
+    checks: list[CheckDocument]
     confirm: Callable[[], None]
 
 
@@ -131,6 +131,7 @@ class _Judging:
         """Score, compare and write the decision."""
         store, name, digest = self.context.store, self.context.recipe.name, self.challenger.artifact.digest
         ours: Scored | None = None
+        # again if another writer adds an entry between the look at the ledger and ours
         while True:
             ledger = read_ledger(store, name)
             verdict = _without_comparison(ledger, digest, self.training)

@@ -129,6 +129,7 @@ def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problem
 
     threads = [threading.Thread(target=call, args=each, daemon=True) for each in parts.items()]
     deadline = time.monotonic() + SECONDS
+    # all at once: a server that does not answer costs the others no time
     for thread in threads:
         thread.start()
     for thread in threads:

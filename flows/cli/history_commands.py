@@ -202,6 +202,7 @@ def page_of(store: Store, run: str) -> Path:
 
 def _previous(store: Store, run: str, document: RunRecord, ids: list[str]) -> tuple[str, RunDifference] | None:
     """Return the recipe's run before `run`, and what changed since. ids: of all runs, newest first."""
+    # ids are sorted by time, so the first of the recipe is the one before
     for earlier in ids[ids.index(run) + 1 :]:
         before = store.run(earlier) or {}
         if before.get("recipe") == document.get("recipe"):

@@ -47,6 +47,7 @@ def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> str:
         sums = total((step.to_json() for step in steps), price_per_hour)
         why = f"at least: no past of {', '.join(sums['unknown'])}" if sums["unknown"] else "if all of these run"
         rows.append(("total", "", *_expected(sums["seconds"], sums["bytes"], price_per_hour), why))
+    # without a price all dollars would be 0
     return aligned(rows if price_per_hour else [(*row[:4], row[5]) for row in rows])
 
 

@@ -158,6 +158,7 @@ def _metrics_of(events: Iterable[Event], stage: str, key: str | None) -> Iterato
 
 def drawn(points: list[tuple[int, float]]) -> Meta:
     """Return a curve for the template: its line, and first and last step, lowest and highest value."""
+    # the last point is always drawn: it is the value that counts
     every = -(-len(points) // POINTS)
     kept = [*points[:-1:every], points[-1]]
     steps, values = [step for step, _ in kept], [value for _, value in kept]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.flows.champions.contenders import run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without
@@ -12,7 +12,8 @@ from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.runner.context import make_plan
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.documents import CheckDocument, CheckResult
 from trnflow.tasks.errors import BlobLost, DataError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.kinds.registry import FORMATS
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 # a dry run loads data for its checks if that is expected to take no longer
 CHEAP_SECONDS = 60.0
 
-Verdict = Literal["passed", "warned", "stopped", "not applied"]
-
 
 class Checked(NamedTuple):
     """The result of one check.
@@ -37,12 +36,14 @@ class Checked(NamedTuple):
 
     check: CheckConfig
     measured: Measured
-    result: Verdict
+    result: CheckResult
 
-    def to_json(self) -> Meta:
-        """Return the check's settings, the default limit filled in, and `value`, `result`, `why`."""
-        outcome = {"value": self.measured.value, "result": self.result, "why": self.measured.why}
-        return {**self.check.model_dump(mode="json"), "limit": self.check.most, **outcome}
+    def to_json(self) -> CheckDocument:
+        check, measured = self.check, self.measured
+        return {
+            "what": check.what, "limit": check.most, "then": check.then, "column": check.column,
+            "value": measured.value, "result": self.result, "why": measured.why,
+        }  # fmt: skip
 
     @property
     def sentence(self) -> str:
@@ -148,7 +149,7 @@ def _without_data(check: CheckConfig, champion: str, measured: Measured) -> Meas
     return measured._replace(why=f"the store no longer has the data of the champion {champion[:19]}")
 
 
-def _result(check: CheckConfig, measured: Measured) -> Verdict:
+def _result(check: CheckConfig, measured: Measured) -> CheckResult:
     if measured.value is None:
         return "not applied"
     if measured.value <= check.most or measured.by_chance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.documents import CheckDocument
 from trnflow.tasks.errors import PlacedError, TrnflowError
 from trnflow.tasks.promotion.bootstrap import Comparison
 
@@ -35,7 +35,7 @@ class RetrainDocument(TypedDict):
     frozen: str | None
     why: str
     metrics: ComparedMetric | None
-    checks: list[Meta]
+    checks: list[CheckDocument]
     report: str | None
     error: NotRequired[PlacedError]
 
@@ -68,7 +68,7 @@ class Retrained:
     frozen: str | None = None
     comparison: Comparison | None = None
     margin: float = 0.0
-    checks: tuple[Meta, ...] = ()
+    checks: tuple[CheckDocument, ...] = ()
     error: TrnflowError | None = None
     notes: tuple[str, ...] = ()
     earlier: Retrained | None = None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import Ended, newest_ended, present_data
@@ -33,6 +33,16 @@ LONGEST_WAIT = 3600.0
 Outcome = Literal["unchanged", "new", "changed", "waiting", "training", "failed"]
 
 
+class LookDocument(TypedDict):
+    """What `trnflow watch --json` prints of a look."""
+
+    schema: int
+    recipe: str
+    outcome: Outcome
+    data: str
+    why: str
+
+
 class Look(NamedTuple):
     """The result of one look.
 
@@ -49,8 +59,8 @@ class Look(NamedTuple):
     data: str
     why: str
 
-    def to_json(self) -> Meta:
-        return {"schema": 1, **self._asdict()}
+    def to_json(self) -> LookDocument:
+        return {"schema": 1, "recipe": self.recipe, "outcome": self.outcome, "data": self.data, "why": self.why}
 
 
 class WatchState(NamedTuple):
@@ -138,6 +148,7 @@ def _file(store: Store, recipe: str) -> Path:
 def _read(file: Path) -> WatchState:
     """Return what earlier looks saw; nothing if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        # a damaged file costs one look: the data then count as new
         document: Meta = json.loads(file.read_text(encoding="utf-8"))
         return WatchState(
             str(document["data"]), float(document["since"]), int(document["told"]), float(document["last"])

@@ -41,6 +41,7 @@ def forecast(store: Store, records: list[Record], known: Mapping[str, Any]) -> F
         past: Mapping[str, Any] = record["document"]
         return len(difference({part: past[part] for part in known}, known))
 
+    # a journal may be lost or torn: the next nearest then tells
     for record in sorted(records, key=distance):
         attempt = store.attempt(record["key"], record["attempt"])
         if attempt.get("seconds") is not None:

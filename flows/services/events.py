@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trnflow.flows.services.prefect_server import cause_of_failure
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
@@ -29,7 +29,7 @@ FIRST = "trnflow"
 """The project of a server's first checkout."""
 
 
-def data_changed(finding: Meta, recipe: str, overrides: list[str]) -> Event:
+def data_changed(finding: Mapping[str, Json], recipe: str, overrides: list[str]) -> Event:
     """Return the event `trnflow.data.changed`. Raises ConfigError if an override contains a secret.
 
     finding: the JSON that `trnflow watch` prints; recipe, overrides: as the user gave them.

@@ -91,6 +91,7 @@ def _plots(study: Study, metric: str) -> Iterator[Meta]:
     """Yield Optuna's plots as data images, without those that need more trials."""
     import matplotlib
 
+    # a machine without a display
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     import optuna.visualization.matplotlib as visualization

@@ -78,6 +78,7 @@ class Watch(Reader):
         """Tell the study the metric, and end the trial if the study prunes it."""
         values, step = event["values"], event["step"]
         self._refuse_unreported(values)
+        # step 0 is the model before training
         if self.metric not in values or step < 1:
             return
         value = float(values[self.metric])

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import resolve_name
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.code_hash import analyse
 from trnflow.tasks.keys.distributions import distributions_of, installed_versions
@@ -59,6 +58,15 @@ class Closure(NamedTuple):
     env: dict[str, str]
 
 
+class ClosureFiles(TypedDict):
+    """A closure before versions are looked up. files: by module; stamps: {path: stamp} of all that the rest depends on."""
+
+    code: dict[str, str]
+    files: dict[str, str]
+    distributions: list[str]
+    stamps: dict[str, Stamp | None]
+
+
 def closure(
     module: str, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp, search: tuple[str, ...] | None = None
 ) -> Closure:
@@ -78,20 +86,19 @@ def closure_files(module: str, memo: Memo, search: tuple[str, ...] | None = None
     return dict(_closure(module, memo, stamp, search)["files"])
 
 
-def _closure(module: str, memo: Memo, stamp_of: Callable[[str], Stamp], search: tuple[str, ...] | None) -> Meta:
+def _closure(module: str, memo: Memo, stamp_of: Callable[[str], Stamp], search: tuple[str, ...] | None) -> ClosureFiles:
     if search is None:
         search = (str(project_folder(module.split(".")[0])),)
     # the hash cache keeps the whole closure as long as each of its files and of the folders looked in has its stamp
     where = f"{module} in {' and '.join((*search, str(project_folder('trnflow')), *import_path()))}"
-    known: Meta | None = memo.get("closure", where, CLOSURE)
+    known: ClosureFiles | None = memo.get("closure", where, CLOSURE)
     if known is None or any(stamp_or_none(path, stamp_of) != then for path, then in known["stamps"].items()):
         known = _find_closure(module, ModuleFinder(search), memo)
         memo.put("closure", where, CLOSURE, known)
     return known
 
 
-def _find_closure(module: str, finder: ModuleFinder, memo: Memo) -> Meta:
-    """Return {code, files, distributions, stamps: {path: stamp} of all that these depend on}."""
+def _find_closure(module: str, finder: ModuleFinder, memo: Memo) -> ClosureFiles:
     code: dict[str, str] = {}
     files: dict[str, str] = {}
     distributions: set[str] = set()

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
+from typing import TypedDict
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.hash_cache import Memo, sha256_bytes, sha256_file, stamp
 from trnflow.tasks.keys.module_finder import is_of_trnflow
@@ -30,16 +30,23 @@ BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """The fields of a statement that hold statements."""
 
 
-def analyse(path: str, memo: Memo) -> Meta:
-    """Return {"hash", "imports": names that may be modules, relative ones with their dots} of a module's file."""
+class Analysis(TypedDict):
+    """imports: names that may be modules, relative ones with their dots."""
+
+    hash: str
+    imports: list[str]
+
+
+def analyse(path: str, memo: Memo) -> Analysis:
+    """Return the hash and the imports of a module's file."""
     now = stamp(path)
-    known = memo.get(ANALYSIS, path, now)
+    known: Analysis | None = memo.get(ANALYSIS, path, now)
     if known is None:
         tree = parsed(Path(path)) if path.endswith(tuple(SOURCE_SUFFIXES)) else None
         imports = sorted(set(_imports(tree))) if tree else []
         known = {"hash": _hash(path, tree), "imports": imports}
         memo.put(ANALYSIS, path, now, known)
-    return dict(known)
+    return {**known}
 
 
 def hash_file(path: Path) -> str:

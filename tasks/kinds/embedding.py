@@ -90,12 +90,12 @@ def _vectors(outputs: Outputs) -> Any:
 
 
 class Corpus:
-    """The distinct texts among which each anchor's positive is looked for: all that are no anchor.
+    """The distinct texts among which each anchor's positive is looked for: the rows' positives and negatives.
 
     Attributes:
-        anchors, texts: Vectors, float32 [rows or texts, numbers].
-        own: int64 [rows], each row's positive among `texts`.
-        source: int64 [texts, 2], a row and which of its texts.
+        anchors, texts: Vectors, float32 [rows or texts, dimensions].
+        own: int64 [rows], the place of each row's positive in `texts`.
+        source: int64 [texts, 2], the row that a text is from, and its place in that row.
     """
 
     def __init__(self, outputs: Outputs) -> None:

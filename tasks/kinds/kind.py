@@ -104,7 +104,7 @@ class Kind:
         return None
 
     def fixed(self, settings: Meta, labels: list[str] | None) -> Meta:
-        """Return the section `format` for rows that have no split train. labels: of the model."""
+        """Return the section `format` with the labels of a model, for rows without a split train that would name them."""
         return settings
 
     def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:

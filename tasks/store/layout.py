@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from trnflow.tasks.artifact import File, Json, Meta, checked_path
-from trnflow.tasks.documents import Record
+from trnflow.tasks.documents import Manifest, Record
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import sha256_bytes
@@ -65,15 +65,15 @@ def is_ahead(time: str) -> bool:
     return _STAMP.fullmatch(stamp) is not None and stamp > f"{limit:%Y%m%dT%H%M%SZ}"
 
 
-def read_manifest(data: bytes, digest: str) -> Meta | None:
-    """Return a manifest's {"kind", "meta", "files": [[path, size, digest], ...]}; None if it is invalid."""
+def read_manifest(data: bytes, digest: str) -> Manifest | None:
+    """Return a manifest; None if it is invalid."""
     try:
         return checked_manifest(data, digest)[0]
     except ValueError:
         return None
 
 
-def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
+def checked_manifest(data: bytes, digest: str) -> tuple[Manifest, tuple[File, ...]]:
     """Parse and check a manifest; return it and its files.
 
     Raises:
@@ -103,7 +103,7 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Meta, tuple[File, ...]]:
         if not names.isdisjoint(folders):
             raise ValueError("it holds a file below a file")
         folders = {path.rpartition("/")[0] for path in folders}
-    return document, files
+    return cast(Manifest, document), files
 
 
 def read_object(data: bytes) -> Meta:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.documents import Manifest
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.hash_cache import in_threads, sha256_file, sha256_files
 from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
@@ -102,7 +103,7 @@ class _Verifier:
         self._kinds = kinds
         self._found = Verified()
         self._blobs: dict[str, int] = {}
-        self._manifests: dict[str, Meta | None] = {}
+        self._manifests: dict[str, Manifest | None] = {}
         self._reached: set[str] = set()
 
     def verify(self) -> Verified:
@@ -210,7 +211,7 @@ class _Verifier:
             f"its artifact {record['artifact'][:19]} is of kind {manifest['kind']}, and {record['stage']} makes {makes}"
         )
 
-    def _manifest(self, artifact: str) -> Meta | None:
+    def _manifest(self, artifact: str) -> Manifest | None:
         if artifact not in self._manifests:
             sound = self._blob(artifact) is not None
             data = self._read(blob_name(artifact)) if sound else None

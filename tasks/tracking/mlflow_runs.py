@@ -19,7 +19,7 @@ from trnflow.tasks.system.redaction import hide_secrets, scrub, without_secrets
 from trnflow.tasks.tracking.addresses import note_experiment
 from trnflow.tasks.tracking.figures import lengths_figure
 from trnflow.tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
-from trnflow.tasks.tracking.registry import mirror_champion
+from trnflow.tasks.tracking.registry import MirroredChampion, mirror_champion
 from trnflow.tasks.tracking.run_table import VIEW_TAG, saved_view
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class MlflowRuns:
             self._dataset(f"{event['recipe']} frozen rows", event["frozen"], "", "evaluation")
         self._metrics(self._state["parent"], numbers(event["comparison"]), event["time"], 0)
         try:
-            shown = {**event, "store": self._state.get("store", "")}
+            shown: MirroredChampion = {**event, "store": self._state.get("store", "")}
             mirror_champion(self._client, self._state["experiment"], self._state["parent"], shown)
         except MlflowException as error:
             if "Max retries exceeded" in str(error) or "timed out" in str(error):

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.events.event_types import Champion
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.redaction import scrub
 
@@ -40,6 +40,12 @@ set_model(StoredModel())
 MAX_NEW_TOKENS = 256
 
 
+class MirroredChampion(Champion):
+    """store: the store's root without secrets."""
+
+    store: str
+
+
 def registered_name(recipe: str) -> str:
     """Return the name of a recipe's registered model: `-` in place of what MLflow refuses, then a digest of the name."""
     accepted = re.sub(r"[/:']", "-", recipe)
@@ -47,19 +53,19 @@ def registered_name(recipe: str) -> str:
     return accepted if accepted == recipe else f"{accepted}-{hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
 
 
-def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta) -> None:
+def mirror_champion(client: MlflowClient, experiment: str, run: str, event: MirroredChampion) -> None:
     """Register champion and challenger, and give them their aliases. Another call with the same event has no effect.
 
-    experiment, run: MLflow's ids for new models; event: a `Champion`, and `store`, the store's root without secrets.
+    experiment, run: MLflow's ids for new models.
     """
     import mlflow
 
     mlflow.set_tracking_uri(client.tracking_uri)
     name = registered_name(event["recipe"])
+    # challenger: None where the models were not compared
+    models = {CHAMPION: event["champion"], CHALLENGER: event["challenger"]}
     versions = {
-        alias: _version(client, experiment, run, name, event[alias], event)
-        for alias in (CHAMPION, CHALLENGER)
-        if event[alias]
+        alias: _version(client, experiment, run, name, model, event) for alias, model in models.items() if model
     }
     shown = client.get_registered_model(name)
     # MLflow's aliases have no compare-and-swap
@@ -76,20 +82,20 @@ def mirror_champion(client: MlflowClient, experiment: str, run: str, event: Meta
         client.set_registered_model_tag(name, tag, str(value))
 
 
-def _is_older(event: Meta, shown: dict[str, str]) -> bool:
+def _is_older(event: MirroredChampion, shown: dict[str, str]) -> bool:
     """Return whether an event is about an earlier champion than the registry shows."""
     if shown.get(SERIES, "") == event["series"]:
         return int(shown.get(NUMBER, 0)) > int(event["number"])
     return shown.get(CREATED, "") > str(event["created"])
 
 
-def describe(event: Meta) -> str:
+def describe(event: MirroredChampion) -> str:
     """Return the description of a registered model (Markdown): its champion, why it is that, its figures, its use."""
     model, figures = f"{event['recipe']}@champion", event.get("metrics", {})
     lines = [
         f"Champion {event['number']} of {event['recipe']} since {event['created']}: {event.get('why', '')}",
         f"Its evaluation: {', '.join(f'{name} {value:.4g}' for name, value in figures.items())}" if figures else "",
-        f"Its weights are {event['champion']} in the store {event.get('store', '')}; to copy them:",
+        f"Its weights are {event['champion']} in the store {event['store']}; to copy them:",
         f"    trnflow get '{model}' consolidate DIR",
         "To predict:",
         f"    trnflow predict '{model}' TEXT",
@@ -98,7 +104,7 @@ def describe(event: Meta) -> str:
     return scrub("\n\n".join(filter(None, lines)))
 
 
-def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, event: Meta) -> str:
+def _version(client: MlflowClient, experiment: str, run: str, name: str, artifact: str, event: MirroredChampion) -> str:
     """Return the version of the registered model for an artifact, made if there is none."""
     import mlflow
 
@@ -120,7 +126,7 @@ def _found(client: MlflowClient, experiment: str, artifact: str) -> LoggedModel 
     return next(iter(sorted(models, key=lambda model: COMPLETE not in model.tags)), None)
 
 
-def _complete(client: MlflowClient, model: LoggedModel, artifact: str, event: Meta) -> None:
+def _complete(client: MlflowClient, model: LoggedModel, artifact: str, event: MirroredChampion) -> None:
     """Give a model its files, which a killed follower or an earlier version may have left out."""
     from mlflow.models import Model
     from mlflow.pyfunc import save_model
@@ -136,7 +142,7 @@ def _complete(client: MlflowClient, model: LoggedModel, artifact: str, event: Me
         save_model(
             f"{folder}/model", python_model=str(code), mlflow_model=described, signature=signature,
             input_example=dict.fromkeys(columns, "a text") if signature else None,
-            model_config={"store": event.get("store", ""), "artifact": artifact, "max_new_tokens": MAX_NEW_TOKENS},
+            model_config={"store": event["store"], "artifact": artifact, "max_new_tokens": MAX_NEW_TOKENS},
             pip_requirements=[f"trnflow=={metadata.version('trnflow')}"],
         )  # fmt: skip
         client.log_model_artifacts(model.model_id, f"{folder}/model")
@@ -147,7 +153,7 @@ def _complete(client: MlflowClient, model: LoggedModel, artifact: str, event: Me
     client.set_logged_model_tags(model.model_id, {COMPLETE: FORMAT})
 
 
-def _signature(event: Meta) -> ModelSignature | None:
+def _signature(event: MirroredChampion) -> ModelSignature | None:
     """Return the columns that the model reads and writes; None if they are not known."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema

@@ -71,7 +71,7 @@ def _dry_run(options: Namespace, change: RetrainReason) -> int:
     found = {"stopped": bool(stopping), "checks": [one.to_json() for one in checked], "notes": notes}
     verb = "would be trained and judged" if change.is_changed else "is unchanged"
     lines = [f"{recipe.name} would be stopped: {one}" for one in stopping] or [f"{recipe.name} {verb}: {change.why}"]
-    emit(options, change.to_json() | found, *lines, *(f"note: {one}" for one in notes))
+    emit(options, {**change.to_json(), **found}, *lines, *(f"note: {one}" for one in notes))
     return 0
 
 

@@ -57,14 +57,14 @@ def content_digest(table: pa.Table) -> str:
 
 
 class Texts(NamedTuple):
-    """A table's texts as one array of bytes; a text for classification is one part.
+    """A table's texts, joined. A row's text has parts: some to train on, others not; of classification one.
 
     Attributes:
-        array: `data` as uint8.
-        rows, parts: int64 [n + 1], first bytes.
+        data: UTF-8; array: the same as uint8.
+        rows, parts: int64 [n + 1], where each begins in `data`, and the end.
         first: int64 [rows + 1], each row's first part.
-        train: bool [parts].
-        plain: bool [parts], spelled special tokens are ordinary text.
+        train: bool [parts], whether a part is trained on.
+        plain: bool [parts], whether spelled special tokens are ordinary text.
     """
 
     data: bytes

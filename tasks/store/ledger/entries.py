@@ -6,7 +6,7 @@ from typing import Literal, TypedDict, cast
 from urllib.parse import quote
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import RecordName
+from trnflow.tasks.documents import CheckDocument, RecordName
 from trnflow.tasks.errors import PlacedError, StoreError
 from trnflow.tasks.system.clock import now
 
@@ -104,7 +104,7 @@ class EntryFields(TypedDict, total=False):
     task: str | None
     shaping: Meta | None
     comparison: Meta | None
-    checks: list[Meta]
+    checks: list[CheckDocument]
     error: PlacedError | None
     created: str
     number: int | None
