@@ -114,17 +114,22 @@ class CheckDocument(TypedDict):
     why: str
 
 
-class RecordedStage(TypedDict):
-    """A stage in a run record. action: ran, hit or skip."""
+class StageFacts(TypedDict):
+    """What a plan and a run record say of a stage. action, in a record: ran, hit or skip."""
 
     stage: str
     action: str
+    why: str
     key: str | None
     artifact: str | None
     seconds: float | None
+
+
+class RecordedStage(StageFacts):
+    """A stage in a run record."""
+
     metrics: Meta
     figures: Meta
-    why: str
 
 
 class Start(TypedDict):

@@ -18,7 +18,7 @@ from trnflow.flows.runner.graph import Graph, Lookup, Node
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import CODE, Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.documents import KeyDocument, Record, RecordedStage
+from trnflow.tasks.documents import KeyDocument, Record, RecordedStage, StageFacts
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
@@ -119,28 +119,17 @@ class Step:
 
     def to_json(self) -> PlannedStage:
         """Return the step as a plan shows it."""
-        return {
-            "stage": self.name,
-            "action": self.action,
-            "why": self.why,
-            "key": self.key,
-            "artifact": self.artifact.digest if self.artifact else None,
-            "seconds": self.seconds,
-            "bytes": self.bytes,
-        }
+        return {**self._common(), "bytes": self.bytes}
 
     def outcome(self) -> RecordedStage:
         """Return the settled step as a run record has it."""
+        return {**self._common(), "metrics": self.metrics, "figures": self.figures}
+
+    def _common(self) -> StageFacts:
         return {
-            "stage": self.name,
-            "action": self.action,
-            "key": self.key,
-            "artifact": self.artifact.digest if self.artifact else None,
-            "seconds": self.seconds,
-            "metrics": self.metrics,
-            "figures": self.figures,
-            "why": self.why,
-        }
+            "stage": self.name, "action": self.action, "why": self.why, "key": self.key,
+            "artifact": self.artifact.digest if self.artifact else None, "seconds": self.seconds,
+        }  # fmt: skip
 
     def take(self, stored: Stored) -> None:
         """Take over a result of the store."""

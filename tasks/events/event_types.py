@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import RecordedStage
+from trnflow.tasks.documents import RecordedStage, StageFacts
 from trnflow.tasks.errors import ErrorDocument, PlacedError
 
 SCHEMA = 1
@@ -51,15 +51,9 @@ class RunBegun(_RunBegun, total=False):
     tracking: Meta | None
 
 
-class PlannedStage(TypedDict):
+class PlannedStage(StageFacts):
     """action: hit, run, maybe or skip. seconds, bytes: expected; None if unknown."""
 
-    stage: str
-    action: str
-    why: str
-    key: str | None
-    artifact: str | None
-    seconds: float | None
     bytes: int | None
 
 
