@@ -73,8 +73,8 @@ def _accept_or_say_why(plan: Plan, stage: str) -> Accepted:
     try:
         return _accept(plan.store, step)
     except ConfigError as error:
-        resumes = step.node.stage.resumable and step.document
-        partial = _accept_partial(plan.store, stage, step.document) if resumes and step.document else None
+        document = step.document if step.node.stage.resumable else None
+        partial = _accept_partial(plan.store, stage, document) if document else None
         return {"stage": stage, "accepted": False, "why": error.message, "partial": partial}
 
 
