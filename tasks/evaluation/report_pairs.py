@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Input
+from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.evaluation.predictions import text_of, write_answers
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.evaluation.scores import intervals_of, values_of

@@ -29,7 +29,7 @@ def chunk_positions(config: TrainConfig, built: Built) -> int:
         return 0
     vocabulary, width = built.model.get_output_embeddings().weight.shape
     # each chunk adds to the weight's whole gradient: with fewer positions that would cost more than their products
-    return max(1, width // 4, KINDS[config.device].logits // (4 * vocabulary))
+    return max(1, int(width) // 4, KINDS[config.device].logits // (4 * int(vocabulary)))
 
 
 def ends_in_linear(built: Built) -> bool:
@@ -58,12 +58,9 @@ def ends_in_linear(built: Built) -> bool:
 
 
 def loss_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score, size: int) -> Tensor:
-    """Return the sum of `score`, a scalar of logits as the output layer gives them, over the positions `at`.
+    """Return the sum of `score`, a scalar of logits in the model's dtype, over the positions `at` of the flattened targets.
 
-    Args:
-        columns: Input ids, targets, segment ids and position ids, [rows, length]; perhaps `bounds_of`.
-        at: int64, the positions with a target, as indices into the flattened targets.
-        size: `chunk_positions`.
+    columns: Input ids, targets, segment ids and position ids, [rows, length]; perhaps `bounds_of`. size: `chunk_positions`.
     """
 
     def summed(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:

@@ -233,7 +233,8 @@ def _varlen() -> Callable[..., tuple[Tensor, None]]:
 
 def _counts(segments: Tensor) -> Tensor:
     rows = torch.arange(len(segments), device=segments.device)[:, None]
-    return torch.unique_consecutive(segments + rows * (segments.max() + 1), return_counts=True)[1]
+    counts: Tensor = torch.unique_consecutive(segments + rows * (segments.max() + 1), return_counts=True)[1]
+    return counts
 
 
 def _attention_dropout(model: Any) -> float:

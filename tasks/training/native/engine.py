@@ -197,7 +197,7 @@ class NativeEngine:
         add_noise(config, built.model)
         self._built = with_attention(config, built)
         loss_sum = over_ranks(training_loss(config, built.kind), built.kind, self._world)
-        self._loss = partial(_scaled_loss, loss_sum, weights, config.label_smoothing)
+        self._loss: Callable[..., Tensor] = partial(_scaled_loss, loss_sum, weights, config.label_smoothing)
         if config.compile and not config.loss and self._chunk:
             # of chunks alone: sizes vary, and a graph for each would be compiled
             self._loss = torch.compile(self._loss, dynamic=True)
