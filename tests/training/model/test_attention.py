@@ -16,7 +16,9 @@ from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.model.attention import (
     attend_documents,
     attend_rows,
+    attend_varlen,
     attention_kind,
+    bounds_of,
     document_bounds,
     document_lengths,
     has_varlen,
@@ -65,6 +67,28 @@ def test_documents_are_what_a_mask_gives(rows: list[list[int]], padding: int, he
     ours, theirs = (torch.autograd.grad((out**2).sum(), tensors) for out in (found, wanted))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not has_varlen(), reason="this torch has no varlen_attn")
+@pytest.mark.parametrize("rows", [[[7], [5]], [[4, 3], [2, 1, 5]]], ids=str)
+def test_varlen_is_what_documents_give(rows: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of one document is computed here as on a GPU; of several the kernel, which the CPU lacks, is stood in for."""
+
+    def stand_in(query, key, value, bounds, same, longest, as_long, *, scale, window_size, enable_gqa):
+        assert bounds is same and window_size == (-1, 0) and enable_gqa and longest == as_long
+        return attend_documents(
+            None, *(t.transpose(0, 1)[None] for t in (query, key, value)), None, 0.0, scale, bounds.diff().tolist()
+        )[0][0]
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
+    ids = segments(rows, 8)
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, heads, 8, 8) for heads in (4, 2, 2)]
+    bounds = bounds_of(SimpleNamespace(windowed=False), ids)
+    assert len(bounds) == (0 if len(rows[0]) == 1 else 65)
+    found, _ = attend_varlen(None, *tensors, None, scaling=0.3, documents=bounds)
+    wanted, _ = attend_documents(None, *tensors, None, 0.0, 0.3, document_lengths(ids))
+    torch.testing.assert_close(found[ids != 0], wanted[ids != 0])
 
 
 def test_documents_of_rows_that_begin_as_the_last_one_ended() -> None:
