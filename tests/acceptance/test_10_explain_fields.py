@@ -86,6 +86,7 @@ def documents(memo: Memo, *overrides: str) -> dict[str, Meta]:
         function = getattr(finetune, stage)
         code = function.__code__
         names = [name for name in code.co_varnames[1 : code.co_argcount] if name in inputs]
+        names += ["weights"] if stage == "evaluate_model" else []  # with which its predictions are made
         found[stage] = key_document(
             stage_of(function), getattr(recipe, section), {name: inputs[name] for name in names}, memo
         )

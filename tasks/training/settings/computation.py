@@ -43,7 +43,7 @@ class ComputationSettings(Group):
 
     deterministic: Annotated[bool, GRAPH] = True
     """Engine native: use only kernels whose results do not vary from run to run, and fail where the device has none. They cost
-    time on cuda. Without them a resumed training may differ in the last bits."""
+    time on cuda (6 % for a Llama of 1.1 B on an H100). Without them a resumed training may differ in the last bits."""
 
     # not part of the key: it only affects `micro_batch: auto`, whose result is part of the key
     device_memory_gib: Annotated[Positive | None, NOT_KEYED] = None
