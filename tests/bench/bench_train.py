@@ -1,4 +1,4 @@
-"""Both engines beside HF Trainer: the same rows, model, batch and machine, one epoch; samples and tokens per second, memory.
+"""Both engines beside HF Trainer and TRL: the same rows, model, batch and machine, one epoch; samples, tokens a second, memory.
 
     python -m tests.bench.bench_train [--rows 960] [--documents 96] [--rounds 1] [--work emotion,dolly] [--ways native,xla]
 
@@ -6,8 +6,9 @@ emotion: classification with the pretrained MiniLM, batches of 32 rows, in the l
 with `group_by_length`.
 dolly: instructions for a Llama of 12 M random parameters, packed into rows of 512, 8 a batch; the Trainer, which does not
 pack, gets as many documents a batch as 8 packed rows hold. The Trainer pads to the longest row of each batch, which it
-draws at random or by length. Start-up, evaluation, saving and steps that compile are left out. Tokens are those that are
-not padding; memory is what each process had resident at most. On the CPU, in fp32, each way in a process of its own.
+draws at random or by length. TRL (`make clients`) packs as we do (bfd), or joins and cuts (wrapped). Start-up, evaluation,
+saving and steps that compile are left out. Tokens are those that are not padding; memory is what each process had resident
+at most. On the CPU, in fp32, each way in a process of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trnflow.tasks.artifact import Input, Source
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
 CHUNK, CHUNKS = 512, 8
 SHARED = Path(os.environ.get("TRNFLOW_SHARED", PROJECT.parent / "shared"))
-THEIRS = {"random": "random", "by-length": "group_by_length"}
+THEIRS = {"random": "random", "by-length": "group_by_length", "trl-bfd": "bfd", "trl-wrapped": "wrapped"}
 
 
 class Rows(NamedTuple):
@@ -114,7 +115,7 @@ def ours(engine: str, rows: Rows, folder: Path) -> Rates:
 def theirs(way: str, work: str, arguments: argparse.Namespace) -> Rates:
     command = [sys.executable, "-m", "tests.bench.bench_train", "--theirs", way, "--work", work]
     command += ["--rows", str(arguments.rows), "--documents", str(arguments.documents)]
-    environment = {**os.environ, "USE_TORCH_XLA": "0"}
+    environment = {**os.environ, "USE_TORCH_XLA": "0", "PYTHONPATH": str(PROJECT / ".clients" / "trl")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=PROJECT)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
@@ -122,29 +123,42 @@ def theirs(way: str, work: str, arguments: argparse.Namespace) -> Rates:
 
 
 def trainer(way: str, rows: Rows, folder: Path) -> Rates:
-    """HF Trainer as most people run it: a padding collator, fused AdamW, no evaluation."""
+    """HF Trainer as most people run it: a padding collator, fused AdamW, no evaluation; or TRL's with packing."""
     import torch
     import transformers
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     columns = {"input_ids": rows.ids, **({"labels": rows.labels} if rows.labels else {})}
     data = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    arguments = transformers.TrainingArguments(
-        str(folder),
-        num_train_epochs=1,
-        per_device_train_batch_size=32 if rows.labels else _documents_a_batch(rows),
-        learning_rate=1e-4,
-        train_sampling_strategy=THEIRS[way],
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    settings: dict[str, Any] = {
+        "output_dir": str(folder), "num_train_epochs": 1, "learning_rate": 1e-4, "save_strategy": "no", "report_to": "none",
+        "disable_tqdm": True, "use_cpu": True,
+    }  # fmt: skip
     model, collator = _model_and_collator(rows)
-    said = transformers.Trainer(model, arguments, train_dataset=data, data_collator=collator).train().metrics
-    seconds = said["train_runtime"]
+    if way.startswith("trl"):
+        made = _packing(model, collator.tokenizer, data, {**settings, "packing_strategy": THEIRS[way]})
+    else:
+        settings["per_device_train_batch_size"] = 32 if rows.labels else _documents_a_batch(rows)
+        arguments = transformers.TrainingArguments(train_sampling_strategy=THEIRS[way], **settings)
+        made = transformers.Trainer(model, arguments, train_dataset=data, data_collator=collator)
+    seconds = made.train().metrics["train_runtime"]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Rates(len(rows.ids) / seconds, rows.tokens / seconds, memory)
+
+
+def _packing(model: Any, tokenizer: Any, data: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    arguments = SFTConfig(
+        packing=True,
+        max_length=CHUNK,
+        per_device_train_batch_size=CHUNKS,
+        gradient_checkpointing=False,
+        bf16=False,
+        **settings,
+    )
+    return SFTTrainer(model, arguments, train_dataset=Dataset.from_list(data), processing_class=tokenizer)
 
 
 def _model_and_collator(rows: Rows) -> tuple[Any, Any]:
@@ -181,11 +195,11 @@ def _encoded(folder: Path, texts: list[str], most: int) -> list[list[int]]:
 def compare(work: str, rows: Rows, arguments: argparse.Namespace) -> None:
     """Round by round, so that a machine that slows down slows all ways down; medians."""
     print(f"\n{work}: {len(rows.ids)} rows, {rows.tokens} tokens")
-    ways = arguments.ways.split(",")
+    ways = [way for way in arguments.ways.split(",") if not (rows.labels and way.startswith("trl"))]
     rounds = [{way: measured(way, work, rows, arguments) for way in ways} for _ in range(arguments.rounds)]
     found = {way: Rates(*map(median, zip(*(one[way] for one in rounds), strict=True))) for way in ways}
     for way, rate in found.items():
-        name = f"HF Trainer {way}" if way in THEIRS else f"trnflow {way}"
+        name = way if way.startswith("trl") else f"HF Trainer {way}" if way in THEIRS else f"trnflow {way}"
         print(f"{name:22} {rate.samples:8.1f} samples/s {rate.tokens:9.0f} tokens/s {rate.memory / 2**20:7.0f} MiB")
     for way in [way for way in ways if way not in THEIRS]:
         ratios = [f"{found[way].tokens / found[other].tokens:.2f} x {other}" for other in ways if other in THEIRS]
@@ -205,7 +219,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", default="emotion,dolly")
-    parser.add_argument("--ways", default="native,xla,random,by-length")
+    parser.add_argument("--ways", default="native,xla,random,by-length,trl-bfd,trl-wrapped")
     parser.add_argument("--theirs", choices=THEIRS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     made = {"emotion": lambda: emotion(arguments.rows), "dolly": lambda: dolly(arguments.documents)}
