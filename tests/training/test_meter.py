@@ -77,7 +77,8 @@ def test_utilisation_is_of_known_devices_alone() -> None:
     peak = KINDS["cuda"].peak_flops
     assert mfu(989e12, peak("NVIDIA H200"), 2) == {"mfu": 0.5}
     assert mfu(835e12, peak("NVIDIA H200 NVL"), 1) == {"mfu": 1.0}
-    assert [mfu(35e12, peak(name), 1)["mfu"] for name in ("NVIDIA L4", "Tesla T4")] == [35 / 121, 35 / 65]
+    known = {"NVIDIA A10G": 70, "NVIDIA L4": 121, "Tesla T4": 65}
+    assert [mfu(35e12, peak(name), 1)["mfu"] for name in known] == [35 / of for of in known.values()]
     assert mfu(1e12, peak("NVIDIA L40S"), 1) == {}
     assert mfu(95e12, KINDS["neuron"].peak_flops("trn1.2xlarge"), 2) == {"mfu": 0.5}
     assert KINDS["cpu"].peak_flops("cpu") is None and mfu(1e12, peak("NVIDIA GeForce RTX 9090"), 1) == {}
