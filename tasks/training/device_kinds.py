@@ -142,8 +142,8 @@ class Cuda(Accelerator):
     logits = 256 << 20
     positions = 8  # tensor cores take groups of eight
     has_offset = True
-    # NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312), A10G (70), L4 (121), T4 (65,
-    # fp16) and V100 (125 SXM2), which quote sparse figures for Hopper, A10G and L4, halved here
+    # NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312), A10G (70), L4
+    # (121), T4 (65, fp16) and V100 (125 SXM2), which quote sparse figures for Hopper, A10G and L4, halved here
     peaks = {
         "H200 NVL": 835e12,
         "H200": 989e12,
