@@ -34,8 +34,8 @@ ANYWHERE = ("onnx", "gguf", "none")
 CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Environment variables that decide which GPUs a process sees."""
 
-BFLOAT16 = (8, 0)
-"""The capability from which GPUs compute in bfloat16."""
+BFLOAT16, FLOAT16 = (8, 0), (7, 5)
+"""The capabilities from which GPUs compute in bfloat16, and from which float16 is chosen."""
 
 ENGINE_SETTINGS = ("xla_processes", "compiler_flags", "compile", "compile_cache", "fsdp", "attention", "deterministic")
 """Settings of `train` that belong to one engine or device."""
@@ -125,10 +125,10 @@ def _on_gpus(usable: Usable, tree: Tree) -> tuple[Tree, str]:
     # the global batch stays, so each GPU takes an equal share of its rows
     count = math.gcd(len(usable.gpus), batch) if isinstance(batch, int) else len(usable.gpus)
     used = usable._replace(gpus=usable.gpus[:count])
-    dtype = (_at(tree, "train", "dtype") or "bfloat16") if gpu.capability >= BFLOAT16 else "float32"
+    dtype = _dtype(gpu.capability, _at(tree, "train", "dtype"))
     train = {"engine": "native", "device": "cuda", "devices": count, "dtype": dtype}
     train |= {"micro_batch": "auto"} if _at(tree, "train", "micro_batch") is None else {}
-    train |= {"stochastic_rounding": False} if dtype == "float32" else {}
+    train |= {} if dtype == "bfloat16" else {"stochastic_rounding": False}
     settings: Tree = {
         "hardware": {"name": str(used).partition(" (")[0], "device": "cuda", "memory_gib": gpu.gib},
         "train": train,
@@ -148,6 +148,14 @@ def _on_gpus(usable: Usable, tree: Tree) -> tuple[Tree, str]:
         settings,
         f"this machine: trains on {used}{left}; engine native, {dtype}{lacks}{'' if exports else ', no export'}",
     )
+
+
+def _dtype(capability: tuple[int, int], wanted: str | None) -> str:
+    """Return `train.dtype` for a GPU: what the recipe wants, unless it is bfloat16 and the GPU has none."""
+    if capability >= BFLOAT16:
+        return wanted or "bfloat16"
+    narrow = "float16" if capability >= FLOAT16 else "float32"
+    return narrow if wanted in (None, "bfloat16") else wanted
 
 
 def open_settings(tree: Tree) -> tuple[str, ...]:

@@ -129,6 +129,8 @@ class TrainConfig(
             )
         if self.engine == "xla" and self.compile:
             raise ValueError("compile is torch.compile, for engine native; engine xla always compiles")
+        if self.dtype == "float16" and self.engine == "xla":
+            raise ValueError("dtype=float16 is for engine native: set dtype=bfloat16, or engine=native")
         if self.attention == "documents" and (self.engine == "xla" or self.device != "cpu" or self.compile):
             raise ValueError(
                 "attention=documents is for engine native on device cpu, without compile: set attention=sdpa"

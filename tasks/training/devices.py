@@ -39,7 +39,8 @@ def check_device(config: TrainConfig) -> None:
         kind.check(config.devices)
     if not kind.supports(config.dtype):
         raise ModelError(
-            f"train.dtype is {config.dtype}, in which {kind.label()} does not compute", "set train.dtype=float32"
+            f"train.dtype is {config.dtype}, in which {kind.label()} does not compute",
+            "set train.dtype=float16 (engine native), or float32",
         )
 
 

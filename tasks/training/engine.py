@@ -18,7 +18,7 @@ class Engine(Protocol):
 
     def train(self, batch: Batch, at: Scalars, seed: int) -> Handle:
         """Enqueue one update; return [mean loss, gradient norm, 1 if both are finite else 0], else nothing changes. Of
-        pairs `METRICS` follow.
+        pairs `METRICS` follow, of fp16 the loss scale; 1 also where the norm is not finite and the scale can fall.
 
         batch: Rows of all replicas. seed: Of the dropout.
         """

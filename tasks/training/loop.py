@@ -88,6 +88,7 @@ class Run:
         self.cost = costs(self.built)
         self.passes = forward_passes(self.built)
         self.of_pairs = metrics_of(self.config.objective)
+        self.named = (*self.of_pairs, *(["loss_scale"] if self.config.dtype == "float16" else []))
 
     def loop(self, stopped: list[int]) -> None:
         """Train to the last step or early stopping. Raises Interrupted.
@@ -174,13 +175,15 @@ class Run:
         """Wait for the losses and add them up. Raises NonFiniteLoss at the first step that is not finite."""
         pending, self.pending = self.pending, []
         numbers = self.engine.fetch([handle for _, handle in pending])
-        for (step, _), (loss, norm, good, *rewards) in zip(pending, numbers, strict=True):
+        for (step, _), (loss, norm, good, *others) in zip(pending, numbers, strict=True):
             # the device skipped this update; the host finds out here, before anything is written
             if not good:
                 raise self.non_finite_error(step, loss, norm)
             # all losses are summed in order, so that the mean does not depend on `log_every`
             self.progress.loss += loss
-            self.shown = {"loss": loss, "grad_norm": norm, **dict(zip(self.of_pairs, rewards, strict=False))}
+            # of an update that fp16 skipped the norm is not finite
+            finite = {"grad_norm": norm} if math.isfinite(norm) else {}
+            self.shown = {"loss": loss, **finite, **dict(zip(self.named, others, strict=False))}
 
     def evaluate(self) -> dict[str, float]:
         """Return and report {"eval_loss", with classes "eval_accuracy", what `best_metric` names}; {} without validation

@@ -40,7 +40,12 @@ def same(one: Input, other: Input) -> bool:
 
 
 @pytest.mark.parametrize(
-    "fields", [pytest.param({}, id="fp32"), pytest.param(ROUNDED, id="rounded", marks=pytest.mark.nightly)]
+    "fields",
+    [
+        pytest.param({}, id="fp32"),
+        pytest.param(ROUNDED, id="rounded", marks=pytest.mark.nightly),
+        pytest.param({"dtype": "float16"}, id="fp16", marks=pytest.mark.slow),
+    ],
 )
 def test_native_survives_kill_and_stop(fields: dict[str, Any], tmp_path) -> None:
     config, inputs, whole = setting(tmp_path, [8, 16], **NATIVE, **fields)

@@ -55,6 +55,7 @@ EACH: dict[str, Any] = {**NEURON, "xla_processes": "per_device"}
         ({**EACH, "dtype": "bfloat16", "stochastic_rounding": True}, "copies of a weight would differ: .* zero1=true"),
         ({**EACH, "zero1": True, "optimizer": "adafactor"}, "splits AdamW's state; .* zero1=false"),
         ({"compile": True}, "for engine native"),
+        ({"dtype": "float16"}, "dtype=float16 is for engine native"),
         ({"stochastic_rounding": True}, "dtype is float32: set dtype=bfloat16, or stochastic_rounding=false"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"epochs": 0}, "greater than 0"),

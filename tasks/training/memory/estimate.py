@@ -77,7 +77,7 @@ def gib(size: float) -> str:
 
 def estimate(config: TrainConfig, layout: ShardLayout, traced: PassMemory) -> Memory:
     """Return the estimated peak."""
-    copy = 2 if config.dtype == "bfloat16" else FP32
+    copy = FP32 if config.dtype == "float32" else 2
     trained = [*layout.states]
     weights = copy * _numbers(layout, layout.specs, layout.shapes) + layout.packed
     # frozen parameters have neither gradients nor optimizer state

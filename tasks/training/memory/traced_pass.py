@@ -37,9 +37,8 @@ def trace_pass(config: TrainConfig, built: Built, layout: ShardLayout, length: i
 
     built: On "meta", unusable afterwards. Raises NotImplementedError or RuntimeError when the model needs values.
     """
-    if config.dtype == "bfloat16":
-        for parameter in built.parameters().values():
-            parameter.data = parameter.data.to(torch.bfloat16)
+    for parameter in built.parameters().values():
+        parameter.data = parameter.data.to(getattr(torch, config.dtype))
     with _layers_split(config, built, layout), _device_kernels(config):
         if config.remat and config.method != "head":
             from trnflow.tasks.training.native.engine import recompute

@@ -32,10 +32,10 @@ class Averages:
             average.copy_(stored.part(AVERAGE + name, piece_slices(layout.shapes[name], spec, world)))
         self.swapped = False
 
-    def update(self, good: Tensor, t: float) -> None:
+    def update(self, good: Tensor, t: float | Tensor) -> None:
         """Move the averages towards the weights after update `t` (from 1), whose weights they begin with. good: scalar bool;
         false changes nothing."""
-        share = good.float() * (1 - self._decay if t > 1 else 1.0)
+        share = good.float() * (1.0 - self._decay * (t > 1))
         for average, weight in zip(self._averages, self._weights, strict=True):
             average.lerp_(weight, share)
 

@@ -27,8 +27,8 @@ def choose_kernels(config: TrainConfig) -> None:
     torch.set_flush_denormal(True)
 
     if config.device == "cuda":
-        # TF32 where bf16 models compute in fp32 (attention without a fused kernel); float32 keeps all its digits
-        narrow = config.dtype == "bfloat16"
+        # TF32 where narrow models compute in fp32 (attention without a fused kernel); float32 keeps all its digits
+        narrow = config.dtype != "float32"
         torch.set_float32_matmul_precision("high" if narrow else "highest")
         torch.backends.cudnn.allow_tf32 = narrow
         # attention by cuDNN is the fastest, but not deterministic, and varlen_attn chooses it all the same

@@ -44,6 +44,7 @@ from trnflow.tasks.training.native.compiled_blocks import compile_blocks
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.first_weights import FirstWeights
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
+from trnflow.tasks.training.native.loss_scale import LossScale
 from trnflow.tasks.training.native.optimizers import UPDATES
 from trnflow.tasks.training.native.updates import StateTensor
 from trnflow.tasks.training.native.whole_batch import over_ranks
@@ -81,13 +82,14 @@ class NativeEngine:
         choose_kernels(config)
         self._kind = KINDS[config.device]
         self._device = self._kind.torch_device()
+        self._loss_scale = LossScale(self._device, stored) if config.dtype == "float16" else None
         weights = FirstWeights(built, stored, world, self._device)
         masters = self._make_masters(weights) if config.keeps_masters else {}
         self._state = UPDATES[config.optimizer](self._layout, world, self._device, stored)
         self._place_model(weights, masters)
         named = built.parameters()
         self._parameters: list[Tensor] = [named[name] for name in self._layout.states]
-        narrow = config.dtype == "bfloat16" and config.accumulation > 1
+        narrow = config.dtype != "float32" and config.accumulation > 1
         self._sums = GradientSums(self._parameters) if narrow else None
         held = zip(self._layout.states, self._locals(), strict=True)
         self._masters = [masters.get(name, part.detach()) for name, part in held]
@@ -142,7 +144,8 @@ class NativeEngine:
         )
         if self._averages:
             kept = chain(kept, self._averages.state()) if state else self._averages.state(PARAMETER)
-        for name, whole, spec, value in chain(kept, self._state.state() if state else ()):
+        others = chain(self._state.state(), [self._loss_scale.state()] if self._loss_scale else ())
+        for name, whole, spec, value in chain(kept, others if state else ()):
             if writes_piece(spec, self._world):
                 # the codes of 8-bit moments stay as they are
                 dtype = torch.float32 if value.is_floating_point() else value.dtype
@@ -168,7 +171,7 @@ class NativeEngine:
     def _make_masters(self, weights: FirstWeights) -> dict[str, Tensor]:
         """Return this rank's fp32 masters beside the parameters."""
         wide = fp32_shards(self._config, self._layout)
-        # from weights that have not lost digits in bf16
+        # from weights that have not lost digits
         return {
             name: weights.part(name, spec, torch.float32)
             for name, spec in self._layout.states.items()
@@ -181,8 +184,8 @@ class NativeEngine:
         if config.remat and config.method != "head":
             recompute(built.model, int(config.remat))
         # buffers stay as they are: rotary frequencies need fp32
-        wide = fp32_shards(config, self._layout) if config.dtype == "bfloat16" else self._layout.shapes
-        weights.blank({name: torch.float32 if name in wide else torch.bfloat16 for name in self._layout.shapes})
+        wide, computing = fp32_shards(config, self._layout), getattr(torch, config.dtype)
+        weights.blank({name: torch.float32 if name in wide else computing for name in self._layout.shapes})
         if self._world.groups is not None:
             self._exchange = self._shard()
         weights.place(self._layout.specs, masters)
@@ -231,14 +234,17 @@ class NativeEngine:
         return [local_tensor(parameter) for parameter in self._parameters]
 
     def _loss_of(self, batch: Batch, scale: float) -> Tensor:
-        """Return this rank's share of the mean loss; of pairs [loss, *`metrics_of`]."""
+        """Return this rank's share of the mean loss; of pairs [loss, *`metrics_of`]. In fp16 times the loss scale."""
+        factor = torch.full((), scale, device=self._device)
+        if self._loss_scale:
+            factor = factor * self._loss_scale.scale
         if self._pairs:
-            return self._pair_numbers(batch) * scale
-        columns, factor = self._columns(batch), torch.full((), scale, device=self._device)
+            return self._pair_numbers(batch) * factor
+        columns = self._columns(batch)
         if not self._must_chunk(batch):
             return self._loss(logits_of(self._built, columns[0], *columns[2:]), columns[1], factor)
 
-        # scaled below the output layer: scaled later, gradients in bf16 would be rounded twice
+        # scaled below the output layer: scaled later, gradients in 16 bits would be rounded twice
         def score(logits: Tensor, targets: Tensor) -> Tensor:
             return self._loss(logits, targets, factor)
 
@@ -293,19 +299,29 @@ class NativeEngine:
             gradients = self._exchange.gradients(self._parameters, computed)
             del computed
             numbers, norm = self._exchange.totals(numbers, gradients)
+            scaling = self._loss_scale
+            if scaling:
+                numbers, norm = numbers / scaling.scale, norm / scaling.scale
+                at = at._replace(t=at.t - scaling.skipped)
             loss = numbers[0]
             good = torch.isfinite(norm) & torch.isfinite(loss)
             ratio = (
                 ((norm + 1e-6) / at.max_norm).clamp(min=1.0) if at.max_norm < INFINITE_NORM else torch.ones_like(norm)
             )
-            # one pass over the parameters clips, skips an update that is not finite, and updates
-            self._state.apply(self._masters, gradients, ratio, good, at, draws)
+            # one pass over the parameters unscales, clips, skips an update that is not finite, and updates
+            divisor = ratio * scaling.scale if scaling else ratio
+            self._state.apply(self._masters, gradients, divisor, good, at, draws)
             if self._averages:
                 self._averages.update(good, at.t)
             self._copy_masters()
             for parameter in self._parameters:
                 parameter.grad = None
-            return torch.cat([torch.stack([loss, norm, good.float()]), numbers[1:]])
+            if not scaling:
+                return torch.cat([torch.stack([loss, norm, good.float()]), numbers[1:]])
+            # another scale does not help a loss that is not finite
+            used = scaling.scale.clone()
+            harmless = good | (scaling.update(good) & torch.isfinite(loss))
+            return torch.cat([torch.stack([loss, norm, harmless.float()]), numbers[1:], used[None]])
 
     def _register(self, name: str, batch: Batch) -> None:
         if (name, batch.length) in self._registry.graphs:

@@ -109,7 +109,7 @@ class FusedAdamW:
 
     def _fused(self, some: Sequence[WeightPart], wide: list[Tensor], ratio: Tensor, skip: Tensor, at: Scalars) -> None:
         """Run the kernel, which changes `wide`, the weights in fp32, in place."""
-        step = torch.full((), at.t, dtype=torch.float32, device=self._device)  # a copy from the host would wait
+        step = torch.zeros((), device=self._device) + at.t  # a copy from the host would wait
         torch._fused_adamw_(
             wide,
             [part.gradient for part in some],

@@ -78,6 +78,6 @@ def apply_update(weight: Tensor, move: Tensor, size: Tensor, length: Tensor, cou
 
 def smaller_rate(lr: Any, t: Any) -> Any:
     """Return the smaller of `lr` and 1 / sqrt(t), of numbers or tensors."""
-    if isinstance(lr, float):
+    if isinstance(t, int | float):
         return min(lr, t**-0.5)
-    return lr.minimum(t.rsqrt())
+    return t.rsqrt().clamp(max=lr) if isinstance(lr, float) else lr.minimum(t.rsqrt())

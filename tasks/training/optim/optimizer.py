@@ -27,7 +27,7 @@ class Scalars(NamedTuple):
     """The numbers that one update needs.
 
     Attributes:
-        t: The update's number, from 1.
+        t: The update's number, from 1; a scalar on the device where the host does not know how many were skipped.
         fresh1, fresh2: 1 - beta1, 1 - beta2.
         max_norm: Gradients are clipped above it; huge for never.
         correction1, correction2: 1 - beta1^t, sqrt(1 - beta2^t): AdamW's bias corrections.
@@ -35,7 +35,7 @@ class Scalars(NamedTuple):
     """
 
     lr: float
-    t: float
+    t: float | Tensor
     beta1: float
     fresh1: float
     beta2: float

@@ -14,8 +14,9 @@ from trnflow.tasks.training.settings.group import Group
 class ComputationSettings(Group):
     """How a step is computed: numbers, kernels, compilers and memory. One of the groups of settings below `train:`."""
 
-    dtype: Annotated[Literal["float32", "bfloat16"], GRAPH] = "float32"
-    """The type of the forward and backward pass. Updated weights and optimizer state are fp32 (see stochastic_rounding)."""
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], GRAPH] = "float32"
+    """The type of the forward and backward pass. Updated weights and optimizer state are fp32 (see stochastic_rounding).
+    float16 (engine native) scales the loss, for GPUs without bfloat16, such as a T4."""
 
     stochastic_rounding: Annotated[bool, GRAPH] = False
     """With dtype=bfloat16: keep no fp32 weights. Compute each update in fp32 and round it to bfloat16 up or down at random, so
@@ -58,7 +59,7 @@ class ComputationSettings(Group):
     @property
     def keeps_masters(self) -> bool:
         """Whether the optimizer updates fp32 masters."""
-        return self.dtype == "bfloat16" and not self.stochastic_rounding
+        return self.dtype != "float32" and not self.stochastic_rounding
 
     @field_validator("compiler_flags")
     @classmethod

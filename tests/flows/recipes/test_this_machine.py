@@ -67,7 +67,7 @@ def test_the_documented_table_is_what_is_chosen(machine, recipe) -> None:
     assert "\n".join(rows) in (PROJECT / "docs/machines.md").read_text()
 
 
-@pytest.mark.parametrize(("card", "count", "dtype"), [(T4, 1, "float32"), (A10G, 1, "bfloat16"), (H100, 8, "bfloat16")])
+@pytest.mark.parametrize(("card", "count", "dtype"), [(T4, 1, "float16"), (A10G, 1, "bfloat16"), (H100, 8, "bfloat16")])
 def test_gpus_get_all_cards_their_dtype_a_micro_batch_that_fits_and_no_export(
     machine, recipe, card, count: int, dtype: str
 ) -> None:
@@ -151,6 +151,13 @@ def test_on_gpu_and_on_cpu_force_it(machine, recipe) -> None:
     assert recipe("device: cpu", "on=gpu").train.device == "cuda"
     assert recipe("global_batch: 32", "on=cpu").train.device == "cpu"
     assert settings.load("demo", ["on=auto"]).train.device == "cuda"
+
+
+def test_a_recipe_s_type_stays_where_the_gpu_computes_in_it(machine, recipe) -> None:
+    machine(Machine((T4,)))
+    chosen = {name: recipe(f"dtype: {name}", "on=gpu").train.dtype for name in ("float32", "float16", "bfloat16")}
+    assert chosen == {"float32": "float32", "float16": "float16", "bfloat16": "float16"}
+    assert not recipe("dtype: bfloat16, stochastic_rounding: true", "on=gpu").train.stochastic_rounding
 
 
 def test_lora_is_published_in_its_bases_type(machine) -> None:

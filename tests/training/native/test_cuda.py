@@ -40,6 +40,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
         ({"dtype": "bfloat16"}, 3e-2),
         ({"dtype": "bfloat16", "attention": "sdpa"}, 3e-2),
         ({"dtype": "bfloat16", "compile": True}, 3e-2),
+        ({"dtype": "float16"}, 3e-2),
+        ({"dtype": "float16", "compile": True}, 3e-2),
     ],
     ids=str,
 )
