@@ -93,8 +93,8 @@ def test_the_update_of_a_small_batch_takes_sixteen_bytes_a_parameter_in_fp32_and
     """In bf16 without masters it is sixteen again: weights of two, moments of eight, gradients of two and as fp32 four."""
     large = {**MODELS["llama"], "hidden_size": 256, "intermediate_size": 640}
     model, packed = scratch(**large), packed_lm(tmp_path, length=16, rows=1)
-    kinds = {"float32": {}, "bfloat16": {"dtype": "bfloat16"}, "rounded": ROUNDED}
-    for kind, size in (("float32", 16), ("bfloat16", 20), ("rounded", 16)):
+    kinds = {"float32": {}, "bfloat16": {"dtype": "bfloat16"}, "float16": {"dtype": "float16"}, "rounded": ROUNDED}
+    for kind, size in (("float32", 16), ("bfloat16", 20), ("float16", 20), ("rounded", 16)):
         config = TrainConfig(engine="native", global_batch=1, **kinds[kind])
         memory = trace_memory(config, model, packed.meta)
         assert memory.activations < memory.gradients / 10
