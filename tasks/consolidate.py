@@ -157,7 +157,7 @@ def consolidate(
         "dtype": dtype,
     }
     if kind_of(shards.meta["task"]).pairs:
-        meta["preference"] = {name: shards.meta["settings"][name] for name in WEIGHED}
+        meta["preference"] = {name: value for name, value in shards.meta["settings"].items() if name in WEIGHED}
     return meta
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
     from trnflow.tasks.evaluation.report_document import Generation, Report, TaskReport, WrongRow
+    from trnflow.tasks.metadata import Task
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 
@@ -96,7 +97,7 @@ def evaluate_model(
 
     Returns metadata: task, split, metrics; own, the names of the user's metrics.
     """
-    made, task = predictions.meta, predictions.meta["task"]
+    made, task = predictions.meta, task_of(predictions, packed)
     file = texts.path / f"{made['split']}.parquet"
     kind = kind_of(task)
     score = (
@@ -134,9 +135,12 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
     from trnflow.tasks.evaluation.row_losses import source_rows
     from trnflow.tasks.kinds.targets import Outputs
 
-    task, split, generations = packed.meta["task"], predicted.meta["split"], None
+    task, split, generations = task_of(predicted, packed), predicted.meta["split"], None
     kind, arrays = kind_of(task), dict[str, Any]()
-    if kind.per_row:
+    if kind.pairs:
+        pairs, order = load_columns(Rewards, predicted.path), source_rows(packed, split)
+        arrays = {"probabilities": np.stack([pairs.chosen, pairs.rejected], axis=1), "loss": pairs.loss}
+    elif kind.per_row:
         order = source_rows(packed, split)
         if kind.reads_targets:
             found = load_columns(Outputs, predicted.path)
@@ -148,15 +152,12 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
             }
         else:
             arrays = load_columns(ClassPredictions, predicted.path)._asdict()
-    elif kind.pairs:
-        pairs, order = load_columns(Rewards, predicted.path), source_rows(packed, split)
-        arrays = {"probabilities": np.stack([pairs.chosen, pairs.rejected], axis=1), "loss": pairs.loss}
     else:
         arrays, generations = load_columns(RowLosses, predicted.path)._asdict(), predicted.path / GENERATIONS
         order = arrays.pop("row")
         del arrays["cut"]
     labels = predicted.meta.get("labels", ())
-    return sorted_seen(folder, packed, texts, rows, split, order, arrays, labels, generations)
+    return sorted_seen(folder, packed, texts, rows, split, order, arrays, labels, generations, task=task)
 
 
 def _generations(folder: Path) -> list[Generation]:
@@ -205,14 +206,21 @@ def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Task
     return report_outputs(found, packed, predicted.meta["split"], texts, out.path)
 
 
+def task_of(predicted: Input, packed: Input) -> Task:
+    """Return what the model learnt of the rows; predictions of earlier versions do not say it."""
+    task: Task = predicted.meta.get("task", packed.meta["task"])
+    return task
+
+
 def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
     """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import load_columns
     from trnflow.tasks.evaluation.report_pairs import report_pairs
 
     found = load_columns(Rewards, predicted.path)
-    report = report_pairs(found, packed, predicted.meta, texts, out.path)
-    if kind_of(predicted.meta["task"]).per_row:
+    task = task_of(predicted, packed)
+    report = report_pairs(found, packed, task, predicted.meta["split"], texts, out.path)
+    if kind_of(task).per_row:
         return report
     shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
     return {**report, "generations": _generations(out.path)[:SHOWN]}

@@ -28,7 +28,7 @@ def check_metric(config: TrainConfig, kind: Kind, own: Iterable[OwnMetric]) -> N
     """Raise ValueError if `best_metric` is nothing that training can measure for the task."""
     named, known, mine = config.best_metric, measurable(kind), [metric.function for metric in own]
     is_unused = named == "eval_accuracy" and not config.keeps_best
-    if named == "eval_loss" or is_unused or named in known or (named in mine and kind.per_row):
+    if named == "eval_loss" or is_unused or named in known or (named in mine and kind.per_row and not kind.pairs):
         return
     if named in mine:
         raise ValueError(

@@ -150,10 +150,13 @@ def sorted_seen(
     arrays: Mapping[str, Any],
     labels: Sequence[str] = (),
     generations: Path | None = None,
+    *,
+    task: str | None = None,
 ) -> Meta:
     """Write the predictions of a split in the order of its rows, as `write_seen`.
 
-    order: of each prediction the row in format_prompts' file; packed, texts, rows: of the data stages.
+    order: of each prediction the row in format_prompts' file; packed, texts, rows: of the data stages; task: the model's, if it
+    is not the rows'.
     """
     import numpy as np
 
@@ -161,7 +164,7 @@ def sorted_seen(
     numbers = read_source_rows(texts.path, split, texts.meta["splits"][split])[order[first]].astype(np.int64)
     file = rows.path / f"{split}.parquet"
     sorted_arrays = {name: array[first] for name, array in arrays.items()}
-    return write_seen(folder, packed.meta["task"], split, labels, file, numbers, sorted_arrays, generations)
+    return write_seen(folder, task or packed.meta["task"], split, labels, file, numbers, sorted_arrays, generations)
 
 
 def read_seen(seen: Meta) -> Predictions:

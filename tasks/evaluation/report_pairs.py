@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.artifact import Input
 from trnflow.tasks.evaluation.predictions import text_of, write_answers
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.evaluation.scores import intervals_of, values_of
@@ -14,17 +14,17 @@ from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import TaskReport
+    from trnflow.tasks.metadata import Task
 
 WORST, LONGEST = 10, 500
 """Pairs that the report shows, and characters of their texts."""
 
 
-def report_pairs(found: Rewards, packed: Input, made: Meta, texts: Path, folder: Path) -> TaskReport:
-    """Write predictions.parquet; return the report's entries, with all metrics. made: metadata of the predictions;
-    texts: the split's rows."""
+def report_pairs(found: Rewards, packed: Input, task: Task, split: str, texts: Path, folder: Path) -> TaskReport:
+    """Write predictions.parquet; return the report's entries, with all metrics. task: the model's; texts: the split's
+    rows."""
     import numpy as np
 
-    task, split = made["task"], made["split"]
     rows = source_rows(packed, split)
     write_answers(kind_of(task).row_answers(found, []), found.loss, rows, texts, folder / "predictions.parquet")
     margins = found.chosen - found.rejected

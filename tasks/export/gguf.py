@@ -1,6 +1,7 @@
 """Write a language model as one GGUF file, which llama.cpp runs; equal models give equal bytes.
 
 model.gguf       weights, tokenizer and chat template
+Modelfile        how Ollama opens it
 export.json      the file's name, and the type of its matrices
 """
 

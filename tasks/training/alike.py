@@ -23,7 +23,7 @@ TEXT = 40  # characters of a value
 
 
 def check_alike(config: TrainConfig, rows: str, group: Any = None) -> None:
-    """Raise MachineError on every rank when one has other versions, code, settings or `rows` than rank 0.
+    """Raise MachineError on every rank when one has other versions, settings, `rows` or code of the training than rank 0.
 
     group: of messages on the host; None: torch's default.
     """

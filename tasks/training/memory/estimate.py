@@ -199,7 +199,8 @@ def _remedies(config: TrainConfig, memory: Memory) -> list[str]:
         remedies.append(f"shard the optimizer's state with train.zero1=true{fully}")
     remedies.append("split the model over more devices with train.tensor_parallel_size")
     if config.dtype == "float32" and memory.activations > memory.optimizer:
-        remedies.append("compute in train.dtype=bfloat16")
+        narrow = "bfloat16, or float16 on a GPU without it" if config.engine == "native" else "bfloat16"
+        remedies.append(f"compute in train.dtype={narrow}")
     if config.lora is not None and config.lora.base_dtype is None and config.engine == "native" and not config.fsdp:
         remedies.append("keep the frozen weights in 4 bits with train.lora.base_dtype=nf4")
     remedies.append("train fewer parameters (LoRA), or take a smaller model")

@@ -46,7 +46,7 @@ def with_attention(config: TrainConfig, built: Built) -> Built:
             "set train.attention=sdpa",
         )
     if kind == "varlen" and not has_varlen():
-        raise MissingDependency("train.attention=varlen needs torch 2.10 or later", "set train.attention=sdpa")
+        raise MissingDependency("train.attention=varlen needs torch 2.11 or later", "set train.attention=sdpa")
     if kind == "varlen" and _attention_dropout(built.model):
         raise ModelError(
             "train.attention=varlen has no dropout, and the model's attention_dropout is above 0",
@@ -74,7 +74,11 @@ def attention_kind(config: TrainConfig, built: Built) -> str:
 
 def has_varlen() -> bool:
     """Return whether this torch has attention over documents of any lengths, for CUDA."""
-    return find_spec("torch.nn.attention.varlen") is not None
+    if find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "window_size" in signature(varlen_attn).parameters  # that of torch 2.10 takes no scale either
 
 
 def document_lengths(segments: Tensor) -> list[int]:

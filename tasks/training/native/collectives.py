@@ -30,14 +30,12 @@ def all_reduce(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
     return sums
 
 
-def _buckets(tensors: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield the tensors, or tuples of a tensor's parts, in buckets."""
-    bucket: list[Any] = []
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
     size = 0
-    for entry in tensors:
-        parts = entry if isinstance(entry, tuple) else (entry,)
-        bucket.append(entry)
-        size += sum(part.numel() * part.element_size() for part in parts)
+    for tensor in tensors:
+        bucket.append(tensor)
+        size += tensor.numel() * tensor.element_size()
         if size >= BUCKET:
             yield bucket
             bucket, size = [], 0

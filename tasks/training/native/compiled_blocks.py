@@ -12,11 +12,11 @@ import torch
 
 from trnflow.tasks.training.model.build import checkpointed_layers
 
-MOST_GRAPHS = 64  # a recipe with more lengths than this is refused
+MOST_GRAPHS = 256  # of each length as many as numbers of documents, in training and in evaluation
 
 
 def compile_blocks(model: Any) -> None:
-    """Compile the forward pass of each layer, in place, with one graph a length; beyond MOST_GRAPHS a layer raises.
+    """Compile the forward pass of each layer, in place, with few graphs a length; beyond MOST_GRAPHS a layer raises.
 
     Raises ModelError for a model that marks no layers.
     """

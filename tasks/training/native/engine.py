@@ -1,7 +1,7 @@
 """Engine native: eager PyTorch with a process a device (`device_kinds`), and torch.compile for each layer.
 
 One device and a mesh differ in `layout.slices`, `sharding` and `gradient_exchange` alone. On the CPU a repeated run
-with as many threads has equal bits; on cuda it should with `train.deterministic` (several GPUs were never run).
+with as many threads has equal bits; on cuda it should with `train.deterministic`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ComputationSettings(Group):
 
     attention: Annotated[Literal["auto", "sdpa", "documents", "varlen"], GRAPH] = "auto"
     """How the documents of a packed row are kept apart. sdpa: by a mask. documents: attend to each document by itself (engine
-    native on the CPU). varlen: likewise, by PyTorch's kernel for documents of any lengths (device cuda, bfloat16, torch 2.10 or
+    native on the CPU). varlen: likewise, by PyTorch's kernel for documents of any lengths (device cuda, bfloat16, torch 2.11 or
     later). auto: the fastest of them for model families that are known to support it, else sdpa."""
 
     compile: Annotated[bool, GRAPH] = False

@@ -155,6 +155,6 @@ def test_what_it_can_not_be_used_for_is_refused(tmp_path) -> None:
     config = TrainConfig(engine="native", device="cuda", dtype="bfloat16", attention="varlen")
     dropping = build(scratch(**LLAMA, attention_dropout=0.1), packed_lm(tmp_path / "rows"), seed=0, weights=True)
     wanted = "attention=varlen has no dropout, and the model's attention_dropout"
-    with pytest.raises(TrnflowError, match=wanted if has_varlen() else "varlen needs torch 2.10 or later"):
+    with pytest.raises(TrnflowError, match=wanted if has_varlen() else "varlen needs torch 2.11 or later"):
         with_attention(config, dropping)
     assert attention_kind(config.model_copy(update={"attention": "auto"}), dropping) == "sdpa"
