@@ -25,7 +25,7 @@ Score = Callable[[Tensor, Tensor], Tensor]
 def chunk_positions(config: TrainConfig, built: Built) -> int:
     """Return how many positions make a chunk; 0 for a model whose loss is not computed in chunks."""
     # under tensor parallelism a rank holds a part of the vocabulary
-    if config.engine != "native" or config.tensor_parallel_size > 1 or not ends_in_linear(built):
+    if config.tensor_parallel_size > 1 or not ends_in_linear(built):
         return 0
     vocabulary, width = built.model.get_output_embeddings().weight.shape
     # each chunk adds to the weight's whole gradient: with fewer positions that would cost more than their products
@@ -67,7 +67,7 @@ def loss_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: S
         loss: Tensor = ChunkedLoss.apply(hidden[at], weight, bias, targets[at], score, size)  # type: ignore[no-untyped-call]
         return loss
 
-    return _at_head(built, columns, summed)
+    return at_head(built, columns, summed)
 
 
 def scores_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score: Score, size: int) -> Tensor:
@@ -79,7 +79,7 @@ def scores_in_chunks(built: Built, columns: Sequence[Tensor], at: Tensor, score:
         scores = [score(linear(hidden[some], weight, bias).float(), targets[some]) for some in parts]
         return torch.stack(scores).sum(0)
 
-    return _at_head(built, columns, summed)
+    return at_head(built, columns, summed)
 
 
 def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score, size: int) -> Tensor:
@@ -97,7 +97,7 @@ def logps_in_chunks(built: Built, columns: Sequence[Tensor], score: Score, size:
         chunks = [checkpoint(scored, some, weight, bias, to, use_reentrant=False) for some, to in parts]
         return torch.cat(chunks).view(columns[0].shape)
 
-    return _at_head(built, columns, computed)
+    return at_head(built, columns, computed)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -142,7 +142,7 @@ class ChunkedLoss(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-def _at_head(built: Built, columns: Sequence[Tensor], compute: Callable[..., Tensor]) -> Tensor:
+def at_head(built: Built, columns: Sequence[Tensor], compute: Callable[..., Tensor]) -> Tensor:
     """Run the model with `compute(hidden, weight, bias, targets)` in place of its output layer; return its result."""
     ids, targets, *others = columns
     head = built.model.get_output_embeddings()
@@ -151,12 +151,15 @@ def _at_head(built: Built, columns: Sequence[Tensor], compute: Callable[..., Ten
     def forward(hidden: Tensor) -> Tensor:
         return compute(hidden.flatten(0, -2), head.weight, head.bias, targets.flatten())
 
+    kept = vars(head).get("forward")  # engine xla's own
     head.forward = forward
     try:
         result: Tensor = built.model(**inputs_of(built, ids, *others)).logits
         return result
     finally:
         del head.forward
+        if kept is not None:
+            head.forward = kept
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -149,11 +149,12 @@ def test_killed_in_chunks_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert files_of(again.artifact) == files_of(whole.artifact)
 
 
-def test_the_estimate_of_memory_counts_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["native", "xla"])
+def test_the_estimate_of_memory_counts_a_chunk(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 x 512 positions over a vocabulary of 32,000 the fp32 logits alone take 262 MB."""
     ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
     meta = {"task": "causal_lm", "lengths": [512], "labels": None, "vocab_size": 32_000, **ids}
-    config, model = TrainConfig(engine="native", global_batch=4), scratch(**{**LLAMA, "max_position_embeddings": 512})
+    config, model = TrainConfig(engine=engine, global_batch=4), scratch(**{**LLAMA, "max_position_embeddings": 512})
     chunked = trace_memory(config, model, meta)
     monkeypatch.setattr(Cpu, "logits", 1 << 40)
     plain = trace_memory(config, model, meta)

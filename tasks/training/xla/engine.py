@@ -18,6 +18,7 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor
 
 from trnflow.tasks.training.batches.sampler import Batch
+from trnflow.tasks.training.chunked_loss import chunk_positions
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.layout.slices import check_length, layout_of
@@ -32,6 +33,7 @@ from trnflow.tasks.training.partition_specs import Shape, Spec
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World
 from trnflow.tasks.training.xla import gspmd
+from trnflow.tasks.training.xla.chunked_loss import by_shares, loss_in_chunks, scores_in_chunks
 from trnflow.tasks.training.xla.devices import compile_count, start_devices
 from trnflow.tasks.training.xla.gradient_leaves import GradientLeaves, parameter_uses
 from trnflow.tasks.training.xla.replicas import Write, make_replicas
@@ -62,6 +64,8 @@ class XlaEngine:
         self._specs, self._state_specs, self._rates = layout.tp, layout.states, layout.rates
         self._replicas = make_replicas(config, world, self._state_specs)
         self._device, self._devices = start_devices(config)
+        self._chunk = chunk_positions(config, built)
+        self._split = by_shares(config.mesh.data if self._devices is not None else 1, self._mark)
         self._averages: dict[str, Tensor] = {}  # empty without `train.ema_decay`
         with torch.no_grad():
             self._masters, self._parameters = self._place_parameters(stored)
@@ -104,14 +108,7 @@ class XlaEngine:
     def evaluate(self, batch: Batch) -> Tensor | None:
         self._built.model.eval()
         with torch.no_grad(), self._averaged():
-            ids, targets, segments, positions = self._columns(batch)
-            logits = logits_of(self._built, ids, segments, positions)
-            kind = self._built.kind
-            scores = torch.stack([loss_sum_of(kind)(logits, targets), hits_of(kind, logits, targets)])
-            if self._rows is not None:
-                scores = with_logits(scores, logits, *self._rows)
-            result = self._replicas.scores(scores)
-            del logits, scores
+            result = self._replicas.scores(self._scores_of(batch))
         self._built.model.train()
         return self._run("eval", batch, [], result)
 
@@ -134,16 +131,38 @@ class XlaEngine:
     def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one pass; return (its share of the mean loss [1], fp32 gradients as `GradientLeaves` lays them out)."""
         self._leaves.put()
-        ids, targets, segments, positions = self._columns(batch)
-        scale = vector[-1]
-        logits = logits_of(self._built, ids, segments, positions)
-        smoothing = self._config.label_smoothing
-        loss = training_loss(self._config, self._built.kind)(logits, targets, self._class_weights, smoothing) * scale
-        del logits
+        loss = self._loss_of(batch, vector[-1])
         # with one process a device the gradients are whole, and of the replica's own rows
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             return loss.detach().reshape(1), self._leaves.take()
+
+    def _loss_of(self, batch: Batch, scale: Tensor) -> Tensor:
+        """Return the rows' share of the mean loss, as a scalar."""
+        columns = self._columns(batch)
+        loss_sum, smoothing = training_loss(self._config, self._built.kind), self._config.label_smoothing
+
+        def score(logits: Tensor, targets: Tensor) -> Tensor:
+            return loss_sum(logits.float(), targets, self._class_weights, smoothing) * scale
+
+        if self._must_chunk(batch):
+            return loss_in_chunks(self._built, columns, self._split, score, self._chunk)
+        return score(logits_of(self._built, columns[0], *columns[2:]), columns[1])
+
+    def _scores_of(self, batch: Batch) -> Tensor:
+        kind, columns = self._built.kind, self._columns(batch)
+
+        def score(logits: Tensor, targets: Tensor) -> Tensor:
+            return torch.stack([loss_sum_of(kind)(logits, targets), hits_of(kind, logits, targets)])
+
+        if self._must_chunk(batch):
+            return scores_in_chunks(self._built, columns, self._split, score, self._chunk)
+        logits = logits_of(self._built, columns[0], *columns[2:])
+        scores = score(logits, columns[1])
+        return scores if self._rows is None else with_logits(scores, logits, *self._rows)
+
+    def _must_chunk(self, batch: Batch) -> bool:
+        return 0 < self._chunk < batch.input_ids.size // self._mesh.data
 
     def _update(
         self, name: str, batch: Batch | None, loss: Tensor, gradients: dict[str, Tensor], vector: Tensor
