@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from tests.conftest import PROJECT
 from tests.training.parity import agree
 from tests.training.run_stage import counted, run_stage
 from tests.training.toys import LLAMA, packed_lm, scratch
@@ -114,3 +119,17 @@ def test_a_process_a_device_computes_its_own_rows_in_chunks(tmp_path: Path) -> N
     losses = [[loss for loss, _, _ in run["steps"]] for run in (chunked, plain)]
     assert len(losses[0]) == 6 and losses[0] == pytest.approx(losses[1], abs=1e-5)
     assert chunked["compiled"] == plain["compiled"]
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_xla_frees_a_chunk_before_the_next() -> None:
+    held = {}
+    sizes = ["--vocabulary", "8000", "--rows", "2048", "--width", "64", "--times", "1", "--dtype", "float32"]
+    environ = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PJRT_DEVICE": "CPU"}
+    for way in ("plain", "chunks"):
+        command = [sys.executable, "-m", "tests.bench.bench_loss", "--engine", "xla", *sizes, "--way", way]
+        out = subprocess.check_output([*command, "--chunk", "4"], cwd=PROJECT, env=environ, text=True)
+        held[way] = json.loads(out.splitlines()[-1])["held"]
+    logits = 4 * 2048 * 8000
+    assert held["plain"] > 3 * logits and held["chunks"] < logits, held
