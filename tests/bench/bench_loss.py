@@ -52,6 +52,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     seconds = []
     for number in range(arguments.times + 2):
         if number == 2:
+            time.sleep(1)  # XLA frees a run's buffers a moment after its results are there
             seconds, before = [], reset()
         begun = time.process_time()
         leaves = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
