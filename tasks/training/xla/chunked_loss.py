@@ -45,7 +45,7 @@ def scores_in_chunks(built: Built, columns: Sequence[Tensor], split: Split, scor
 
     def summed(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         scores = list[Tensor]()
-        for chunk in zip(split(hidden).split(size, 1), split(targets).split(size, 1), strict=True):
+        for chunk in zip(*(torch.split(split(one), size, 1) for one in (hidden, targets)), strict=True):
             given, to = _after([scores[-1].sum()] if scores else [], *chunk)
             scores.append(score(_logits(given, weight, bias).float().flatten(0, 1), to.flatten()))
         return torch.stack(scores).sum(0)
