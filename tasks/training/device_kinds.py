@@ -94,6 +94,7 @@ class Accelerator(Cpu):
     """A device with memory of its own, by torch's module of its name."""
 
     called = "device"
+    logits = 256 << 20
 
     def check(self, count: int) -> None:
         import torch
@@ -139,7 +140,6 @@ class Cuda(Accelerator):
     backend = "cpu:gloo,cuda:nccl"
     runtime = 0.6 * GIB
     chunk = 1 << 24
-    logits = 256 << 20
     positions = 8  # tensor cores take groups of eight
     has_offset = True
     # NVIDIA's data sheets of H200 (989, SXM and NVL 835), H100 (989 SXM, 835 NVL, 756 PCIe), A100 (312), A10G (70), L4

@@ -222,6 +222,15 @@ def test_a_pair_goes_through_all_stages_and_another_beta_computes_no_reference(
     compared = shell.json("promote", "mine.yaml", *SMALL, *places, *other)["comparison"]
     assert (compared["metric"], compared["rows"]) == ("likelihood_accuracy", 17)
     assert compared["challenger"] == pytest.approx(judged["likelihood_accuracy"])
+    # and by a function of the user's, which reads both numbers of a pair
+    (tmp_path / "mine_of_pairs.py").write_text(
+        "def likelier(p):\n    return float((p.probabilities[:, 0] > p.probabilities[:, 1]).mean())\n"
+    )
+    metric = "metrics: [{function: 'mine_of_pairs:likelier', less_is_better: false, may_promote: true}]"
+    (tmp_path / "mine.yaml").write_text(RECIPE.replace("evaluate: {", f"evaluate: {{{metric}, "))
+    shell.json("run", "mine.yaml", "--direct", "--no-rehearse", *SMALL, *places, *other)
+    own = shell.json("promote", "mine.yaml", *SMALL, *places, *other, "promote.metric=likelier")["comparison"]
+    assert (own["metric"], own["challenger"]) == ("likelier", pytest.approx(judged["likelihood_accuracy"]))
 
 
 @pytest.mark.parametrize(

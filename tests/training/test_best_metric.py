@@ -16,8 +16,9 @@ from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import packed_targets
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.evaluation.chosen_metric import check_metric, chosen_source
+from trnflow.tasks.evaluation.own_metrics import OwnMetric
 from trnflow.tasks.keys.hash_cache import Memo
-from trnflow.tasks.kinds.registry import FORMATS, KINDS
+from trnflow.tasks.kinds.registry import FORMATS, KINDS, kind_of
 from trnflow.tasks.training.config import TrainConfig
 
 COLOURS = ["red", "green", "blue"]
@@ -128,6 +129,12 @@ def test_the_chosen_metrics_file_alone_is_in_the_key(tmp_path: Path) -> None:
 def test_a_metric_that_training_cannot_measure_is_refused(task: str, metric: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         check_metric(TrainConfig(best_metric=metric, keep_best=True), FORMATS[task], ())
+
+
+def test_a_function_of_the_user_s_cannot_choose_between_reward_models() -> None:
+    own = OwnMetric(function="mine:cost", less_is_better=True)
+    with pytest.raises(ValueError, match="the task reward has no predictions of rows while it trains"):
+        check_metric(TrainConfig(best_metric="mine:cost", keep_best=True), kind_of("reward"), [own])
 
 
 def test_a_name_with_and_without_eval_is_one_setting() -> None:
