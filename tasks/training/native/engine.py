@@ -345,7 +345,8 @@ def _signature(name: str, inputs: list[Meta], config: TrainConfig, layout: Shard
     steps: list[Any] = [config.dtype, config.stochastic_rounding, config.remat, config.compile, config.deterministic]
     steps += [config.micro_rows, layout.model, config.optimizer]
     steps += [config.label_smoothing, config.class_weights is not None]
-    steps += [*layout.mesh, config.zero1, config.fsdp, config.sequence_parallel, *(["rows"] if rows else [])]
+    steps += [*layout.mesh[:2], config.zero1, config.fsdp, config.sequence_parallel, *(["rows"] if rows else [])]
+    steps += [layout.mesh.copies] if layout.mesh.copies > 1 else []
     steps += [config.loss] if config.loss else []
     steps += [config.objective, config.loss_type] if config.objective in PREFERENCES else []
     lora = config.lora.model_dump(mode="json") if config.lora else None
