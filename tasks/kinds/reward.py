@@ -6,15 +6,12 @@ Rows are made and packed as of `preference`; from training on, artifacts have th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.kind import Kind, Row
 from trnflow.tasks.kinds.preference import Preference
-from trnflow.tasks.kinds.regression import CLOSE
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trnflow.tasks.kinds.regression import Regression
 
 ANSWER = "completion"
 """The column of the answer that `trnflow predict` rewards."""
@@ -34,21 +31,16 @@ class Reward(Preference):
         if metric.name != "likelihood_accuracy"
     )
     answers = {"text": "string", "scores": "map"}
+    # what a model says of an answer is a number, as of a row of regression
+    values_of = Regression.values_of
+    agree = Regression.agree
+    answer = Regression.answer
 
     def target_shape(self, rows: int, length: int, outputs: int) -> tuple[int, ...]:
         return (rows, length)
 
     def labels_of(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> list[str]:
         return [self.name]
-
-    def values_of(self, logits: Tensor) -> Tensor:
-        return logits
-
-    def agree(self, first: Tensor, second: Tensor) -> Tensor:
-        return ((first - second).abs() <= CLOSE * second.abs().clamp(min=1)).all(-1)
-
-    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
-        return {"scores": dict(zip(labels, values, strict=True))}
 
     def line(self, answer: Meta) -> str:
         return f"{answer['scores'][self.name]:.4g}"

@@ -43,7 +43,6 @@ SMALL = {
     "vocab_size": 512,
 }
 LORA = {"rank": 16, "alpha": 32, "dropout": 0.0}
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class Case(NamedTuple):
@@ -152,7 +151,7 @@ def work(
     )
     if case.method != "full":
         base = {"base_dtype": "nf4"} if case.method == "qlora" else {}
-        fields = {**fields, "method": "lora", "lora": {**LORA, **base, "targets": TARGETS}}
+        fields = {**fields, "method": "lora", "lora": {**LORA, **base, "targets": gpu_peers.TARGETS}}
     config = TrainConfig(
         engine="native",
         device=arguments.device,
@@ -209,7 +208,8 @@ def inner(arguments: argparse.Namespace) -> None:
             found = ours(case, OURS[arguments.way], model, Path(folder), arguments)
         else:
             way = gpu_peers.WAYS[arguments.way]
-            found = way.run(case, way.settings, model, Path(folder), columns(case), arguments)
+            given = (case, model, Path(folder), columns(case), arguments.device, arguments.steps, way.settings)
+            found = way.run(gpu_peers.Work(*given))
         print(json.dumps(found))
     return None
 

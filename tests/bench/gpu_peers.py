@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,23 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 class Way(NamedTuple):
-    """cases: for which it exists; settings: of its trainer."""
+    """run: gets `Work`; cases: for which it exists; settings: of its trainer."""
 
     run: Callable[..., dict[str, Any]]
     cases: tuple[str, ...]
     settings: dict[str, Any] = {}
+
+
+class Work(NamedTuple):
+    """model: the folder of the weights; folder: for what is written; data: packed rows; settings: of the trainer."""
+
+    case: Case
+    model: Path
+    folder: Path
+    data: dict[str, np.ndarray]
+    device: str
+    steps: int
+    settings: dict[str, Any]
 
 
 def model_class(fields: dict[str, Any]) -> tuple[Any, Any]:
@@ -33,10 +44,11 @@ def model_class(fields: dict[str, Any]) -> tuple[Any, Any]:
     return config, AutoModelForCausalLM if causal else AutoModelForSequenceClassification
 
 
-def loaded(case: Case, folder: Path, arguments: argparse.Namespace) -> Any:
+def loaded(work: Work) -> Any:
     """Return the model; with LoRA as peft wraps it."""
     import torch
 
+    case = work.case
     _, kind = model_class(case.model)
     options: dict[str, Any] = {"dtype": torch.float32 if case.method == "full" else torch.bfloat16}
     if case.method == "qlora":
@@ -48,8 +60,8 @@ def loaded(case: Case, folder: Path, arguments: argparse.Namespace) -> Any:
             bnb_4bit_use_double_quant=False,
             bnb_4bit_compute_dtype=torch.bfloat16,
         )
-        options["device_map"] = {"": arguments.device}
-    model = kind.from_pretrained(folder, attn_implementation="sdpa", **options)
+        options["device_map"] = {"": work.device}
+    model = kind.from_pretrained(work.model, attn_implementation="sdpa", **options)
     if case.method == "full":
         return model
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
@@ -59,33 +71,34 @@ def loaded(case: Case, folder: Path, arguments: argparse.Namespace) -> Any:
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=TARGETS, task_type="CAUSAL_LM"))
 
 
-def options_of(case: Case, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def options_of(work: Work) -> dict[str, Any]:
     return {
-        "output_dir": str(folder / "out"),
-        "max_steps": arguments.steps,
-        "per_device_train_batch_size": case.rows,
+        "output_dir": str(work.folder / "out"),
+        "max_steps": work.steps,
+        "per_device_train_batch_size": work.case.rows,
         "bf16": True,
         "optim": "adamw_torch_fused",
-        "logging_steps": arguments.steps,
+        "logging_steps": work.steps,
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_num_workers": 2,
         "dataloader_drop_last": True,
-        "use_cpu": arguments.device == "cpu",
+        "use_cpu": work.device == "cpu",
+        **work.settings,
     }
 
 
-def timed(make: Callable[[Any], Any], arguments: argparse.Namespace) -> dict[str, Any]:
+def timed(work: Work, make: Callable[[Any], Any]) -> dict[str, Any]:
     """Train with the trainer that `make` returns for a list of callbacks."""
     import torch
     from transformers import TrainerCallback
 
-    cuda, times = arguments.device == "cuda", dict[int, float]()
+    cuda, times = work.device == "cuda", dict[int, float]()
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            if state.global_step in (arguments.steps // 3, arguments.steps):
+            if state.global_step in (work.steps // 3, work.steps):
                 if cuda:
                     torch.cuda.synchronize()
                 times[state.global_step] = time.perf_counter()
@@ -96,54 +109,34 @@ def timed(make: Callable[[Any], Any], arguments: argparse.Namespace) -> dict[str
     return {"seconds": (ended - began) / (last - first), "memory": memory, "loss": loss}
 
 
-def trainer(
-    case: Case,
-    settings: dict[str, Any],
-    model: Path,
-    folder: Path,
-    data: dict[str, np.ndarray],
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:
+def trainer(work: Work) -> dict[str, Any]:
     from transformers import Trainer, TrainingArguments, default_data_collator
 
-    causal = case.model["model_type"] == "llama"
+    causal, data = work.case.model["model_type"] == "llama", work.data
     sizes = data["segment_ids"].astype(bool).sum(1)
     rows = [
         {"input_ids": ids[:size], "labels": label}
         for ids, label, size in zip(data["input_ids"], data["labels"], sizes, strict=True)
     ]
-    options = TrainingArguments(**{**options_of(case, folder, arguments), **settings})
-    made, collator = loaded(case, model, arguments), default_data_collator if causal else _padded
-    return timed(lambda clock: Trainer(made, options, collator, rows, callbacks=clock), arguments)
+    options = TrainingArguments(**options_of(work))
+    made, collator = loaded(work), default_data_collator if causal else _padded
+    return timed(work, lambda clock: Trainer(made, options, collator, rows, callbacks=clock))
 
 
-def trl(
-    case: Case,
-    settings: dict[str, Any],
-    model: Path,
-    folder: Path,
-    data: dict[str, np.ndarray],
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:
+def trl(work: Work) -> dict[str, Any]:
     """TRL's trainer with packing; without an attention that knows documents it joins them and cuts."""
-    made = loaded(case, model, arguments)
-    return timed(lambda clock: _sft(made, case, settings, folder, data, arguments, clock), arguments)
+    made = loaded(work)
+    return timed(work, lambda clock: _sft(work, made, clock))
 
 
-def unsloth(
-    case: Case,
-    settings: dict[str, Any],
-    model: Path,
-    folder: Path,
-    data: dict[str, np.ndarray],
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:
+def unsloth(work: Work) -> dict[str, Any]:
     import torch
     import unsloth
 
+    case = work.case
     full = case.method == "full"
     made, _ = unsloth.FastLanguageModel.from_pretrained(
-        str(model),
+        str(work.model),
         max_seq_length=case.length,
         dtype=torch.bfloat16,
         load_in_4bit=case.method == "qlora",
@@ -152,34 +145,24 @@ def unsloth(
     if not full:
         options = {"r": 16, "lora_alpha": 32, "target_modules": TARGETS, "use_gradient_checkpointing": False}
         made = unsloth.FastLanguageModel.get_peft_model(made, **options)
-    return timed(lambda clock: _sft(made, case, settings, folder, data, arguments, clock), arguments)
+    return timed(work, lambda clock: _sft(work, made, clock))
 
 
-def _sft(
-    made: Any,
-    case: Case,
-    settings: dict[str, Any],
-    folder: Path,
-    data: dict[str, np.ndarray],
-    arguments: argparse.Namespace,
-    clock: list[Any],
-) -> Any:
+def _sft(work: Work, made: Any, clock: list[Any]) -> Any:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    size = case.length // case.documents
-    documents = data["input_ids"].reshape(-1, size).tolist()
+    case = work.case
+    documents = work.data["input_ids"].reshape(-1, case.length // case.documents).tolist()
     options = {
-        **options_of(case, folder, arguments), "max_length": case.length, "gradient_checkpointing": False,
-        "packing": True, "packing_strategy": "wrapped", **settings,
+        **options_of(work), "max_length": case.length, "gradient_checkpointing": False, "packing": True,
+        "packing_strategy": "wrapped",
     }  # fmt: skip
     rows = Dataset.from_dict({"input_ids": documents})
-    return SFTTrainer(
-        made, SFTConfig(**options), train_dataset=rows, processing_class=_tokenizer(folder), callbacks=clock
-    )
+    return SFTTrainer(made, SFTConfig(**options), train_dataset=rows, processing_class=_tokenizer(), callbacks=clock)
 
 
-def _tokenizer(folder: Path) -> Any:
+def _tokenizer() -> Any:
     """Return any tokenizer: rows are ids already."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
