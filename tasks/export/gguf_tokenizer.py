@@ -23,10 +23,7 @@ def write_tokenizer(gguf: Any, writer: Any, folder: Path, rows: int, stops: int 
 
     Raises ModelError for another kind of tokenizer.
     """
-    # by name, as gguf: its version is in the keys of GGUF exports alone
-    read = import_module("tokenizers").Tokenizer.from_file
-    file = folder / "tokenizer.json"
-    document = read_object(file)
+    document = read_object(folder / "tokenizer.json")
     model: Meta = document.get("model") or {}
     if model.get("type") != "BPE":
         raise ModelError(f"a GGUF file holds a tokenizer of type BPE, and the model's is {model.get('type')}", FIX)
@@ -59,9 +56,17 @@ def write_tokenizer(gguf: Any, writer: Any, folder: Path, rows: int, stops: int 
         writer.add_token_merges(merges)
     _write_special(writer, folder, {text: number for number, text in texts.items()}, stops)
     # llama.cpp frames texts itself, as the tokenizer does
-    framed, bare = (read(str(file)).encode("a", add_special_tokens=some).ids for some in (True, False))
-    writer.add_add_bos_token(framed[:1] != bare[:1])
-    writer.add_add_eos_token(framed[-1:] != bare[-1:])
+    begins, ends = frames(folder)
+    writer.add_add_bos_token(begins)
+    writer.add_add_eos_token(ends)
+
+
+def frames(folder: Path) -> tuple[bool, bool]:
+    """Return whether a tokenizer puts bos before, and eos after, a text."""
+    # by name, as gguf: its version is in the keys of GGUF exports alone
+    read = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    framed, bare = (read.encode("a", add_special_tokens=some).ids for some in (True, False))
+    return framed[:1] != bare[:1], framed[-1:] != bare[-1:]
 
 
 def _write_special(writer: Any, folder: Path, ids: dict[str, int], stops: int | list[int] | None) -> None:

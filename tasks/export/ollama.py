@@ -1,7 +1,8 @@
 """Write a Modelfile, by which `ollama create` takes a GGUF file.
 
 Ollama's templates are Go's: one is derived from the tokenizer's template by rendering probes, where each message is written by
-its role alone. Other templates (Mistral's, with system prompts in user turns) are left out: Ollama then uses its own.
+its role alone. Other templates (Mistral's, with system prompts in user turns, and those that write today's date) are left
+out: Ollama then uses its own.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from trnflow.tasks.data.format.templates import ChatTemplate, Row
 from trnflow.tasks.data.special_tokens import chat_templates, special_tokens
-from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.export.gguf_tokenizer import frames
 
 FILE = "Modelfile"
 CONTENTS = {"system": "Sol7ar", "user": "Uni7ty", "assistant": "Ans7wer"}
 """What probes say, by role."""
 
+Row = dict[str, str]
 Render = Callable[[list[Row], bool], str]
 """(messages, whether the answer's beginning is wanted) -> text."""
 
@@ -60,21 +61,24 @@ class Turns(NamedTuple):
 def write_modelfile(folder: Path, file: str, weights: Path) -> None:
     """Write the Modelfile for a GGUF file in `folder`. weights: the folder of the tokenizer."""
     template, lines = chat_templates(weights).get("default"), [f"FROM ./{file}"]
+    special = special_tokens(weights) or {}
     # llama.cpp adds bos where the tokenizer does
-    bos = (special_tokens(weights) or {}).get("bos_token", "") if read_tokenizer(weights).prefix() else ""
-    turns = template and turns_of(renders(template, special_tokens(weights) or {}, bos))
+    bos = special.get("bos_token", "") if frames(weights)[0] else ""
+    turns = turns_of(renders(template, special, bos)) if template and "strftime_now" not in template else None
     if turns and '"""' not in turns.to_go():
         lines += [f'TEMPLATE """{turns.to_go()}"""', f'PARAMETER stop "{turns.around["assistant"][1].strip()}"']
     (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def renders(template: str, special: dict[str, str], bos: str = "") -> Render:
-    """Return the function that renders a tokenizer's template. bos: what is left out at the beginning."""
-    parsed = ChatTemplate("the tokenizer's chat template", template, special, date="2026-01-01", arguments={})
+    """Return the function that renders a tokenizer's template as transformers does. bos: left out at the beginning."""
+    from transformers.utils.chat_template_utils import render_jinja_template
 
     def render(messages: list[Row], begins_answer: bool) -> str:
-        text = parsed.render({"messages": messages}, "a probe", add_generation_prompt=begins_answer)
-        return text.removeprefix(bos)
+        (text,), _ = render_jinja_template(
+            [messages], chat_template=template, add_generation_prompt=begins_answer, **special
+        )
+        return str(text).removeprefix(bos)
 
     return render
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOADERS = ("load_jax.py", "load_iree.py")
 """Programs for those who use a StableHLO export; the artifact has copies."""
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-GGUF_PACKAGES = ("gguf", "tokenizers")
+GGUF_PACKAGES = ("gguf", "jinja2", "tokenizers")
 
 
 class ExportedProgram(Protocol):

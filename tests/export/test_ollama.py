@@ -118,4 +118,7 @@ def test_a_template_whose_turns_depend_on_each_other_is_left_out(tmp_path: Path)
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     write_modelfile(tmp_path, "model.gguf", tmp_path)
     lines = (tmp_path / FILE).read_text().splitlines()
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}" + CHATML)
+    write_modelfile(tmp_path, "model.gguf", tmp_path)
+    assert (tmp_path / FILE).read_text() == "FROM ./model.gguf\n", "today's date would be everybody's"
     assert lines[1].startswith('TEMPLATE """{{ range') and lines[-1] == 'PARAMETER stop "<|im_end|>"'

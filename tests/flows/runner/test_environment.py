@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "precompile": NUMERIC | {"peft"},
     "train": NUMERIC | {"peft", "safetensors"},
     "consolidate": {"numpy", "safetensors", "torch", "transformers"},
-    "export_neuron": {"jinja2", "numpy", "safetensors", "tokenizers", "torch", "torch-xla", "transformers"},
+    "export_neuron": {"numpy", "safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": {"jinja2", "matplotlib", "numpy", "pyarrow", "scikit-learn", "scipy"},
     "predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
 }
