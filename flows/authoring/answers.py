@@ -10,7 +10,7 @@ from trnflow.tasks.data.format.conversation import messages_of
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 
-PROMPTS = (PROMPT, "conversations", "messages", "question", "instruction", "input")
+PROMPTS = (PROMPT, "conversations", "conversation", "messages", "question", "instruction", "input")
 """Names of what was asked, where there are a chosen and a rejected answer."""
 TURNS = (
     ("instruction", "input", "output"), ("instruction", "context", "response"), ("instruction", "input", "response"),

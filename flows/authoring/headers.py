@@ -12,7 +12,6 @@ from trnflow.tasks.errors import ConfigError
 
 LONGEST_NAME = 100
 """Characters of a column's name; a longer cell is a text."""
-_OTHER_MARKS = (("\t", "tabs"), (";", "`;`"), ("|", "`|`"))
 _AS_TABLE = "data.format=tsv reads tabs (the first line names the columns); else save it as csv, with commas"
 FASTTEXT = "__label__"
 _FROM_FASTTEXT = r"sed -E 's/^__label__([^ ]+) /\1\t/; 1i label\ttext' {} > rows.tsv"
@@ -44,12 +43,9 @@ def check_header(rows: RowReader, kind: str) -> None:
                 )
     if kind not in ("csv", "tsv") or not names:
         return
-    for mark, name in ((mark, name) for mark, name in _OTHER_MARKS if len(names) == 1 and mark in names[0]):
-        error = f"{rows.name} is separated by {name}, not by {'tabs' if kind == 'tsv' else 'commas'}"
-        cells = names[0].split(mark)
-        if mark != "\t":
-            raise ConfigError(error, "save it with commas or tabs")
-        if _is_row(cells):
+    if len(names) == 1 and "\t" in names[0]:
+        error = f"{rows.name} is separated by tabs, not by commas"
+        if _is_row(cells := names[0].split("\t")):
             raise ConfigError(f"{error}, and {no_names(cells)}", name_columns(rows.name, "tsv", cells))
         raise ConfigError(error, "data.format=tsv reads it")
     if _is_row(names):
@@ -69,7 +65,7 @@ def name_columns(file: str, kind: str, cells: list[str]) -> str:
     usual = ["text", "label", "id"] if len(cells) < 4 else [f"column{number + 1}" for number in range(len(cells))]
     names = usual[: len(cells)]
     if kind == "csv":
-        return f"put a line with names before it, such as {','.join(names)}"
+        return f"put a line with names before it, such as {','.join(names)}, with what is between the cells of others"
     # quotes are doubled, since they are text where a program wrote no names
     named = "\\t".join(names)
     rows = f'cut -f1-{len(cells)} {shlex.quote(file)} | sed \'s/"/""/g; s/[^\\t]*/"&"/g\''

@@ -143,11 +143,12 @@ def _conll(path: Path, name: str) -> RowReader:
 
 @reads("tsv")
 def _tsv(path: Path, name: str) -> RowReader:
-    return _csv(path, name, "\t")
+    return _csv(path, name, "\t;|")
 
 
 @reads("csv")
-def _csv(path: Path, name: str, delimiter: str = ",") -> RowReader:
+def _csv(path: Path, name: str, delimiters: str = ",;|") -> RowReader:
+    delimiter = _delimiter_of(path, name, delimiters)
     with contextlib.closing(_records(path, name, delimiter)) as records:
         header = next(records, [])
 
@@ -161,9 +162,22 @@ def _csv(path: Path, name: str, delimiter: str = ",") -> RowReader:
     return RowReader(name, pa.schema([(column, pa.string()) for column in header]), batches)
 
 
+def _delimiter_of(path: Path, name: str, delimiters: str) -> str:
+    """Return the first that divides the first line, since spreadsheets write `;` where a comma is the decimal point."""
+    csv.field_size_limit(max_cell())  # for the whole process
+    with open_text(path, name) as text:
+        header = next((line for line in whole_lines(text, name) if line.strip()), "")
+    with contextlib.suppress(csv.Error):  # `_records` names the line
+        for delimiter in delimiters:
+            names = next(csv.reader([header], delimiter=delimiter))
+            # with another delimiter a quoted name that holds it is cut, quotes and all
+            if len(names) > 1 and not any('"' in name for name in names):
+                return delimiter
+    return delimiters[0]
+
+
 def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
     """Yield the header's cells, then each row's. Raises DataError with the line."""
-    csv.field_size_limit(max_cell())  # for the whole process
     width, line = 0, 1
     with open_text(path, name) as text:
         reader = csv.reader(whole_lines(text, name), delimiter=delimiter, strict=True)

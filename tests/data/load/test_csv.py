@@ -55,6 +55,17 @@ def test_a_row_that_would_be_shifted_or_swallowed_names_its_line(bench, tmp_path
     assert told in failure(bench, DataError, source=str(tmp_path / "a.csv"), text="text")
 
 
+@pytest.mark.parametrize(
+    ("name", "header"), [("a.csv", 'text;"rate, in %"'), ("a.csv", 'text|"rate, in %"'), ("a.tsv", "text;rate, in %")]
+)
+def test_the_header_shows_what_is_between_the_cells(bench, tmp_path, name, header):
+    content = f'\ufeff\n{header}\n"well, ""yes""; no | or";3,5\nso,4\n'
+    mark = header[4]
+    (tmp_path / name).write_text(content.replace('";3', f'"{mark}3').replace("so,", f"so{mark}"))
+    rows = table(bench.rows(source=str(tmp_path / name)), "train")
+    assert rows == {"text": ['well, "yes"; no | or', "so"], "rate, in %": ["3,5", "4"]}
+
+
 def test_quotes_of_tsv_that_are_no_quoting_are_told(bench, tmp_path):
     """Elsewhere the three rows are read as two: the second text is `hello, neg, you said`."""
     (tmp_path / "a.tsv").write_text('text\tlabel\nsay "hi"\tpos\n"hello\tneg\nyou" said\tpos\n')
