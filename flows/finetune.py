@@ -21,7 +21,7 @@ from trnflow.tasks.data.format.config import is_framed
 from trnflow.tasks.data.format.row_makers import unread_columns
 from trnflow.tasks.data.load.own_identity import TELLS_STATE, with_state
 from trnflow.tasks.evaluate_model import evaluate_model
-from trnflow.tasks.evaluation.chosen_metric import chosen_source
+from trnflow.tasks.evaluation.chosen_metric import chosen_source, reads_texts
 from trnflow.tasks.evaluation.generation import refuse_messages
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
@@ -78,12 +78,13 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     loss = own_code(recipe, "train.loss", also=(OWN_LOSS,))
     graphs = Node(precompile, training, {"model": model, "packed": packed, "code": loss}, check=knows, needs=refuse)
     is_own = training.keeps_best and ":" in training.best_metric
+    answers = reads_texts(training, FORMATS[recipe.format.task])
     shards = Node(
         train,
         training,
         {
             **initial, "metric": best_metric(recipe), "code": loss,
-            "rows": (rows or loaded) if is_own else None, "texts": texts if is_own else None,
+            "rows": (rows or loaded) if is_own else None, "texts": texts if is_own or answers else None,
             "reference": reference,
             **({"graphs": graphs} if measures else {}),
         },
@@ -151,7 +152,14 @@ def best_metric(recipe: Recipe) -> Lookup | None:
     folder = recipe.hooks[f"evaluate.metrics.{at}.function"][1] if own else None
     return Lookup(
         lambda store, resolver: chosen_source(
-            training, kind, own, folder, resolver.home, resolver.memo, recipe.own_files
+            training,
+            kind,
+            recipe.evaluate.on_device_of(training.device),
+            own,
+            folder,
+            resolver.home,
+            resolver.memo,
+            recipe.own_files,
         )
     )
 

@@ -26,14 +26,16 @@ def train_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     model, packed, start = inputs["model"], inputs["packed"], inputs.get("warm_start")
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     # the tokenizer is part of the packed rows
-    keyed = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
+    keyed: Meta = {"model": {part: model.identity[part] for part in ("config", "weights")}, "packed": packed.digest}
     if isinstance(start, Artifact):
         keyed["warm_start"] = start.digest
     if isinstance(reference := inputs.get("reference"), Artifact):
         keyed["reference"] = reference.digest
     graphs = inputs.get("graphs")  # an input only for micro_batch: auto
-    if isinstance(rows := inputs.get("rows"), Artifact) and isinstance(texts := inputs["texts"], Artifact):
-        keyed |= {"rows": rows.digest, "texts": texts.digest}  # inputs only for an own metric, which reads columns
+    # inputs only for a metric that reads them: an own one columns and texts, one of answers texts
+    keyed |= {name: read.digest for name in ("rows", "texts") if isinstance(read := inputs.get(name), Artifact)}
+    if "texts" in keyed and "rows" not in keyed:
+        keyed["generation"] = model.identity.get("generation")
     return {**keyed, "micro_batch": graphs.meta["micro_batch"]} if isinstance(graphs, Artifact) else keyed
 
 
@@ -71,7 +73,7 @@ def train(
     """Train the model and write the trained parameters in fp32.
 
     graphs: those that may be compiled; metric, code: of `best_metric` and `loss`; rows, texts: of load_data and
-    format_prompts, for an own metric; reference: of compute_reference, for an objective that compares with it.
+    format_prompts, for a metric that reads them; reference: of compute_reference, for an objective that compares with it.
 
     Returns metadata: task, labels, lengths, method, steps, metrics, data (digest of `packed`), settings, best_step if its
     weights were kept.
@@ -83,5 +85,6 @@ def train(
     if config.micro_batch == "auto":
         config = config.with_micro_batch(graphs.meta["micro_batch"])
     config = config.with_own_loss(code, packed=packed.meta, out=out, rank=int(os.environ.get("RANK", "0")))
-    chosen = chosen_metric(config, metric, packed=packed, rows=rows, texts=texts, out=out)
+    read = {"packed": packed, "rows": rows, "texts": texts, "model": model, "warm_start": warm_start}
+    chosen = chosen_metric(config, metric, **read, out=out)
     return fit(config, starting_from(model, warm_start), packed, graphs, out, chosen, reference)

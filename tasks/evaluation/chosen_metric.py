@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trnflow.tasks.artifact import CODE, Source
+from trnflow.tasks.artifact import CODE, Meta, Source
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.evaluation.config import PredictConfig
 from trnflow.tasks.evaluation.own_best_metric import SETTING
 from trnflow.tasks.evaluation.own_metrics import OwnMetric
 from trnflow.tasks.evaluation.scores import SCORES, Score
@@ -16,12 +17,19 @@ from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.training.config import TrainConfig
 
 MEASURES = "trnflow.tasks.evaluation.best_metric"
+MEASURES_TEXTS = "trnflow.tasks.evaluation.best_text_metric"
 MEASURES_OWN = "trnflow.tasks.evaluation.own_best_metric"
 
 
 def measurable(kind: Kind) -> dict[str, Score]:
-    """Return {name as train reports it: metric} of a task's metrics that need no generated texts."""
-    return {f"eval_{entry.name}": entry for entry in SCORES if entry.task == kind.name and not entry.of_texts}
+    """Return {name as train reports it: metric} of a task's metrics."""
+    return {f"eval_{entry.name}": entry for entry in SCORES if entry.task == kind.name}
+
+
+def reads_texts(config: TrainConfig, kind: Kind) -> bool:
+    """Return whether `best_metric` is of generated texts."""
+    named = measurable(kind).get(config.best_metric)
+    return config.keeps_best and named is not None and named.of_texts
 
 
 def check_metric(config: TrainConfig, kind: Kind, own: Iterable[OwnMetric]) -> None:
@@ -35,16 +43,16 @@ def check_metric(config: TrainConfig, kind: Kind, own: Iterable[OwnMetric]) -> N
             f"{SETTING} is a function of yours, and the task {kind.name} has no predictions of rows while it trains: "
             f"name one of {', '.join(known)}"
         )
-    of_texts = named.removeprefix("eval_") in {entry.name for entry in SCORES if entry.of_texts}
-    why = "which needs generated texts" if of_texts else "which is none of its metrics"
     raise ValueError(
-        f"{SETTING} is {named}, {why}: name one of {', '.join([*known, *mine])}, or add a function to evaluate.metrics"
+        f"{SETTING} is {named}, which is none of its metrics: name one of {', '.join([*known, *mine])}, or add a function "
+        "to evaluate.metrics"
     )
 
 
 def chosen_source(
     config: TrainConfig,
     kind: Kind,
+    evaluation: PredictConfig,
     own: OwnMetric | None,
     folder: Path | None,
     home: Path,
@@ -53,11 +61,12 @@ def chosen_source(
 ) -> Source:
     """Return the code that measures `best_metric`.
 
-    own: the entry of `evaluate.metrics`, whose module is looked for from `folder`.
+    evaluation: How texts are generated, for a metric of them. own: The entry of `evaluate.metrics`, whose module is
+    looked for from `folder`. Raises ConfigError for a metric of texts without prompts.
 
     Returns:
         A `code_source`, whose location has "measures": module, "name": of the metric, "less_is_better", and of a built-in
-        metric "function": "module:name"
+        metric "function": "module:name"; of one of texts "generation", its settings, in the identity too
     """
     if own is not None:
         if folder is None:
@@ -70,7 +79,29 @@ def chosen_source(
     entry = measurable(kind)[config.best_metric]
     # the file of a task, with the metrics that are the task's own, is in train's key anyway
     module = [] if entry.metric else [entry.function.__module__]
-    code = code_source({}, home, memo, (MEASURES, *module))
-    more = {"measures": MEASURES, "name": entry.name, "less_is_better": entry.less_is_better}
+    measures = MEASURES_TEXTS if entry.of_texts else MEASURES
+    code = code_source({}, home, memo, (measures, *module))
+    more = {"measures": measures, "name": entry.name, "less_is_better": entry.less_is_better}
     function = {"function": f"{entry.function.__module__}:{entry.function.__name__}"}
-    return Source(CODE, code.identity, {**code.location, **more, **function})
+    location = {**code.location, **more, **function}
+    if not entry.of_texts:
+        return Source(CODE, code.identity, location)
+    generation = _generation(evaluation)
+    keyed = {f"evaluate.{name}": str(value) for name, value in generation.items()}
+    return Source(
+        CODE, {**code.identity, "code": code.identity["code"] | keyed}, {**location, "generation": generation}
+    )
+
+
+def _generation(evaluation: PredictConfig) -> Meta:
+    settings = evaluation.generation
+    if not settings.prompts:
+        raise ConfigError(
+            f"{SETTING} is of generated texts, and evaluate.generation.prompts is 0: there are none",
+            "set evaluate.generation.prompts to the number of validation rows to answer at each evaluation",
+        )
+    return {
+        "prompts": settings.prompts,
+        "max_new_tokens": settings.max_new_tokens,
+        "device": evaluation.device or "cpu",
+    }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,19 +47,21 @@ class Generations:
 
         Returns `generate`'s document of the greedy text, and `sampled` and `sampled_ended` of the sampled one.
         """
+        write = self.writer(model)
+        lines = []
+        for count, prompt in enumerate(self.prompts, 1):
+            greedy, sampled = (write(prompt, sample=sample) for sample in (False, True))
+            lines.append({**greedy, "sampled": sampled["generated"], "sampled_ended": sampled["ended"]})
+            out.progress(count, len(self.prompts), unit)
+        return lines
+
+    def writer(self, model: PreTrainedModel) -> Callable[..., Meta]:
+        """Return what generates a model's text for a prompt: `generate`, called with a prompt and `sample`."""
         tokenizer, positions = read_tokenizer(self.folder), longest_sequence(model)
         encoder = prompt_encoder(tokenizer, self.texts)
         ends = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
         stops = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
-        lines = []
-        for count, prompt in enumerate(self.prompts, 1):
-            greedy, sampled = (
-                generate(model, tokenizer, encoder, prompt, self.config, positions=positions, ends=stops, sample=sample)
-                for sample in (False, True)
-            )
-            lines.append({**greedy, "sampled": sampled["generated"], "sampled_ended": sampled["ended"]})
-            out.progress(count, len(self.prompts), unit)
-        return lines
+        return partial(generate, model, tokenizer, encoder, config=self.config, positions=positions, ends=stops)
 
     def before(self, base: Source, warm_start: Input | None, device: str, out: Workdir) -> list[Meta]:
         """Return the texts, as `of` does, of the model that training started from; [] without prompts.

@@ -21,6 +21,11 @@ def is_exact_match(generated: str, answer: str) -> bool:
     return generated.strip() == answer.strip()
 
 
+def json_valid(generated: str, answer: str) -> float | None:
+    """Return whether a text is JSON, as its answer is; None where that is not."""
+    return float(is_json(generated)) if is_json(answer) else None
+
+
 def token_f1(generated: str, answer: str) -> float:
     """Return the F1 of shared words as SQuAD counts it: without case, ASCII's punctuation and English articles."""
     ours, theirs = (ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split() for text in (generated, answer))
@@ -53,6 +58,18 @@ def rouge(generated: str, answer: str) -> Rouge:
         _of_ngrams(ours, theirs, 2),
         _f1(_longest_common(ours, theirs), len(ours), len(theirs)),
     )
+
+
+def rouge_of_words(generated: str, answer: str) -> float:
+    return rouge(generated, answer).words
+
+
+def rouge_of_pairs(generated: str, answer: str) -> float:
+    return rouge(generated, answer).pairs
+
+
+def rouge_of_sequence(generated: str, answer: str) -> float:
+    return rouge(generated, answer).sequence
 
 
 def _of_ngrams(generated: list[str], wanted: list[str], size: int) -> float:

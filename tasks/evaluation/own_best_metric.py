@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 SETTING = "train.best_metric"
 
 
-def measure(metric: Source, *, packed: Input, rows: Input, texts: Input, out: Workdir) -> Callable[[Validated], float]:
+def measure(
+    metric: Source, *, packed: Input, rows: Input, texts: Input, out: Workdir, **unused: Any
+) -> Callable[[Validated], float]:
     """Return what computes the user's metric of an evaluation; the first time it is computed twice, as a proof."""
     kind, proved = kind_of(packed.meta["task"]), list[bool]()
 

@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
-from trnflow.tasks.evaluation.generated_text import is_exact_match, is_json, rouge
-from trnflow.tasks.evaluation.generated_text import token_f1 as squad_f1
+from trnflow.tasks.evaluation.generated_text import (
+    is_exact_match,
+    json_valid,
+    rouge_of_pairs,
+    rouge_of_sequence,
+    rouge_of_words,
+    token_f1,
+)
 from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, ratio_interval
 from trnflow.tasks.evaluation.metrics.accuracy import accuracy as accuracy_of_rows
 from trnflow.tasks.evaluation.metrics.auc import area_under_curve
@@ -205,33 +211,12 @@ def token_loss(rows: RowSums) -> float:
     return rows.total / max(int(rows.tokens.sum()), 1)
 
 
-@score("exact_match", "causal_lm", of_texts=True)
-def exact_match(generated: str, answer: str) -> float:
-    return float(is_exact_match(generated, answer))
-
-
-score("token_f1", "causal_lm", of_texts=True)(squad_f1)
-
-
-@score("json_valid", "causal_lm", of_texts=True)
-def json_valid(generated: str, answer: str) -> float | None:
-    """Return whether a text is JSON, as its answer is; None where that is not."""
-    return float(is_json(generated)) if is_json(answer) else None
-
-
-@score("rougeL", "causal_lm", of_texts=True)
-def rouge_of_sequence(generated: str, answer: str) -> float:
-    return rouge(generated, answer).sequence
-
-
-@score("rouge1", "causal_lm", of_texts=True, report_only=True)
-def rouge_of_words(generated: str, answer: str) -> float:
-    return rouge(generated, answer).words
-
-
-@score("rouge2", "causal_lm", of_texts=True, report_only=True)
-def rouge_of_pairs(generated: str, answer: str) -> float:
-    return rouge(generated, answer).pairs
+score("exact_match", "causal_lm", of_texts=True)(is_exact_match)
+score("token_f1", "causal_lm", of_texts=True)(token_f1)
+score("json_valid", "causal_lm", of_texts=True)(json_valid)
+score("rougeL", "causal_lm", of_texts=True)(rouge_of_sequence)
+score("rouge1", "causal_lm", of_texts=True, report_only=True)(rouge_of_words)
+score("rouge2", "causal_lm", of_texts=True, report_only=True)(rouge_of_pairs)
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Source
-from trnflow.tasks.config import keyed_params
 from trnflow.tasks.errors import StoreError
-from trnflow.tasks.kinds.preference import WEIGHED
-from trnflow.tasks.stage import Workdir, write_json
+from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.batches.sampler import Schedule, Split
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.adapter_slices import beside_initial
+from trnflow.tasks.training.checkpoint.result import published_settings, write_documents, write_weights
 from trnflow.tasks.training.checkpoint.saving import Saver
 from trnflow.tasks.training.checkpoint.starting_weights import base_weights, has_weights, load_start
 from trnflow.tasks.training.choose_engine import join_ranks, make_engine
@@ -25,25 +24,16 @@ from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
 from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
-from trnflow.tasks.training.model.adapters import adapter_document, loaded_dtype, prepared, reads_parts
+from trnflow.tasks.training.model.adapters import loaded_dtype, prepared, reads_parts
 from trnflow.tasks.training.model.build import build
-from trnflow.tasks.training.model.lora import CONFIG
 from trnflow.tasks.training.objective import learnt
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
-from trnflow.tasks.training.preference_losses import PREFERENCES
 from trnflow.tasks.training.selection import Chosen, check_selection
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import CheckpointMeta, GraphsMeta, PackedMeta
-
-PUBLISHED = frozenset({
-    "method", "lora", "optimizer", "learning_rate", "schedule", "warmup_ratio", "weight_decay", "global_batch", "epochs",
-    "max_steps", "label_smoothing", "class_weights", "dtype", "seed",
-    "learning_rate_mapping", "neftune_noise_alpha", "ema_decay",
-})  # fmt: skip
-"""Settings in the metadata, for the model card: what was trained, not on which devices."""
 
 
 def fit(
@@ -77,14 +67,11 @@ def fit(
 
 def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:
     config, out, world = run.config, run.out, run.world
-    document = adapter_document(run.built) if config.method == "lora" else None
     with stop_signals() as stopped, run.saver:
         run.loop(stopped)
     _write_weights(run)
     if world.rank == 0:
-        write_json(out.path / "config.json", run.built.config)
-        if document:
-            write_json(out.path / CONFIG, document)
+        write_documents(out.path, config, run.built)
         shutil.copytree(packed.path / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
     meta: CheckpointMeta = {
         "task": run.built.task,
@@ -94,12 +81,8 @@ def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:
         "steps": run.progress.step,
         "metrics": run.summary(),
         "data": packed.digest,
-        "settings": {name: value for name, value in keyed_params(config).items() if name in PUBLISHED},
+        "settings": published_settings(config),
     }
-    if config.freeze:
-        meta["settings"]["freeze"] = list(config.freeze)
-    if config.objective in PREFERENCES:
-        meta["settings"] |= {name: getattr(config, name) for name in WEIGHED}
     if config.keeps_best:
         meta["best_step"] = run.progress.best.step
     return meta
@@ -169,10 +152,8 @@ def state_to_resume(out: Workdir) -> tuple[int, Path] | None:
 def _write_weights(run: Run) -> None:
     """Write the last step's weights, or with keep_best the best evaluation's."""
     best, states, out = run.progress.best.step, run.out.partial, run.out
-    initial, own_file = run.built.initial, run.config.devices if run.world.rank == 0 else None
-    beside = partial(beside_initial, initial=initial, device=own_file)
     if not run.config.keeps_best or best in (0, run.progress.step) or states is None:
-        shards.write(out.path, beside(run.engine.slices(state=False)), {}, run.world.gather)
+        write_weights(out.path, run.config, run.built, run.engine, run.world)
     elif run.world.rank == 0:
         folder = states.sound(best, out.warn)
         if folder is None:
@@ -181,7 +162,8 @@ def _write_weights(run: Run) -> None:
                 "free some disk space, and run again: training resumes from the newest checkpoint before that",
             )
         kept = PARAMETER if run.config.ema_decay is None else AVERAGE
-        shards.write(out.path, beside(_parameters(shards.Reader(folder, kept))), {})
+        kept_slices = _parameters(shards.Reader(folder, kept))
+        shards.write(out.path, beside_initial(kept_slices, run.built.initial, run.config.devices), {})
 
 
 def _parameters(stored: shards.Reader) -> Iterator[TensorSlice]:

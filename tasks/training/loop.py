@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import Interrupted, NonFiniteLoss
 from trnflow.tasks.stage import Workdir
 from trnflow.tasks.training.batches.prefetch import prefetch
 from trnflow.tasks.training.batches.sampler import Batch, Schedule, Split
+from trnflow.tasks.training.checkpoint.result import published_settings, write_documents, write_weights
 from trnflow.tasks.training.checkpoint.saving import Saver
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
@@ -202,6 +203,8 @@ class Run:
         seen = validated(numbers, targets, rows)
         if not seen.targets:
             return {}
+        if self.chosen.reads_weights:
+            seen = seen._replace(weights=self.weights_now())
         metrics = {"eval_loss": seen.loss / seen.targets}
         if self.built.kind.one_class:
             metrics["eval_accuracy"] = sum(found[1] for found in numbers) / seen.targets
@@ -211,6 +214,16 @@ class Run:
         metrics |= self.world.on_first(lambda: self.chosen.value(seen))
         self.out.metrics(self.progress.step, **metrics)
         return metrics
+
+    def weights_now(self) -> Input[Any]:
+        """Write the trained parameters to the scratch folder, as the result of training is."""
+        folder = self.out.scratch / "validated"
+        with self.meters.pause():
+            write_weights(folder, self.config, self.built, self.engine, self.world)
+        if self.world.rank == 0:
+            write_documents(folder, self.config, self.built)
+        meta = {"task": self.built.task, "settings": published_settings(self.config)}
+        return Input(folder, "checkpoint", meta, "")
 
     def save(self) -> None:
         """Copy the state to the host; a thread writes it while training goes on."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.tasks.artifact import Source
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import stacked
@@ -16,17 +16,19 @@ from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from trnflow.tasks.metadata import PackedMeta
+    from trnflow.tasks.metadata import CheckpointMeta, PackedMeta
 
 
 class Validated(NamedTuple):
     """What an evaluation of the validation split gave. loss: summed over `targets`; expected: targets [rows, ...], and
-    logits: float32 [rows, ..., outputs], in the split's order, empty unless the engine returns them (`reads_rows`)."""
+    logits: float32 [rows, ..., outputs], in the split's order, empty unless the engine returns them (`reads_rows`); weights:
+    the checkpoint, where the metric reads it."""
 
     loss: float
     targets: int
     expected: Any
     logits: Any
+    weights: Input[CheckpointMeta] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Chosen:
     Attributes:
         name: In the metrics of an evaluation.
         measure: What computes it; None: every evaluation has it.
+        reads_weights: Whether it computes it of the checkpoint.
     """
 
     name: str
     less_is_better: bool
     measure: Callable[[Validated], float | None] | None = None
+    reads_weights: bool = False
 
     def value(self, seen: Validated) -> dict[str, float]:
         """Return {name: value}; {} if every evaluation has it. Raises DataError where the rows give no value."""
@@ -50,7 +54,7 @@ class Chosen:
         if value is None:
             raise DataError(
                 f"the rows of validation give no {self.name.removeprefix('eval_')}, which is train.best_metric",
-                "give them rows of several classes, or choose by another metric",
+                "give them rows that have it (F1: of several classes), or choose by another metric",
             )
         return {self.name: value}
 
@@ -64,7 +68,8 @@ def chosen_metric(config: TrainConfig, metric: Source | None, **given: Any) -> C
     if metric is None:
         return Chosen(config.best_metric, config.best_metric == "eval_loss")
     module = import_module(metric.location["measures"])
-    return Chosen(config.best_name, metric.location["less_is_better"], module.measure(metric, **given))
+    measure, reads = module.measure(metric, **given), "generation" in metric.location
+    return Chosen(config.best_name, metric.location["less_is_better"], measure, reads)
 
 
 def validated(numbers: Sequence[Sequence[float]], targets: int, rows: Sequence[Batch]) -> Validated:
@@ -78,8 +83,8 @@ def validated(numbers: Sequence[Sequence[float]], targets: int, rows: Sequence[B
         expected.append(batch.targets[real])
         of_positions = batch.targets.shape[1:] if batch.targets.dtype.kind == "i" else ()
         logits.append(np.array(values, np.float32).reshape(len(batch.targets), *of_positions, -1)[real])
-    of_rows = (stacked(column) if column else np.empty(0) for column in (expected, logits))
-    return Validated(math.fsum(found[0] for found in numbers), targets, *of_rows)
+    wanted, given = (stacked(column) if column else np.empty(0) for column in (expected, logits))
+    return Validated(math.fsum(found[0] for found in numbers), targets, wanted, given)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tests.training.run_stage import run_stage, traced_and_trained
 from tests.training.toys import packed_targets
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.evaluation.chosen_metric import check_metric, chosen_source
+from trnflow.tasks.evaluation.config import PredictConfig
 from trnflow.tasks.evaluation.own_metrics import OwnMetric
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.kinds.registry import FORMATS, KINDS, kind_of
@@ -35,8 +36,24 @@ def cost(p):
 '''
 
 
+ANSWERS = """
+extends: base/hardware/cpu
+data: {source: rows, text: null}
+format: {task: instruction}
+model:
+  config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 96,
+    max_position_embeddings: 128}
+tokenize: {max_length: 64, train: {kind: bpe, vocab_size: 300}}
+pack: {strategy: bfd, chunk_length: 64}
+train: {engine: native, global_batch: 8, learning_rate: 1.0e-2, max_steps: 24, eval_every: 6, keep_best: true, log_every: 6}
+export: {target: none}
+evaluate: {split: validation, generation: {prompts: 6, max_new_tokens: 16}}
+tracking: {enabled: false}
+"""
+
+
 def source(config: TrainConfig, task: str, folder: Path) -> Source:
-    return chosen_source(config, KINDS[task], None, None, folder, Memo(folder / "memo"))
+    return chosen_source(config, KINDS[task], PredictConfig(), None, None, folder, Memo(folder / "memo"))
 
 
 def trained(config: TrainConfig, folder: Path, task: str = "multi_label") -> Any:
@@ -86,6 +103,74 @@ def test_training_and_evaluate_model_have_the_same_number(shell: InProcessShell,
     assert found[f"eval_{mine}_before"] != found[f"eval_{mine}"]
 
 
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
+    """A recipe that learns to answer three questions, one of them by JSON."""
+    folder = tmp_path_factory.mktemp("answers")
+    (folder / "rows").mkdir()
+    pairs = [("count to three", "one two three"), ("name a colour", "blue as the sea"), ("give an object", '{"a": 1}')]
+    for split, count in {"train": 60, "validation": 6}.items():
+        rows = [{"instruction": pairs[n % 3][0], "response": pairs[n % 3][1]} for n in range(count)]
+        (folder / "rows" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "ask.yaml").write_text(ANSWERS)
+    (folder / "weak.yaml").write_text("extends: ask.yaml\ntrain: {max_steps: 1, keep_best: false, eval_every: null}\n")
+    shell = InProcessShell(folder)
+    shell.json("run", "weak.yaml", "--direct", "--until", "consolidate")
+    return shell
+
+
+LAYOUTS = {
+    "native": [],
+    "fsdp": ["train.devices=2", "train.fsdp=true"],
+    "averages": ["train.ema_decay=0.9"],
+    "lora": ["train.method=lora", "train.warm_start_from=weak.yaml", "train.learning_rate=0.03", "train.lora.rank=32"],
+    "xla": ["train.engine=xla", "train.devices=2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "metric"),
+    few(
+        [
+            ("lora", "token_f1"),
+            ("fsdp", "exact_match"),
+            ("xla", "rougeL"),
+            ("averages", "token_f1"),
+            ("native", "json_valid"),
+        ],
+        3,
+    ),
+)
+def test_weights_are_chosen_by_the_answers_that_evaluate_model_gets(
+    asking: InProcessShell, layout: str, metric: str
+) -> None:
+    settings = [*LAYOUTS[layout], f"train.best_metric={metric}"]
+    ran = {
+        stage["stage"]: stage["metrics"] for stage in asking.json("run", "ask.yaml", "--direct", *settings)["stages"]
+    }
+    assert ran["train"][f"eval_{metric}"] == ran["evaluate_model"][metric]
+    assert ran["train"][f"eval_{metric}_before"] < ran["train"][f"eval_{metric}"]
+
+
+@pytest.mark.slow
+def test_answers_change_no_loss_and_their_settings_train_again(asking: InProcessShell) -> None:
+    losses = []
+    for metric in ("loss", "exact_match"):
+        ran = asking.json("run", "ask.yaml", "--direct", "--until", "train", f"train.best_metric={metric}")["stages"]
+        losses.append(next(stage for stage in ran if stage["stage"] == "train")["metrics"]["train_loss"])
+    assert losses[0] == losses[1]
+
+    def due(*settings: str) -> bool:
+        plan = asking.json("plan", "ask.yaml", *settings)["stages"]
+        return "train" in {stage["stage"] for stage in plan if stage["action"] == "run"}
+
+    shorter = "evaluate.generation.max_new_tokens=8"
+    assert due("train.best_metric=exact_match", shorter) and not due("train.best_metric=loss", shorter)
+    none = ("train.best_metric=exact_match", "evaluate.generation.prompts=0")
+    assert "evaluate.generation.prompts is 0" in asking.error("plan", "ask.yaml", *none, code=2)
+
+
 @pytest.mark.slow
 def test_an_edited_own_metric_trains_again_and_another_does_not(shell: InProcessShell) -> None:
     shell.json("run", "best.yaml", "--direct", "train.best_metric=costs:cost")
@@ -114,13 +199,16 @@ def test_the_chosen_metrics_file_alone_is_in_the_key(tmp_path: Path) -> None:
     metrics = {name for name in code if name.startswith("trnflow.tasks.evaluation.metrics.")}
     assert metrics == {"trnflow.tasks.evaluation.metrics.f1_macro", "trnflow.tasks.evaluation.metrics.row_sums"}
     assert "trnflow.tasks.evaluation.scores" not in code
+    answers = source(TrainConfig(keep_best=True, best_metric="exact_match"), "causal_lm", tmp_path).identity["code"]
+    assert answers["evaluate.max_new_tokens"] == "64" and "trnflow.tasks.evaluation.generated_text" in answers
+    assert not {"trnflow.tasks.evaluation.scores", "trnflow.tasks.consolidate"} & answers.keys()
 
 
 @pytest.mark.parametrize(
     ("task", "metric", "told"),
     [
         ("classification", "f1_makro", "f1_makro, which is none of its metrics: name one of eval_accuracy, eval_f1_weighted"),
-        ("instruction", "rougeL", "rougeL, which needs generated texts: name one of eval_perplexity, eval_bits_per_byte"),
+        ("instruction", "f1_macro", "f1_macro, which is none of its metrics: name one of eval_perplexity, eval_bits_per_byte"),
         ("regression", "f1_macro", "eval_f1_macro, which is none of its metrics: name one of eval_mae, eval_rmse"),
         ("classification", "mine:cost", "mine:cost, which is none of its metrics"),
         ("regression", "accuracy", "eval_accuracy, which is none of its metrics"),

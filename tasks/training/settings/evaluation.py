@@ -28,8 +28,8 @@ class EvaluationSettings(Group):
     """The result is the weights of the best evaluation instead of the last step's."""
 
     best_metric: Annotated[str, AfterValidator(_as_reported)] = "eval_loss"
-    """The metric of the validation split that decides which evaluation is the best: one of the task's that needs no generated
-    texts, such as f1_macro, as evaluate_model computes it, or a function in `evaluate.metrics`, `package.module:name`."""
+    """The metric of the validation split that decides which evaluation is the best: one of the task's, such as
+    f1_macro or exact_match, as evaluate_model computes it, or a function in `evaluate.metrics`, `package.module:name`."""
 
     early_stopping_patience: PositiveCount | None = None
     """Stop after so many evaluations in a row without a new best, and keep the best. Default: never stop early."""
