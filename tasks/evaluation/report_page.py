@@ -104,7 +104,8 @@ def _classes(classes: list[Meta]) -> Meta | None:
     usual = ("precision", "recall", "f1", "support")
     names = [*(n for n in usual if n in classes[0]), *(n for n in classes[0] if n not in (*usual, "label"))]
     rows = ([entry["label"], *(number(entry[name]) for name in names)] for entry in classes[:CLASSES])
-    return table(("class", *names), rows, names)
+    # numbers and cosines are no classes
+    return table(("class" if names[0] in usual else "output", *names), rows, names)
 
 
 def _lost_rows(data: dict[str, LostRows]) -> Meta | None:

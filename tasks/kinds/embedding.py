@@ -241,7 +241,9 @@ class Embedding(TargetKind):
                 yield f"{repeated} of {len(targets)} rows repeat a positive: in a batch it is no negative of the others"
 
     def shown(self, target: Any, labels: list[str]) -> str:
-        return f"{labels[0]} {target[0]:.4g}" if len(target) == 1 else " and ".join(labels)
+        if len(target) > 1:
+            return "belong together"
+        return f"{SCORE if labels == [SCORE] else 'cosine'} {target[0]:.4g}"
 
     def head(self, settings: Meta) -> Meta:
         # settings that have their default are not recorded

@@ -99,6 +99,7 @@ def test_an_embedding_opens_as_a_sentence_transformer(case: str, tmp_path: Path,
         assert low <= metrics[ours] <= high
     page = (tmp_path / "evaluate_model/report.html").read_text()
     assert ("Nearest texts" in page) == ("retrieved" in report) == (case == "pairs")
+    assert ("belong together, predicted cosine" in page) == (case == "pairs") and "<h3>Outputs</h3>" in page
     if case == "pairs":
         assert metrics["export_agreement"] == 1 and metrics["export_max_difference"] < 1e-4
         first = report["retrieved"][0]

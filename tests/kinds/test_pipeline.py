@@ -89,12 +89,13 @@ def test_metrics_are_those_of_other_libraries_on_the_predictions(project: tuple[
 
 
 def test_the_page_shows_intervals_a_table_a_picture_and_the_worst_rows(project: tuple[InProcessShell, str]) -> None:
-    shell, _ = project
+    shell, task = project
     report = report_of(shell)
     page = (shell.folder / "evaluate_model/report.html").read_text()
     assert page.count("data:image/png") == 1 and report["worst"] and {*report["metrics"]} - {*report["intervals"]} <= {
         "export_agreement", "export_max_difference",
     }  # fmt: skip
+    assert ("<h3>Outputs</h3>" in page) == (task == "regression")
     assert all(row["label"] in page for row in report["classes"]) and report["worst"][0]["text"][:20] in page
 
 
