@@ -19,7 +19,7 @@ from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.kinds.preference import WEIGHED
-from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.registry import FORMATS, kind_of
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.older_config import with_older_keys
@@ -192,7 +192,11 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
         return
     write_json(out.path / ROW_FORMAT_FILE, document)
     settings = document["rows"]["settings"]
-    if settings["task"] in ("chat", "preference") and settings["chat_template"] not in ("tokenizer", "sections"):
+    writes = settings["task"] == "chat" or FORMATS[settings["task"]].pairs
+    if writes and settings["chat_template"] not in (
+        "tokenizer",
+        "sections",
+    ):
         for folder in (out.path, out.path / "adapter"):
             if folder.is_dir():
                 (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")

@@ -29,7 +29,6 @@ from trnflow.tasks.evaluation.scores import (
     values_of,
     values_of_texts,
 )
-from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Kept, Keyed, Workdir, stage, write_json
 
@@ -138,7 +137,7 @@ def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Pa
     task, split, generations = task_of(predicted, packed), predicted.meta["split"], None
     kind, arrays = kind_of(task), dict[str, Any]()
     if kind.pairs:
-        pairs, order = load_columns(Rewards, predicted.path), source_rows(packed, split)
+        pairs, order = load_columns(kind.rewards, predicted.path), source_rows(packed, split)
         arrays = {"probabilities": np.stack([pairs.chosen, pairs.rejected], axis=1), "loss": pairs.loss}
     elif kind.per_row:
         order = source_rows(packed, split)
@@ -217,8 +216,8 @@ def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskRe
     from trnflow.tasks.evaluation.columns import load_columns
     from trnflow.tasks.evaluation.report_pairs import report_pairs
 
-    found = load_columns(Rewards, predicted.path)
     task = task_of(predicted, packed)
+    found = load_columns(kind_of(task).rewards, predicted.path)
     report = report_pairs(found, packed, task, predicted.meta["split"], texts, out.path)
     if kind_of(task).per_row:
         return report

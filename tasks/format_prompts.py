@@ -17,6 +17,7 @@ from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.first_rows import first_rows
+from trnflow.tasks.data.format.marked_answers import refuse_alike
 from trnflow.tasks.data.format.own_rows import HOOK
 from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import (
@@ -35,6 +36,7 @@ from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.unpaired_preference import DESIRABLE, UNDESIRABLE
 from trnflow.tasks.sources.model_source import tokenizer_folder
 from trnflow.tasks.stage import Keyed, Known, Part, PartResult, Parts, Workdir, read_json, stage, write_json
 
@@ -175,7 +177,7 @@ def format_prompts(
     one.
 
     Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
-    `parts: list<struct<text, train>>`, of pairs also `rejected` of the same type.
+    `parts: list<struct<text, train>>`, of pairs also `rejected` of the same type, of marked answers `label: int64`.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -190,6 +192,8 @@ def format_prompts(
     for split in rows.meta["splits"] if FORMATS[config.task].queries else ():
         for remark in FORMATS[config.task].remarks(_targets(out.path / f"{split}.parquet")):
             out.warn(f"{split}: {remark}")
+    if FORMATS[config.task].marked and "train" in counts:
+        refuse_alike(*(counts["train"].rows(name) for name in (DESIRABLE, UNDESIRABLE)))
     dropped, metrics = report(counts, out, f"{config.make} leaves out" if config.make else "without an answer")
     meta: TextsMeta = {
         "task": FORMATS[config.task].name,
@@ -249,9 +253,9 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
         texts = ["text", *([PAIR] if config.text_pair else ()), *([NEGATIVE] if config.negative else ())]
         return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
     plain = [("plain", pa.bool_())] if is_framed(config, meta) else []
-    names = ["parts", REJECTED] if kind.pairs else ["parts"]
+    names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
     parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain]))
-    return pa.schema([(name, parts) for name in names])
+    return pa.schema([*((name, parts) for name in names), *([("label", pa.int64())] if kind.marked else [])])
 
 
 def _tables(

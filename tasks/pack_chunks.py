@@ -16,7 +16,7 @@ from pydantic import field_validator
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
-from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, segments_file, shapes
+from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, marks_file, segments_file, shapes
 from trnflow.tasks.data.pack.chunk_columns import IGNORED, fill, load_layout, part_of, save_layout
 from trnflow.tasks.data.pack.chunk_writer import create_columns
 from trnflow.tasks.data.pack.packers import (
@@ -143,7 +143,7 @@ def pack_block(config: PackConfig, tokens: Input[TokensMeta], shared: Input, par
 
 @stage(kind="packed", role="chunks", split=split_chunks, part=pack_block, foresee=foresee, needs=needs)
 def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> PackedMeta:
-    """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy` and `tokenizer/`.
+    """Write `<split>/<length>.arrow`, `<split>/<length>.segments.npy`, of marked answers `.marks.npy`, and `tokenizer/`.
 
     Columns: input_ids, segment_ids, position_ids int32 [chunks, length]; labels int32 [chunks], float32 [chunks,
     outputs], or int32 [chunks, length] with -100 where not supervised. Segment ids of two texts are token types plus 1, of texts
@@ -311,6 +311,8 @@ def _place_chunks(
         layout = _layout(split, pieces, length, config, tokens)
         save_layout(layout, _layout_folder(shared, split, length))
         _save_segments(layout, tokens.path / split, segments_file(shared, split, length))
+        if kind_of(tokens.meta["task"]).marked:
+            _save_marks(layout, tokens.path / split, marks_file(shared, split, length))
         chunks[str(length)] = layout.chunks
         real += int(layout.pieces.size.sum())
     return chunks, real
@@ -323,6 +325,17 @@ def _save_segments(layout: ChunkLayout, tokens: Path, file: Path) -> None:
     columns = [load_array(tokens / f"{name}.npy", mapped=True)[layout.pieces.row] for name in SEGMENTS]
     file.parent.mkdir(exist_ok=True)
     np.save(file, np.stack(columns, axis=1).astype(np.int64))
+
+
+def _save_marks(layout: ChunkLayout, tokens: Path, file: Path) -> None:
+    """Write int8 [chunks, pairs]: 1 or -1, 0 where a chunk has fewer pairs. tokens: as of `_save_segments`."""
+    import numpy as np
+
+    labels = load_array(tokens / "labels.npy")[layout.pieces.row]
+    place = np.arange(len(labels)) - np.searchsorted(layout.chunk, layout.chunk)
+    marks = np.zeros((layout.chunks, int(place.max()) + 1), np.int8)
+    marks[layout.chunk, place] = np.where(labels == 1, 1, -1)
+    np.save(file, marks)
 
 
 def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens: Input[TokensMeta]) -> ChunkLayout:
@@ -352,5 +365,6 @@ def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta
             column[first:last] = load_array(part.folder / f"{name}.npy", mapped=True)
         supervised += part.meta["supervised"]
         out.progress(last, chunks, f"{split} chunks of {length}")
-    shutil.copyfile(segments_file(parts.shared, split, length), segments_file(out.path, split, length))
+    for named in (segments_file, *((marks_file,) if kind_of(tokens.meta["task"]).marked else ())):
+        shutil.copyfile(named(parts.shared, split, length), named(out.path, split, length))
     return supervised

@@ -22,6 +22,7 @@ from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
+from trnflow.tasks.data.tokenization.mismatched import add_mismatched
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
@@ -173,7 +174,7 @@ def tokenize_text(
 
     Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows or tokens] or float32 [rows,
     outputs] or `loss_mask.npy` uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut);
-    of rows with two texts `token_types.npy` uint8 [tokens].
+    of rows with two texts `token_types.npy` uint8 [tokens]; of marked answers `labels.npy`, too.
 
     Returns metadata:
         splits, tokens: {split: number}.
@@ -185,7 +186,7 @@ def tokenize_text(
     """
     special: SpecialIds = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
-    counts = {split: _gathered(split, texts, parts, out) for split in texts.meta["splits"]}
+    counts = {split: _gathered(split, texts, parts, out, config.max_length) for split in texts.meta["splits"]}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
@@ -279,8 +280,8 @@ def _identity(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> 
     return {"params": params, "inputs": {"tokenizer": tokenizer}}
 
 
-def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -> Count:
-    """Write one split and return its counts. Raises DataError when no row is left."""
+def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir, most: int) -> Count:
+    """Write one split and return its counts. Raises DataError when no row is left. most: tokens of a text."""
     import numpy as np
 
     extra, kind = encoder_type(texts.meta["task"]).extra, kind_of(texts.meta["task"])
@@ -293,7 +294,8 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
         offsets = stack.enter_context(GrowingArray(folder / "offsets.npy", "<i8"))
         extras = stack.enter_context(GrowingArray(folder / f"{extra}.npy", extra_type, width))
         source_row = stack.enter_context(GrowingArray(folder / "source_row.npy", "<i8"))
-        types = stack.enter_context(GrowingArray(folder / TYPES_FILE, "|u1")) if has_types(texts.meta) else None
+        of_shards = has_types(texts.meta) and not kind.marked
+        types = stack.enter_context(GrowingArray(folder / TYPES_FILE, "|u1")) if of_shards else None
         source_tokens = stack.enter_context(GrowingArray(folder / "source_tokens.npy", "<i4"))
         offsets.append(np.zeros(1, dtype=np.int64))
         for _, here, meta in parts.of(split=split):
@@ -308,7 +310,19 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir) -
             out.progress(count.read, total, f"{split} rows")
     if count.rows == 0:
         raise DataError(f"the split {split} is empty: all its {total} rows were dropped", "raise tokenize.max_length")
+    if kind.marked:
+        _write_marks(texts.path / f"{split}.parquet", folder)
+        count.tokens, count.longest = add_mismatched(folder, TYPES_FILE, most)
     return count
+
+
+def _write_marks(texts: Path, folder: Path) -> None:
+    """Write the labels of the rows that were kept."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    marks = pq.read_table(texts, columns=["label"]).column("label").to_numpy()
+    np.save(folder / "labels.npy", marks[load_array(folder / "source_row.npy")].astype(np.int32))
 
 
 def _parts(split: str, texts: Input[TextsMeta], config: TokenizeConfig, identity: Meta) -> Iterator[Part]:

@@ -7,11 +7,15 @@ from trnflow.flows.authoring.draft import Draft, Question, listed
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import messages_of
+from trnflow.tasks.data.format.marked_answers import MARKS
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
+from trnflow.tasks.kinds.unpaired_preference import COMPLETION, LABEL
 
 PROMPTS = (PROMPT, "conversations", "conversation", "messages", "question", "instruction", "input")
 """Names of what was asked, where there are a chosen and a rejected answer."""
+ANSWERS = (COMPLETION, "messages", "conversations")
+"""Names of an answer that is marked, the last ones with what was asked."""
 TURNS = (
     ("instruction", "input", "output"), ("instruction", "context", "response"), ("instruction", "input", "response"),
     ("instruction", None, "output"), ("instruction", None, "response"), ("prompt", None, "completion"),
@@ -38,18 +42,22 @@ def preference(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | No
     return draft
 
 
-def refuse_marks(columns: dict[str, Column]) -> None:
-    """Raise Question for answers that are marked good and bad."""
-    marked = [name for name, column in columns.items() if {*column.counts} == {"true", "false"}]
-    answers = {"completion", "messages", "conversations"} & columns.keys()
-    if answers and "label" in marked:
-        raise Question(
-            "these are answers marked good and bad (label), and no task here learns from marks",
-            {
-                "format.task=instruction" if "completion" in answers else "format.task=chat": "trains on all answers "
-                "alike: leave out the bad ones first"
-            },
-        )
+def unpaired_preference(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
+    """Return the draft for answers that are marked good and bad, of `format.task` also for pairs; None without them."""
+    answer, label = next((name for name in ANSWERS if name in columns), None), columns.get(LABEL)
+    draft = Draft("unpaired-preference")
+    if answer is not None and label is not None and 2 <= len(label.counts) == len({*label.counts} & MARKS.keys()):
+        asked = [(PROMPT, columns[PROMPT])] if answer == COMPLETION and PROMPT in columns else []
+        draft.taken = [*asked, (COMPLETION, columns[answer]), (LABEL, label)]
+        if answer != COMPLETION:
+            draft.settings["data"]["columns"] = {COMPLETION: answer, LABEL: LABEL}
+    elif form.get("task") and (pairs := preference(columns, data, form)):
+        draft.taken, draft.settings = pairs.taken, pairs.settings
+    else:
+        return None
+    draft.settings["format"]["task"] = "unpaired_preference"
+    draft.settings["train"] = {"objective": "kto"}
+    return draft
 
 
 def chat(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:

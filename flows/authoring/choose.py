@@ -17,6 +17,10 @@ TASKS: dict[str, tuple[Choose, str]] = {
     "preference": (
         answers.preference, "data.columns.prompt=COLUMN data.columns.chosen=COLUMN data.columns.rejected=COLUMN",
     ),
+    "unpaired_preference": (
+        answers.unpaired_preference,
+        "data.columns.prompt=COLUMN data.columns.completion=COLUMN data.columns.label=COLUMN",
+    ),
     "chat": (answers.chat, "format.messages=COLUMN"),
     "token_classification": (targets.token_classification, "format.words=COLUMN format.target=COLUMN"),
     "instruction": (answers.instruction, "format.instruction=COLUMN format.response=COLUMN"),
@@ -45,7 +49,6 @@ def choose(looked: Looked, given: Meta) -> Draft:
                 f"no columns for format.task={task} were found: {listed(columns)}", f"name them: {settings}"
             )
     else:
-        answers.refuse_marks(columns)
         # numbers are predicted only if the user says so: they may be classes
         drafts = (make(columns, data, form) for name, (make, _) in TASKS.items() if name != "regression")
         draft = next(filter(None, drafts), None)

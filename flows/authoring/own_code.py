@@ -11,6 +11,8 @@ from trnflow.tasks.artifact import Meta
 FORMATS, METRICS = "formats", "metrics"
 OTHERS = ("label", "answer", "response", "tools", "documents")
 """What columns are taken for that the function does not write."""
+WHOLE = ("token_classification", "preference", "unpaired_preference")
+"""Tasks whose rows are more than one text, so that no function writes them."""
 
 
 class Example(NamedTuple):
@@ -51,6 +53,11 @@ EXAMPLES = {
         body="float((p.probabilities[:, 0] > p.probabilities[:, 1]).mean())",
         values={"probabilities": "[[0.5, 0.1], [0.2, -0.4], [0.3, 0.9], [1.0, 0.8]]"},
     ),
+    "unpaired_preference": SHARE._replace(
+        what="The share of answers whose reward is on the side of 0 of their mark.",
+        body="float(((p.probabilities[:, 0] > 0) | (p.probabilities[:, 1] < 0)).mean())",
+        values={"probabilities": "[[0.5, np.nan], [np.nan, -0.4], [-0.3, np.nan], [np.nan, -0.8]]"},
+    ),
     "token_classification": SHARE._replace(
         body="float((p.expected == p.predicted)[p.expected != -100].mean())",
         values={"expected": "[[0, 1, -100], [1, 0, -100]]", "predicted": "[[0, 1, 0], [0, 0, 0]]"},
@@ -62,7 +69,7 @@ EXAMPLES = {
 def code_of(draft: Draft) -> dict[Path, str]:
     """Let the recipe name functions, and return {file: text} of them and of their tests."""
     form, files = draft.settings["format"], dict[Path, str]()
-    if "words" not in form and "text_pair" not in form and form["task"] not in ("token_classification", "preference"):
+    if "words" not in form and "text_pair" not in form and form["task"] not in WHOLE:
         form.pop("prompt_template", None)
         form["make"] = f"{FORMATS}:make"
         draft.why["format.make"] = f"in {FORMATS}.py; test_{FORMATS}.py tests it"

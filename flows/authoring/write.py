@@ -29,7 +29,8 @@ LENGTHS = (64, 128, 256, 512, 1024)
 BYTES_A_TOKEN = 3.5
 ENCODER, DECODER = "base/scratch/encoder", "base/scratch/decoder"
 ENCODERS = ("classify", "multi-label", "regression", "token-classification", "reranker", "embedding")
-SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), **dict.fromkeys(("instruct", "chat", "preference"), DECODER)}
+COMPARING = ("preference", "unpaired-preference")
+SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), **dict.fromkeys(("instruct", "chat", *COMPARING), DECODER)}
 """{shipped recipe: the model from scratch that stands in for its base}."""
 PREFECT_FILE = "prefect.yaml"
 
@@ -106,7 +107,7 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
         draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
     length = _length(draft)
     chunk = length
-    if draft.base == "preference":  # whose chunks hold both answers
+    if draft.base in COMPARING:  # whose chunks hold both answers
         length = min(length, LENGTHS[-1] // 2)
         chunk = 2 * length
     draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": chunk}

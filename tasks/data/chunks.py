@@ -35,6 +35,16 @@ def segments_file(artifact: Path, split: str, length: int) -> Path:
     return artifact / split / f"{length}.segments.npy"
 
 
+def marks_file(artifact: Path, split: str, length: int) -> Path:
+    return artifact / split / f"{length}.marks.npy"
+
+
+def open_marks(packed: Input[PackedMeta], split: str, length: int) -> NDArray[np.int8]:
+    """Return int8 [chunks, pairs], memory-mapped: 1 for a desirable answer, -1 for another, 0 for none."""
+    marks: NDArray[np.int8] = load_array(marks_file(packed.path, split, length), mapped=True)
+    return marks
+
+
 def open_segments(packed: Input[PackedMeta], split: str, length: int) -> NDArray[np.int64]:
     """Return int64 [segments, 2], memory-mapped: each segment's row in `<split>.parquet`, and that row's tokens, uncut."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.evaluation.predictions import text_of, write_answers
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.evaluation.scores import intervals_of, values_of
-from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
@@ -20,14 +19,14 @@ WORST, LONGEST = 10, 500
 """Pairs that the report shows, and characters of their texts."""
 
 
-def report_pairs(found: Rewards, packed: Input, task: Task, split: str, texts: Path, folder: Path) -> TaskReport:
-    """Write predictions.parquet; return the report's entries, with all metrics. task: the model's; texts: the split's
-    rows."""
+def report_pairs(found: Any, packed: Input, task: Task, split: str, texts: Path, folder: Path) -> TaskReport:
+    """Write predictions.parquet; return the report's entries, with all metrics. found: `Rewards` or `MarkedRewards`; task: the
+    model's; texts: the split's rows."""
     import numpy as np
 
     rows = source_rows(packed, split)
     write_answers(kind_of(task).row_answers(found, []), found.loss, rows, texts, folder / "predictions.parquet")
-    margins = found.chosen - found.rejected
+    margins = found.margins
     return {
         "metrics": values_of(task, found),
         "intervals": intervals_of(task, found),
@@ -35,8 +34,7 @@ def report_pairs(found: Rewards, packed: Input, task: Task, split: str, texts: P
         "worst": [
             {
                 "row": int(rows[at]) + 1,
-                "label": "chosen",
-                "predicted": "rejected",
+                **dict(zip(("label", "predicted"), found.verdict(at), strict=True)),
                 "loss": float(found.loss[at]),
                 "text": text_of(texts, int(rows[at]))[:LONGEST],
             }

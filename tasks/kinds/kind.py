@@ -63,6 +63,10 @@ class Kind:
     """transformers' name of the loss, in config.json."""
     pairs = False
     """Whether a row is two texts of a language model, of which the first is preferred."""
+    rewards: Any = None
+    """Of pairs: the named tuple of what a model says of them."""
+    marked = False
+    """Whether the second text of a pair is the first one's prompt with another row's answer, and the first is marked."""
     queries = False
     """Whether rows with the same first text belong together."""
     apart = False

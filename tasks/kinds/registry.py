@@ -12,6 +12,7 @@ from trnflow.tasks.kinds.regression import Regression
 from trnflow.tasks.kinds.reranker import Reranker
 from trnflow.tasks.kinds.reward import Reward
 from trnflow.tasks.kinds.token_classification import TokenClassification
+from trnflow.tasks.kinds.unpaired_preference import UnpairedPreference
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -24,6 +25,7 @@ KINDS: dict[str, Kind] = {
         Embedding(),
         CausalLM(),
         Reward(),
+        UnpairedPreference(),
         Preference(),
     )
 }

@@ -19,6 +19,7 @@ from trnflow.tasks.evaluation.scores import Matrices, Score, promoting
 from trnflow.tasks.kinds.kind import Metric
 from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.targets import Outputs
+from trnflow.tasks.kinds.unpaired_preference import MarkedRewards
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW
 from trnflow.tasks.promotion.settings import PromoteConfig
 
@@ -311,17 +312,16 @@ def _of_columns(metric: Metric, tables: Sequence[pa.Table]) -> _Pair:
         return difference
 
     first, second = (float(metric.of_sums(part.sum(0), count)) for part in parts)
-    of_pairs = isinstance(found[0], Rewards)
-    first_said, second_said = (each.likelier[:, None] if of_pairs else each.decided for each in found)
-    differs = (first_said != second_said).any(1)
+    differs = (found[0].decided != found[1].decided).any(1)
     return _Pair((first, second), differs, resample, max(BLOCK // count, 1))
 
 
 def _outputs(table: pa.Table) -> Any:
-    """Return `Outputs`, or of pairs of answers `Rewards`."""
+    """Return `Outputs`, or of pairs of answers `Rewards` or `MarkedRewards`."""
     import numpy as np
 
-    kind = Outputs if {*Outputs._fields} <= {*table.column_names} else Rewards
+    kinds = (Outputs, MarkedRewards, Rewards)
+    kind = next(each for each in kinds if {*each._fields} <= {*table.column_names})
     return kind(*(np.array(table.column(name).to_pylist()) for name in kind._fields))
 
 

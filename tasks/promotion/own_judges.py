@@ -147,7 +147,8 @@ def _seen(scores: Input, frozen: Input, out: Workdir) -> Meta:
         found = {name: array.astype("f4" if array.dtype.kind == "f" else "i4") for name, array in found.items()}
         return write(scores.meta["labels"], file, numbers, {**found, "loss": table.column("loss").to_numpy()})
     if kind.pairs:
-        pairs = np.stack([table.column(name).to_numpy() for name in ("chosen", "rejected")], axis=1)
+        said = kind.rewards(*(table.column(name).to_numpy() for name in kind.rewards._fields))
+        pairs = np.stack([said.chosen, said.rejected], axis=1)
         return write((), file, numbers, {"probabilities": pairs, "loss": table.column("loss").to_numpy()})
     if not kind.one_class:
         return write((), file, numbers, {name: table.column(name).to_numpy() for name in ("nll", "tokens", "bytes")})

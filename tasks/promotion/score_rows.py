@@ -17,8 +17,7 @@ from trnflow.tasks.data.format.source_rows import read_source_rows
 from trnflow.tasks.data.texts import TYPES_FILE
 from trnflow.tasks.errors import DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluation.models import EAGER, input_names, load_model, longest_sequence
-from trnflow.tasks.kinds.kind import Kind
-from trnflow.tasks.kinds.preference import Rewards
+from trnflow.tasks.kinds.preference import Preference
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined, stacked
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
@@ -64,7 +63,7 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     """Run a model on the frozen rows and write `scores.parquet`, one line for each example.
 
     Columns: `row`, `frozen_row: int64`; of a classifier `label`, `predicted: string`, `loss: double` (nats); those of
-    `Outputs`, of pairs of answers of `Rewards`; of a
+    `Outputs`, of pairs of answers of `Rewards` or `MarkedRewards`; of a
     language model `nll: double` (nats), `tokens`, `bytes: int64` (supervised).
 
     Returns metadata: task, rows (examples), labels, metrics.
@@ -89,8 +88,8 @@ def score_rows(config: ScoreConfig, texts: Input, tokens: Input, weights: Input,
     model = load_model(weights.path, task).to(config.device)
     if kind_of(task).one_class:
         table, metrics = _classes(tokens, model, out)
-    elif kind_of(task).pairs:
-        table, metrics = _pairs(tokens, model, kind_of(task), out)
+    elif isinstance(kind := kind_of(task), Preference):
+        table, metrics = _pairs(tokens, model, kind, out)
     elif kind_of(task).per_row:
         table, metrics = _targets(tokens, model, decision_of(weights.path), out)
     else:
@@ -198,7 +197,7 @@ def _texts_apart(part: list[Window], types: Any) -> Iterator[list[Window]]:
         yield [Window(w.row, int(first), int(last)) for w, (first, last) in zip(part, ends, strict=True)]
 
 
-def _pairs(tokens: Input, model: PreTrainedModel, kind: Kind, out: Workdir) -> tuple[pa.Table, Meta]:
+def _pairs(tokens: Input, model: PreTrainedModel, kind: Preference, out: Workdir) -> tuple[pa.Table, Meta]:
     """Score pairs of answers by rewards, of a language model by mean log-probabilities: models have references of their
     own, and none is read here."""
     import numpy as np
@@ -223,12 +222,13 @@ def _pairs(tokens: Input, model: PreTrainedModel, kind: Kind, out: Workdir) -> t
             loss = torch.nn.functional.cross_entropy(scores[: len(wanted)].float(), wanted, reduction="none")
             answered = mask[window.start + 1 : window.end] == 1
             means[window.row] = -float(loss.cpu().double().numpy()[answered].mean())
-    chosen, rejected = means[::2], means[1::2]
-    found = Rewards(chosen, rejected, (chosen > rejected).astype(float), np.logaddexp(0, rejected - chosen))
+    marks = load_array(tokens.path / SPLIT / "labels.npy") if kind.marked else None
+    found = kind.judged(means, marks)
     columns = {name: pa.array(column) for name, column in found._asdict().items()}
-    table = pa.table({"row": pa.array(range(len(chosen)), pa.int64()), **columns})
+    rows = len(found.loss)
+    table = pa.table({"row": pa.array(range(rows), pa.int64()), **columns})
     judged = next(metric for metric in kind.metrics if metric.is_default)
-    return table, {judged.name: float(judged.of_sums(judged.columns(found).sum(0), len(chosen)))}
+    return table, {judged.name: float(judged.of_sums(judged.columns(found).sum(0), rows))}
 
 
 def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

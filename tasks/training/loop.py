@@ -192,11 +192,14 @@ class Run:
         self.read_losses()
         handles, targets, rows = [], 0, []
         with self.meters.pause():
-            for batch in prefetch(self.validation.read, self.validation.in_order(self.config.micro_rows)):
+            kl = self.mismatched_gain() if self.built.kind.marked else 0.0
+            for batch in self.validation_batches():
                 targets += batch.supervised
                 rows += [batch] if self.reads_rows else []
                 if self.built.kind.pairs:
-                    batch = replace(batch, surprise_share=self.validation.surprise_share)
+                    batch = replace(self.validation.of_whole(batch), kl=kl)
+                if self.built.kind.marked:
+                    batch = batch.documents(0, self.config.shape_unit)
                 handles.append(self.engine.evaluate(batch))
             numbers = self.engine.fetch(handles)
         self.progress.evaluated = self.progress.step
@@ -224,6 +227,17 @@ class Run:
             write_documents(folder, self.config, self.built)
         meta = {"task": self.built.task, "settings": published_settings(self.config)}
         return Input(folder, "checkpoint", meta, "")
+
+    def validation_batches(self) -> Iterator[Batch]:
+        return prefetch(self.validation.read, self.validation.in_order(self.config.micro_rows))
+
+    def mismatched_gain(self) -> float:
+        """Return `Batch.kl` of the validation split."""
+        handles, rows = [], 0
+        for batch in self.validation_batches():
+            rows += batch.supervised
+            handles.append(self.engine.evaluate(batch.documents(1, self.config.shape_unit)))
+        return max(math.fsum(numbers[-1] for numbers in self.engine.fetch(handles)) / max(rows, 1), 0.0)
 
     def save(self) -> None:
         """Copy the state to the host; a thread writes it while training goes on."""

@@ -81,23 +81,37 @@ def refuse_loss(config: TrainConfig, task: str) -> None:
     more than is learnt."""
     if kind_of(task).apart:
         refuse_batches(config)
-    pairs, ways = kind_of(task).pairs, " or ".join(PREFERENCES)
-    if pairs and config.objective not in PREFERENCES:
-        raise ConfigError(
-            f"train.objective={config.objective} learns one answer, and rows of format.task={task} have two",
-            f"set train.objective={ways}, which these columns suit",
-        )
-    if config.objective in PREFERENCES and not pairs:
-        raise ConfigError(
-            f"train.objective={config.objective} compares two answers, and the task {task} has one",
-            "set format.task=preference for rows of prompt, chosen and rejected, or train.objective=sft, which these suit",
-        )
+    _refuse_rows(config.objective, task)
     if config.loss and kind_of(task).queries:
         raise ConfigError(f"train.loss is not for {task}, whose targets number the queries", "leave train.loss out")
     if config.loss and not kind_of(task).per_row and config.tensor_parallel_size > 1:
         raise ConfigError(
             "train.loss reads all logits of a token, and with tensor_parallel_size above 1 a device has a part of them",
             "set train.tensor_parallel_size=1, or leave train.loss out",
+        )
+
+
+def _refuse_rows(objective: str, task: str) -> None:
+    """Raise ConfigError for an objective on pairs or marked answers whose rows are others. task: of the rows or the model."""
+    entry, pairs = PREFERENCES.get(objective), kind_of(task).pairs
+    if entry and task in (entry.rows, entry.task):
+        return
+    suits = " or ".join(name for name, other in PREFERENCES.items() if task in (other.rows, other.task))
+    if pairs and not entry:
+        raise ConfigError(
+            f"train.objective={objective} learns every answer, and those of format.task={task} are compared",
+            f"set train.objective={suits}, which these columns suit",
+        )
+    if entry and pairs:
+        raise ConfigError(
+            f"train.objective={objective} reads rows of format.task={entry.rows}, and the task is {task}",
+            f"set format.task={entry.rows}, or train.objective={suits}, which these columns suit",
+        )
+    if entry:
+        columns = "prompt, completion and label" if entry.marked else "prompt, chosen and rejected"
+        raise ConfigError(
+            f"train.objective={objective} compares answers, and the task {task} has one",
+            f"set format.task={entry.rows} for rows of {columns}, or train.objective=sft, which these suit",
         )
 
 

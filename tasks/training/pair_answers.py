@@ -18,29 +18,40 @@ if TYPE_CHECKING:
     from trnflow.tasks.training.config import TrainConfig
 
 
-def numbers_of(config: TrainConfig, found: Answers, surprise_share: float) -> Tensor:
+def numbers_of(config: TrainConfig, found: Answers, surprise_share: float, kl: Tensor | float = 0.0) -> Tensor:
     """Return the sums over pairs of [loss, *`metrics_of`]; the loss has a gradient.
 
-    surprise_share: `Batch.surprise_share`.
+    surprise_share: `Batch.surprise_share`; kl: of `Answers`.
     """
-    loss, rewards = PREFERENCES[config.objective].loss(config, found._replace(surprise=found.surprise * surprise_share))
+    found = found._replace(surprise=found.surprise * surprise_share, kl=found.kl + kl)
+    entry = PREFERENCES[config.objective]
+    loss, rewards = entry.loss(config, found)
     chosen, rejected = rewards.unbind(-1)
     means, margins = found.means, chosen - rejected
-    # in the order of the task preference, of whose metrics other tasks have some
-    values = [(margins > 0).float(), margins, (means[..., 0] > means[..., 1]).float(), chosen, rejected]
-    named = dict(zip(metrics_of("dpo"), values, strict=True))
+    likelier = means[..., 0] * found.marks if entry.marked else (means[..., 0] > means[..., 1]).float()
+    # of marked answers a batch holds one text of each pair: either the KL is known, or this is what it is made of
+    gain = found.kl + (found.logps - found.reference)[..., 1]
+    # in the order of the tasks, of whose metrics others have some
+    values = [(margins > 0).float(), margins, likelier, chosen, rejected, gain]
+    named = dict(zip(metrics_of(config.objective if entry.marked else "dpo"), values, strict=False))
     columns = [loss, *(named[name] for name in metrics_of(config.objective))]
     return torch.stack([column.where(found.there, column.new_zeros(())).sum() for column in columns])
 
 
 def answers(
-    built: Built, columns: Sequence[Tensor], reference: Tensor, *, whole: bool = False, chunk: int = 0
+    built: Built,
+    columns: Sequence[Tensor],
+    reference: Tensor,
+    marks: Tensor | None = None,
+    *,
+    whole: bool = False,
+    chunk: int = 0,
 ) -> Answers:
     """Run the model on packed pairs.
 
     Args:
         columns: As of `loss_in_chunks`, of all positions.
-        reference: [rows, documents], as `Batch.reference`.
+        reference, marks: As of `Batch`; None for pairs without marks.
         whole: Compute `Answers.surprise`.
         chunk: `chunk_positions`.
     """
@@ -58,9 +69,11 @@ def answers(
     def sums(values: Tensor) -> Tensor:
         return _in_pairs((member * values[:, None]).sum(-1))
 
-    tokens, there = sums(answered), sums(torch.ones_like(logps))[..., 1] > 0
-    all_tokens = -sums(logps)[..., 0] if whole else tokens.new_zeros(there.shape)
-    return Answers(sums(logps * answered), tokens, _in_pairs(reference), there, all_tokens)
+    tokens, there = sums(answered), sums(torch.ones_like(logps)).sum(-1) > 0
+    none = tokens.new_zeros(there.shape)
+    all_tokens = -sums(logps)[..., 0] if whole else none
+    marks = none if marks is None else marks
+    return Answers(sums(logps * answered), tokens, _in_pairs(reference), there, all_tokens, marks, none)
 
 
 def _rewarded(built: Built, columns: Sequence[Tensor], is_member: Tensor) -> Answers:
@@ -84,10 +97,8 @@ def _rewarded(built: Built, columns: Sequence[Tensor], is_member: Tensor) -> Ans
         rewards = _in_pairs(logits_of(built, ids, *others))
     finally:
         del head.forward
-    there = _in_pairs(is_member.any(-1))[..., 1]
-    return Answers(
-        rewards, torch.ones_like(rewards), torch.zeros_like(rewards), there, torch.zeros_like(rewards[..., 0])
-    )
+    there, none = _in_pairs(is_member.any(-1))[..., 1], torch.zeros_like(rewards[..., 0])
+    return Answers(rewards, torch.ones_like(rewards), torch.zeros_like(rewards), there, none, none, none)
 
 
 def _in_pairs(documents: Tensor) -> Tensor:

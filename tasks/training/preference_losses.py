@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _INSTEAD = "training on texts that the model samples is not here: rank its answers beforehand, and set objective=dpo"
-ONLINE = {
-    **dict.fromkeys(("ppo", "grpo", "rloo", "online_dpo", "reinforce"), _INSTEAD),
-    "kto": "kto is not here: give pairs of answers for objective=dpo, or train on the good ones with objective=sft",
-}
+ONLINE = dict.fromkeys(("ppo", "grpo", "rloo", "online_dpo", "reinforce"), _INSTEAD)
 """{objective of other tools: what to use instead}."""
 
 
@@ -34,6 +31,10 @@ class Settings(Protocol):
     def label_smoothing(self) -> float: ...
     @property
     def center_rewards_coefficient(self) -> float: ...
+    @property
+    def desirable_weight(self) -> float: ...
+    @property
+    def undesirable_weight(self) -> float: ...
 
 
 class Answers(NamedTuple):
@@ -46,6 +47,8 @@ class Answers(NamedTuple):
         reference: `logps` of the reference; 0 without one.
         there: bool [rows, pairs].
         surprise: [rows, pairs], of all tokens of prompt and chosen answer, for objectives with `whole`; else 0.
+        marks: [rows, pairs], `Batch.marks`; else 0.
+        kl: [rows, pairs], the same for all: the mean gain of mismatched answers over the reference, at least 0; else 0.
     """
 
     logps: Tensor
@@ -53,6 +56,8 @@ class Answers(NamedTuple):
     reference: Tensor
     there: Tensor
     surprise: Tensor
+    marks: Tensor
+    kl: Tensor
 
     @property
     def means(self) -> Tensor:
@@ -70,6 +75,8 @@ class Preference(NamedTuple):
         reference: Whether it compares with the model from which training starts.
         whole: Whether it reads `Answers.surprise`.
         task: Of the model.
+        rows: The task of the rows.
+        loss_types: The values of `loss_type`, the default first; () if it reads none.
     """
 
     loss: Callable[[Settings, Answers], tuple[Tensor, Tensor]]
@@ -77,6 +84,13 @@ class Preference(NamedTuple):
     reference: bool = False
     whole: bool = False
     task: str = "preference"
+    rows: str = "preference"
+    loss_types: tuple[str, ...] = ()
+
+    @property
+    def marked(self) -> bool:
+        """`Kind.marked` of the rows."""
+        return kind_of(self.rows).marked
 
 
 def _surprise(margins: Tensor) -> Tensor:
@@ -123,12 +137,35 @@ def _reward(config: Settings, found: Answers) -> tuple[Tensor, Tensor]:
     return _surprise(chosen - rejected) + centre, found.logps.detach()
 
 
+def _kto(config: Settings, found: Answers) -> tuple[Tensor, Tensor]:
+    import torch
+
+    gains = (found.logps - found.reference)[..., 0]
+    baseline = found.kl if reads_kl(config.loss_type) else 0.0
+    weights = torch.where(found.marks > 0, config.desirable_weight, config.undesirable_weight)
+    loss = weights * torch.sigmoid(config.beta * found.marks.sign() * (baseline - gains))
+    rewards = config.beta * gains.detach()
+    # of each kind of answers apart: margins are then those of means
+    return loss, torch.stack([rewards * found.marks.clamp(min=0), rewards * (-found.marks).clamp(min=0)], dim=-1)
+
+
+def reads_kl(loss_type: str) -> bool:
+    """Return whether a loss reads `Answers.kl`."""
+    return loss_type == "kto"
+
+
 PREFERENCES = {
-    "dpo": Preference(_dpo, ("loss_type", "beta", "label_smoothing"), reference=True),
+    "dpo": Preference(
+        _dpo, ("loss_type", "beta", "label_smoothing"), reference=True, loss_types=("sigmoid", "robust", "ipo")
+    ),
     "orpo": Preference(_orpo, ("beta",), whole=True),
     "simpo": Preference(_simpo, ("beta", "simpo_gamma", "label_smoothing")),
     "reward": Preference(_reward, ("center_rewards_coefficient",), task="reward"),
-}
+    "kto": Preference(
+        _kto, ("loss_type", "beta", "desirable_weight", "undesirable_weight"), reference=True,
+        task="unpaired_preference", rows="unpaired_preference", loss_types=("kto", "apo_zero_unpaired"),
+    ),
+}  # fmt: skip
 """{value of `train.objective`: objective}; sft is none of them."""
 
 

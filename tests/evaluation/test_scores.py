@@ -63,7 +63,7 @@ def test_which_end_is_good() -> None:
     of_rewards = ["reward_chosen", "reward_rejected"]
     of_texts = ["exact_match", "token_f1", "json_valid", "rougeL"]
     main = [*of_targets, *of_queries, *of_pairs, *of_classes]
-    assert more == [*main, *at_half, *of_rewards, *of_texts, "eval_accuracy"]
+    assert more == [*main, *at_half, "likelihood_margin", *of_rewards, *of_texts, "eval_accuracy"]
     assert scores.is_less_better("tokens_per_second"), "no metric: a sweep takes the lowest"
 
 
@@ -77,9 +77,10 @@ def test_the_default_of_each_task_is_first() -> None:
         "reranker",
         "preference",
         "reward",
+        "unpaired_preference",
     )
     defaults = ["f1_weighted", "bits_per_byte", "f1_micro", "rmse", "span_f1", "ndcg_at_10", "likelihood_accuracy"]
-    defaults.append("reward_accuracy")
+    defaults += ["reward_accuracy", "likelihood_margin"]
     assert [scores.promoting(task)[0].name for task in tasks] == defaults
     with pytest.raises(ConfigError, match="promote.metric is perplexity, which is none of .*f1_macro"):
         load("demo", ["promote.metric=perplexity"])

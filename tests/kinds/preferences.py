@@ -31,28 +31,42 @@ def rows_of(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def marked_rows_of(count: int) -> list[dict[str, Any]]:
+    """Every third answer is undesirable."""
+    return [
+        {
+            "prompt": row["prompt"],
+            "completion": row["rejected" if number % 3 == 2 else "chosen"],
+            "label": number % 3 != 2,
+        }
+        for number, row in enumerate(rows_of(count))
+    ]
+
+
 def packed_preferences(
     folder: Path,
     rows: list[dict[str, Any]] | None = None,
     pack: dict[str, Any] | None = None,
     most: int = 64,
+    task: str = "preference",
     **format: Any,
-) -> tuple[Input, list[dict[str, str]]]:
+) -> tuple[Input, list[dict[str, Any]]]:
     """The rows through the data stages, by default several pairs a chunk, and those of train; a tokenizer is trained on them."""
     bench = Bench(folder, [])
     (folder / "rows").mkdir(parents=True)
     (folder / "rows/train.jsonl").write_text("\n".join(map(json.dumps, rows or rows_of(120))))
     loaded = bench.rows(source=str(folder / "rows"), split={"validation": 0.2})
-    texts = bench.texts(loaded, task="preference", **format)
+    texts = bench.texts(loaded, task=task, **format)
     trains = {"kind": "bpe", "vocab_size": 300}
     tokens = bench.tokens(texts, {"config": {"model_type": "llama"}}, max_length=most, train=trains)
     packed = bench.packed(tokens, **(pack or {"strategy": "bfd", "chunk_length": 256}))
     written = pq.read_table(texts.path / "train.parquet").to_pylist()
+    answers = ("completion", "label") if "label" in written[0] else ("chosen", "rejected")
     train = [
         {
             "prompt": row["parts"][0]["text"],
-            "chosen": row["parts"][1]["text"],
-            "rejected": row["rejected"][1]["text"],
+            answers[0]: row["parts"][1]["text"],
+            answers[1]: bool(row["label"]) if "label" in row else row["rejected"][1]["text"],
         }
         for row in written
     ]

@@ -13,6 +13,7 @@ from trnflow.tasks.config import NOT_KEYED, WHEN_SET, Hook, Seconds, StageConfig
 from trnflow.tasks.data.format.templates import RESERVED
 from trnflow.tasks.kinds.preference import CHOSEN
 from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.unpaired_preference import COMPLETION
 
 
 class FormatConfig(StageConfig):
@@ -29,12 +30,14 @@ class FormatConfig(StageConfig):
         "chat",
         "text",
         "preference",
+        "unpaired_preference",
     ] = "classification"
     """What a row becomes: `classification` (text and label), `multi_label` (text and any number of labels), `regression`
     (text and numbers), `token_classification` (words and their tags, or a text with spans), `reranker` (query, passage
     and relevance), `embedding` (texts that belong together), `instruction` (a question and its answer; only the answer is
-    trained on), `chat` (a conversation; the assistant's turns are trained on), `text` (all of it is trained on) or
-    `preference` (a prompt with a chosen and a rejected answer, in columns of these names, as texts or messages)."""
+    trained on), `chat` (a conversation; the assistant's turns are trained on), `text` (all of it is trained on),
+    `preference` (a prompt with a chosen and a rejected answer, in columns of these names, as texts or messages) or
+    `unpaired_preference` (a prompt, a completion and a label that is true for a desirable one; or the columns of pairs)."""
     target: Annotated[str | tuple[str, ...], WHEN_SET] = "label"
     """The column, or the list of columns, that `multi_label`, `regression` and `reranker` learn: one column of lists of
     labels (or of texts with commas between them), or a column of 0 and 1 for each label; columns of numbers; a relevance
@@ -164,14 +167,16 @@ class FormatConfig(StageConfig):
             )
         if self.make and self.prompt_template:
             raise ValueError("`make` and `prompt_template` both say what the model reads: leave one out")
-        if self.template_arguments and (self.chat_template == "sections" or self.task not in ("chat", "preference")):
-            raise ValueError("`template_arguments` are for chat and preference through a chat template")
+        talks = self.task == "chat" or FORMATS[self.task].pairs
+        if self.template_arguments and (self.chat_template == "sections" or not talks):
+            raise ValueError("`template_arguments` are for chat and preferences through a chat template")
         return self
 
 
 def is_chat(config: FormatConfig, meta: Mapping[str, Any]) -> bool:
     """Return whether rows are conversations. meta: of the rows, with their `nested` columns."""
-    return config.task == "chat" or (FORMATS[config.task].pairs and CHOSEN in meta.get("nested", ()))
+    answers = {CHOSEN, *((COMPLETION,) if FORMATS[config.task].marked else ())}
+    return config.task == "chat" or (FORMATS[config.task].pairs and bool(answers & {*meta.get("nested", ())}))
 
 
 def is_framed(config: FormatConfig, meta: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import OUTSIDE, REWRITTEN, UNLIKE_PROMPT
 from trnflow.tasks.data.format.preferences import TIED
+from trnflow.tasks.kinds.unpaired_preference import DESIRABLE, UNDESIRABLE
 from trnflow.tasks.stage import Workdir
 
 if TYPE_CHECKING:
@@ -84,10 +85,14 @@ def report(splits: dict[str, DropCounts], out: Workdir, empty: str = "without an
             out.warn(f"{text}: {rows} (the first: {total.noted[what][1]})")
     if tied := total.rows(TIED):
         out.info(f"pairs with equal answers dropped: {tied} (the first: {total.noted[TIED][1]})")
+    marks = {name: rows for name in (DESIRABLE, UNDESIRABLE) if (rows := total.rows(name))}
+    if marks:
+        out.info("answers: " + ", ".join(f"{rows} {name}" for name, rows in marks.items()))
     reasons = (("empty", empties), (BAD, total.rows(BAD)), (TIED, tied))
     dropped = {reason: rows for reason, rows in reasons if rows}
-    shown = {f"{reason}_rows_dropped": rows for reason, rows in dropped.items()} | (
-        {"rewritten_rows": rewritten, "rewritten_examples": total.apart} if rewritten else {}
-    )
+    shown = {f"{reason}_rows_dropped": rows for reason, rows in dropped.items()} | {
+        f"{name}_answers": rows for name, rows in marks.items()
+    }
+    shown |= {"rewritten_rows": rewritten, "rewritten_examples": total.apart} if rewritten else {}
     sizes = {f"{split}_rows": tally.written for split, tally in splits.items()}
     return dropped, {**shown, **sizes} if shown else {}

@@ -13,6 +13,7 @@ from trnflow.tasks.data.format.chat import RowExamples, sections, templated
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of, parsed
 from trnflow.tasks.data.format.instruction_styles import STYLES
+from trnflow.tasks.data.format.marked_answers import marked_maker
 from trnflow.tasks.data.format.own_rows import OwnMake, own_make
 from trnflow.tasks.data.format.preferences import pair_maker
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
@@ -23,6 +24,7 @@ from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.unpaired_preference import COMPLETION, LABEL
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns, RowsMeta
@@ -45,7 +47,8 @@ def maker_of(
     if config.task == "chat":
         return _chat(config, meta, chat, limit, own)
     if FORMATS[config.task].pairs:
-        return pair_maker(meta, chat, chat_templates_of(config, chat, limit) if chat else {})
+        make_pairs = marked_maker if FORMATS[config.task].marked else pair_maker
+        return make_pairs(meta, chat, chat_templates_of(config, chat, limit) if chat else {})
     if config.make:
         make = (_own_labelled if FORMATS[config.task].per_row else OWN_MAKERS[config.task])(config, meta, own)
     else:
@@ -175,7 +178,8 @@ def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
         return []
     columns, read = meta["columns"], {*FORMATS[config.task].columns(config)}
     if FORMATS[config.task].pairs:
-        read |= {PROMPT, CHOSEN, REJECTED}
+        marked = FORMATS[config.task].marked and COMPLETION in columns
+        read |= {PROMPT, COMPLETION, LABEL} if marked else {PROMPT, CHOSEN, REJECTED}
     elif config.task == "chat":
         read |= {config.messages, config.tools or "", config.documents or "", ARGUMENTS}
     elif config.prompt_template:

@@ -14,7 +14,7 @@ Encoder = ClassEncoder | CausalEncoder
 def encoder_type(task: str, *, pair: bool = False) -> type[ClassEncoder] | type[CausalEncoder]:
     """Return the encoder class. pair: whether rows have two texts, or more."""
     kind = kind_of(task)
-    if kind.pairs:
+    if kind.pairs and not kind.marked:
         return PreferenceEncoder
     if not kind.per_row:
         return CausalEncoder

@@ -6,13 +6,13 @@ A batch depends on seed, epoch and step alone, and has one length. Each row occu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.data.chunks import COLUMNS, open_chunks, open_reference
+from trnflow.tasks.data.chunks import COLUMNS, open_chunks, open_marks, open_reference
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.registry import kind_of
 
@@ -71,6 +71,9 @@ class Batch:
         reference: Of pairs float32 [rows, documents], summed log-probabilities of the reference; 0 without one, and where a
             row has fewer documents.
         surprise_share: Pairs for each token of their prompts and chosen answers; in a micro-batch of the whole batch.
+        marks: Of marked answers float32 [rows, pairs], above 0 for a desirable one, below 0 for another. Times numbers, the
+            mean over all answers of the batch is the mean of desirable ones less that of others.
+        kl: Of objectives that read it, where the whole split's is known.
     """
 
     length: int
@@ -81,6 +84,8 @@ class Batch:
     samples: int
     reference: NDArray[np.float32] | None = None
     surprise_share: float = 0.0
+    marks: NDArray[np.float32] | None = None
+    kl: float = 0.0
 
     @property
     def by_row(self) -> bool:
@@ -94,7 +99,7 @@ class Batch:
         import numpy as np
 
         if self.reference is not None:
-            return int((self.segment_ids.max(1) // 2).sum())
+            return int(((self.segment_ids.max(1) + 1) // 2).sum())
         there = ~np.isnan(self.targets) if self.targets.dtype.kind == "f" else self.targets != IGNORED
         return int(there.sum())
 
@@ -120,13 +125,32 @@ class Batch:
         width = _round_up(int(held.any(0).nonzero()[0].max(initial=0)) + 1, positions, held.shape[1])
         return self._part(slice(height), slice(width))
 
+    def documents(self, which: int, unit: tuple[int, int] | None) -> Batch:
+        """Return the batch with one document of each pair alone, moved to the front. which: 0 or 1; unit: as of `Split`."""
+        import numpy as np
+
+        kept = (self.segment_ids % 2 == 1 - which) & (self.segment_ids != 0)
+        order = np.argsort(~kept, axis=1, kind="stable")
+
+        def moved(values: Ints, blank: int) -> Ints:
+            return np.take_along_axis(np.where(kept, values, np.int32(blank)), order, axis=1)
+
+        assert self.reference is not None
+        reference = self.reference.copy()
+        reference[:, 1 - which :: 2] = 0
+        part = replace(
+            self, input_ids=moved(self.input_ids, 0), targets=moved(self.targets, IGNORED),
+            segment_ids=moved(self.segment_ids, 0), position_ids=moved(self.position_ids, 0), reference=reference,
+        )  # fmt: skip
+        return part if unit is None else part.trimmed(*unit)
+
     def _part(self, rows: slice, positions: slice) -> Batch:
         ids, segments = self.input_ids[rows, positions], self.segment_ids[rows, positions]
         targets = self.targets[rows] if self.by_row else self.targets[rows, positions]
-        reference = None if self.reference is None else self.reference[rows]
+        reference, marks = (None if of is None else of[rows] for of in (self.reference, self.marks))
         return Batch(
             self.length, ids, targets, segments, self.position_ids[rows, positions], self.samples, reference,
-            self.surprise_share,
+            self.surprise_share, marks, self.kl,
         )  # fmt: skip
 
 
@@ -152,6 +176,7 @@ class Split:
         self._padding = {"input_ids": packed.meta["pad_id"], "labels": IGNORED}
         self._columns = {length: open_chunks(packed, name, length) for length in sorted(self.rows)}
         lengths = self.rows if reference else ()
+        self._marks = {length: open_marks(packed, name, length) for length in self.rows} if kind.marked else {}
         self._reference = {length: open_reference(cast("Input", reference), name, length) for length in lengths}
 
     def read(self, address: BatchAddress) -> Batch:
@@ -166,14 +191,23 @@ class Split:
         segments[masked] = 0
         batch = Batch(address.length, ids, targets, segments, positions, samples=int((~masked).sum()))
         if self._kind.pairs:
-            batch = replace(batch, reference=self._logps(address, int(segments.max())))
+            documents = max(int(segments.max()), 2)
+            batch = replace(batch, reference=self._by_chunk(self._reference, address, documents))
             batch = replace(batch, surprise_share=batch.supervised / max(batch.surprising, 1))
+            if self._kind.marked:
+                marks = self._by_chunk(self._marks, address, documents // 2)
+                batch = replace(batch, marks=weighed(marks, [marks]))
         # where shapes are free, the ends that are padding in all rows cost nothing
         return batch if self._unit is None else batch.trimmed(*self._unit)
 
+    def of_whole(self, batch: Batch) -> Batch:
+        """Return a batch whose shares are those of the whole split, so that evaluations do not depend on batches."""
+        marks = None if batch.marks is None else weighed(batch.marks, self._marks.values())
+        return replace(batch, surprise_share=self.surprise_share, marks=marks)
+
     @cached_property
     def surprise_share(self) -> float:
-        """`Batch.surprise_share` of the whole split, by which evaluations do not depend on batches. Reads all files."""
+        """`Batch.surprise_share` of the whole split. Reads all files."""
         pairs = tokens = 0
         for columns in self._columns.values():
             segments = columns["segment_ids"]
@@ -203,18 +237,17 @@ class Split:
                 whole[here if by_row else (here, slice(length))] = column[address.rows[here]]
         return gathered
 
-    def _logps(self, address: BatchAddress, documents: int) -> NDArray[np.float32]:
-        """Return `Batch.reference`."""
+    def _by_chunk(self, files: Mapping[int, NDArray[Any]], address: BatchAddress, width: int) -> NDArray[np.float32]:
+        """Return float32 [rows, width] of an address's rows, 0 for what is in no file. files: {length: [chunks, ...]}."""
         import numpy as np
 
-        # an even number, of at least a pair
-        logps = np.zeros((len(address.rows), max(documents, 2)), np.float32)
+        found = np.zeros((len(address.rows), width), np.float32)
         lengths = np.full_like(address.rows, address.length) if address.lengths is None else address.lengths
-        for length, stored in self._reference.items():
+        for length, stored in files.items():
             here = np.flatnonzero((lengths == length) & (address.rows >= 0))
-            width = min(stored.shape[1], logps.shape[1])
-            logps[here, :width] = stored[address.rows[here], :width]
-        return logps
+            most = min(stored.shape[1], width)
+            found[here, :most] = stored[address.rows[here], :most]
+        return found
 
     def class_counts(self, classes: int) -> list[int]:
         """Return the number of rows of each class."""
@@ -305,6 +338,15 @@ class Schedule:
 
 def _batch_address(pool: Rows) -> tuple[int, Rows, Rows]:
     return int(pool[:, 1].max()), pool[:, 0], pool[:, 1]
+
+
+def weighed(marks: NDArray[Any], among: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
+    """Return `Batch.marks`. marks: any numbers of these signs; among: marks of all answers of the batch or split."""
+    import numpy as np
+
+    counts = np.array([[(each > 0).sum(), (each < 0).sum()] for each in among]).sum(0)
+    good, bad = counts.sum() / np.maximum(counts, 1)
+    return (np.where(marks > 0, good, 0) - np.where(marks < 0, bad, 0)).astype(np.float32)
 
 
 def shift_targets(labels: Ints, segments: Ints) -> Ints:

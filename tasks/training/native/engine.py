@@ -51,7 +51,7 @@ from trnflow.tasks.training.native.whole_batch import over_ranks
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
 from trnflow.tasks.training.pair_answers import answers, numbers_of
-from trnflow.tasks.training.preference_losses import PREFERENCES, metrics_of
+from trnflow.tasks.training.preference_losses import PREFERENCES, metrics_of, reads_kl
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World, replica_seed
 
@@ -74,6 +74,7 @@ class NativeEngine:
         self._layout = layout_of(config, built)
         check_kinds(built, self._layout.tp)
         self._pairs = config.objective in PREFERENCES
+        self._reads_kl = config.objective in PREFERENCES and reads_kl(config.loss_type)
         self._rows = (world.data, world.mesh.data) if reads_rows(config, built.kind) else None
         self._exchange = SingleProcess()
         if self._tracing:
@@ -111,13 +112,25 @@ class NativeEngine:
         torch.manual_seed(replica_seed(seed, self._world.data))
         numbers = torch.zeros(1 + len(metrics_of(self._config.objective)), device=self._device)
         parts = list(batch.micro_batches(self._config.micro_rows))
+        kl = self._kl(parts, batch.supervised) if self._reads_kl else None
+        if batch.marks is not None:  # only of its own answer a row has a gradient
+            parts = [part.documents(0, self._config.shape_unit) for part in parts]
         for micro in parts:
             self._exchange.begin_pass(last=micro is parts[-1])
             with explain_refusal(self._config):
-                part = self._loss_of(micro, at.scale).reshape(-1)
+                part = self._loss_of(micro, at.scale, kl).reshape(-1)
                 part[0].backward()  # type: ignore[no-untyped-call]
             numbers += part.detach()
         return self._update(numbers, at, seed)
+
+    def _kl(self, parts: Sequence[Batch], rows: int) -> Tensor:
+        """Return `Answers.kl` of an update: of all its passes and ranks, so that the loss depends on neither."""
+        self._built.model.eval()
+        with torch.no_grad(), explain_refusal(self._config):
+            others = (part.documents(1, self._config.shape_unit) for part in parts)
+            total = torch.stack([self._pair_numbers(part)[-1] for part in others]).sum()
+        self._built.model.train()
+        return (self._exchange.scores(total) / rows).clamp(min=0)
 
     def evaluate(self, batch: Batch) -> Tensor | None:
         self._register("eval", batch)
@@ -233,13 +246,13 @@ class NativeEngine:
 
         return [local_tensor(parameter) for parameter in self._parameters]
 
-    def _loss_of(self, batch: Batch, scale: float) -> Tensor:
+    def _loss_of(self, batch: Batch, scale: float, kl: Tensor | None) -> Tensor:
         """Return this rank's share of the mean loss; of pairs [loss, *`metrics_of`]. In fp16 times the loss scale."""
         factor = torch.full((), scale, device=self._device)
         if self._loss_scale:
             factor = factor * self._loss_scale.scale
         if self._pairs:
-            return self._pair_numbers(batch) * factor
+            return self._pair_numbers(batch, kl) * factor
         columns = self._columns(batch)
         if not self._must_chunk(batch):
             return self._loss(logits_of(self._built, columns[0], *columns[2:]), columns[1], factor)
@@ -250,13 +263,12 @@ class NativeEngine:
 
         return loss_in_chunks(self._built, columns, self._supervised(batch), score, self._chunk)
 
-    def _pair_numbers(self, batch: Batch) -> Tensor:
+    def _pair_numbers(self, batch: Batch, kl: Tensor | None = None) -> Tensor:
         """Return the sums over this rank's pairs of [loss, *`metrics_of`]."""
-        assert batch.reference is not None
-        (reference,) = self._kind.sent([torch.from_numpy(batch.reference[self._mine(batch)])])
-        whole = PREFERENCES[self._config.objective].whole
-        found = answers(self._built, self._columns(batch), reference, whole=whole, chunk=self._chunk)
-        return numbers_of(self._config, found, batch.surprise_share)
+        arrays = [of[self._mine(batch)] for of in (batch.reference, batch.marks) if of is not None]
+        whole, known = PREFERENCES[self._config.objective].whole, self._kind.sent([*map(torch.from_numpy, arrays)])
+        found = answers(self._built, self._columns(batch), *known, whole=whole, chunk=self._chunk)
+        return numbers_of(self._config, found, batch.surprise_share, batch.kl if kl is None else kl)
 
     def _scores_of(self, batch: Batch) -> Tensor:
         if self._pairs:

@@ -90,6 +90,10 @@ SOUND = {
     "answers to a conversation": ("t.json", json.dumps([{"conversations": TALK[:1], "chosen": TALK[1], "rejected": TALK[1]}
                                                         for n in range(60)]).encode(),
                                   {"prompt": ["conversations"], "chosen": ["chosen"], "rejected": ["rejected"]}, "preference"),
+    "marked answers": ("t.jsonl", lines(lambda n: {"prompt": sentence(n), "completion": sentence(n + 99), "label": n % 2}),
+                       {"prompt": ["prompt"], "completion": ["completion"], "label": ["label"]}, "unpaired_preference"),
+    "marked conversations": ("t.jsonl", lines(lambda n: {"messages": MESSAGES, "label": n % 2 == 0}),
+                             {"completion": ["messages"], "label": ["label"]}, "unpaired_preference"),
     "premises that repeat": ("t.csv", table("premise", "hypothesis", "label", premise=lambda n: sentence(n // 3),
                              hypothesis=sentence, label=["no", "yes", "perhaps"]),
                              {"text": ["premise"], "text_pair": ["hypothesis"], "label": ["label"]}, "classification"),
@@ -178,8 +182,6 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                   "format.instruction=en format.response=de format.task=instruction"),
     "answers that are classes": ("t.csv", table("question", "answer", question=sentence, answer=["yes", "no"]), Question,
                                  "answer has 2 values", "data.label=answer"),
-    "marked answers": ("t.jsonl", lines(lambda n: {"messages": MESSAGES, "label": n % 2 == 0}), Question, "marked good and bad",
-                       "format.task=chat"),
     "an unknown role": ("t.jsonl", lines(lambda n: {"messages": [{"role": "clown", "content": "x"}]}), DataError,
                         "has the role 'clown'", ""),
     "an image": ("photo.png", PNG, ConfigError, "photo.png is no data file: it is binary", ".parquet"),
@@ -271,6 +273,7 @@ REAL: dict[str, dict[str, Any]] = {
     "dolly15k": {"instruction": ["instruction"], "context": ["context"], "response": ["response"]},
     "emotion": {"text": ["text"], "label": ["label"]},
     "imdb": {"text": ["text"], "label": ["label"]},
+    "preferences/kto_en_demo.json": {"completion": ["messages"], "label": ["label"]},
     "sentiment_amharic": {"text": ["tweet"], "label": ["label"]},
     "wnut17": {"words": ["words"], "target": ["tags"]},
 }
@@ -278,7 +281,6 @@ REAL_ASKED = {
     "goemotions": "the first line looks like a row",
     "goemotions/labels.txt": "what is to be learnt",
     "preferences": "have no column in common",
-    "preferences/kto_en_demo.json": "marked good and bad",
     "stsbenchmark": "separated by tabs",
     "README.md": "does not show its format",
 }

@@ -11,7 +11,7 @@ from trnflow.tasks.errors import ConfigError
 FILES = {
     "demo", "demo-llm", "bert-emotion", "bert-imdb", "distilbert-book-reviews", "llama2-7b-dolly", "llama2-7b-dolly-lora",
     "roberta-large-compiled", "classify", "multi-label", "regression", "token-classification", "reranker", "embedding",
-    "instruct", "chat", "preference",
+    "instruct", "chat", "preference", "unpaired-preference",
 }  # fmt: skip
 
 
