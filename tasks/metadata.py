@@ -92,6 +92,8 @@ class SpecialIds(TypedDict):
     pad_id: int
     bos_id: int | None
     eos_id: int | None
+    new_tokens: NotRequired[list[int]]
+    """Of `tokenize.new_tokens`, ascending, one after the other."""
 
 
 class TokensMeta(SpecialIds, TaskMeta, SplitMeta):

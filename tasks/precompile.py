@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-SHAPES = ("task", "lengths", "vocab_size", "pad_id", "bos_id", "eos_id")
+SHAPES = ("task", "lengths", "vocab_size", "pad_id", "bos_id", "eos_id", "new_tokens")
 
 
 def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:

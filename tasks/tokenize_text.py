@@ -14,8 +14,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import Field, model_validator
+
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
-from trnflow.tasks.config import NOT_KEYED, PositiveCount, StageConfig, Tokens, keyed_params
+from trnflow.tasks.config import NOT_KEYED, WHEN_SET, PositiveCount, StageConfig, Tokens, keyed_params
 from trnflow.tasks.data.tables import read_rows
 from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
@@ -24,7 +26,7 @@ from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsup
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
-from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer, save_tokenizer
+from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.keys.hash_cache import sha256_file
@@ -51,9 +53,24 @@ class TokenizeConfig(StageConfig):
     """Whether an end-of-sequence token follows each text of a language model."""
     train: TrainTokenizer | None = None
     """Train a tokenizer on the train split, for models from scratch. Default: the model's own tokenizer."""
+    new_tokens: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], WHEN_SET] = ()
+    """Tokens that the model's tokenizer lacks, such as ["<tool>", "</tool>"]: each becomes one id, and the model's embeddings
+    grow where they have no rows left. With LoRA their rows alone are trained of these."""
     shard_bytes: Annotated[PositiveCount, NOT_KEYED] = 2 << 20
     """The mean size, in bytes of text, of the shards that are cached one by one. With smaller shards, less is done
     again when data changes, but there are more files."""
+
+    @model_validator(mode="after")
+    def _check_new_tokens(self) -> TokenizeConfig:
+        for at, token in enumerate(self.new_tokens):
+            if not token.strip() or token in self.new_tokens[:at]:
+                what = "is blank" if not token.strip() else "stands there twice"
+                raise ValueError(f"new_tokens: entry {at + 1}, {token!r}, {what}: leave it out")
+        if self.new_tokens and self.train:
+            raise ValueError(
+                "new_tokens are added to a model's own tokenizer, and `train` makes a new one of your texts: leave one out"
+            )
+        return self
 
 
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
@@ -112,7 +129,7 @@ def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, 
     """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json`."""
     causal = not kind_of(texts.meta["task"]).per_row
     _check_overlong(config, texts.meta["task"])
-    write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out).meta())
+    write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out))
     identity = _identity(config, texts, out)
     return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
 
@@ -222,6 +239,8 @@ def tokenize_text(
             **next(iter(lengths.values()))["percentiles"],
         },
     }
+    if "new_tokens" in special:
+        meta["new_tokens"] = special["new_tokens"]
     if head := texts.meta.get("head"):
         meta["head"] = head
     elif reads_pairs(texts.meta):
@@ -229,10 +248,8 @@ def tokenize_text(
     return meta
 
 
-def _tokenizer(
-    config: TokenizeConfig, texts: Input[TextsMeta], model: Source, causal: bool, out: Workdir
-) -> FastTokenizer:
-    """Read or train the tokenizer, and save it as `tokenizer/`. Raises ModelError."""
+def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, causal: bool, out: Workdir) -> Meta:
+    """Read or train the tokenizer, save it as `tokenizer/`, and return its ids. Raises ModelError."""
     folder = None if config.train else tokenizer_folder(model)
     if config.train:
         out.info(f"training a {config.train.kind} tokenizer of {config.train.vocab_size} entries")
@@ -247,8 +264,9 @@ def _tokenizer(
             f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
-    save_tokenizer(loaded, folder, out.path / "tokenizer")
-    return loaded
+    added = add_tokens(loaded, config.new_tokens)
+    save_tokenizer(loaded, folder, out.path / "tokenizer", added)
+    return {**loaded.meta(), **({"new_tokens": added} if added else {})}
 
 
 def _texts(path: Path) -> Iterator[str]:

@@ -26,7 +26,7 @@ from trnflow.tasks.training.devices import known_memory
 from trnflow.tasks.training.memory.estimate import Memory, check_memory, gib
 from trnflow.tasks.training.memory.trace_process import Traced, trace_in_process, trace_key
 
-ROW_FIELDS = ("task", "lengths", "labels", "vocab_size", "pad_id", "bos_id", "eos_id")
+ROW_FIELDS = ("task", "lengths", "labels", "vocab_size", "pad_id", "bos_id", "eos_id", "new_tokens")
 """The metadata of packed rows on which the measured memory depends."""
 
 STATE = 1.5
@@ -195,7 +195,8 @@ def _rows_of_settings(recipe: Recipe, model: Source) -> Rows:
         "task": kind.name,
         "labels": list(recipe.data.labels or kind.foreseen(recipe.format) or ("no", "yes")) if kind.per_row else None,
         "vocab_size": vocabulary or 0,
-        **{"pad_id": 0, "bos_id": 1, "eos_id": 2},  # arbitrary ids: memory does not depend on them
+        # arbitrary ids: memory does not depend on them
+        **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "new_tokens": [*range(len(recipe.tokenize.new_tokens))]},
         "lengths": [length],
     }
     return Rows(meta, packed=False, sure=not is_bound and vocabulary is not None)

@@ -1,6 +1,6 @@
 """Load the language model that training started from, in architecture and dtype of the trained model.
 
-The trained model's tokenizer serves both: training never adds embeddings.
+The trained model's tokenizer serves both: embeddings of new tokens are as training began with them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import model_folder
+from trnflow.tasks.training.checkpoint.grown_weights import load_grown
 from trnflow.tasks.training.checkpoint.starting_weights import load_start, starting_from
 
 if TYPE_CHECKING:
@@ -39,8 +40,12 @@ def load_base_model(source: Source, warm_start: Input | None, trained: Path) -> 
 
 
 def _from_folder(source: Source, config: Any) -> Any:
+    from transformers import AutoConfig
     from transformers.models.auto import AutoModelForCausalLM
 
+    own = AutoConfig.from_pretrained(model_folder(source), local_files_only=True)
+    if own.get_text_config().vocab_size < config.get_text_config().vocab_size:
+        return load_grown("causal_lm", config, source, str(config.dtype).removeprefix("torch."))[0]
     return AutoModelForCausalLM.from_pretrained(
         model_folder(source), config=config, dtype=config.dtype, use_safetensors=True, local_files_only=True
     )

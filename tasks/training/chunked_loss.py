@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.model.build import inputs_of
+from trnflow.tasks.training.model.lora import unwrapped
 from trnflow.tasks.training.shared_types import Built
 
 Score = Callable[[Tensor, Tensor], Tensor]
@@ -27,7 +28,7 @@ def chunk_positions(config: TrainConfig, built: Built) -> int:
     # under tensor parallelism a rank holds a part of the vocabulary
     if config.tensor_parallel_size > 1 or not ends_in_linear(built):
         return 0
-    vocabulary, width = built.model.get_output_embeddings().weight.shape
+    vocabulary, width = unwrapped(built.model.get_output_embeddings()).weight.shape
     # each chunk adds to the weight's whole gradient: with fewer positions that would cost more than their products
     return max(1, int(width) // 4, KINDS[config.device].logits // (4 * int(vocabulary)))
 
@@ -38,17 +39,21 @@ def ends_in_linear(built: Built) -> bool:
     Runs the model on "meta" tensors, without computing; False for a model that needs values.
     """
     head: Any = None if built.kind.per_row else built.model.get_output_embeddings()
-    linear_head = type(head) is torch.nn.Linear  # not LoRA's
+    linear_head = type(unwrapped(head)) is torch.nn.Linear  # not LoRA's
     if not linear_head:
         return False
     blank = torch.zeros((1, 8), dtype=torch.int32, device="meta")
     output = torch.zeros((), device="meta")
-    tensors = (*built.model.named_parameters(), *built.model.named_buffers())
-    weights = {name: tensor.detach().to("meta") for name, tensor in tensors}
+    # by module: torch would not put back what a module that two others share holds, as peft's rows of new tokens
+    weights = {
+        f"{name}.{leaf}".removeprefix("."): tensor.detach().to("meta")
+        for name, module in built.model.named_modules()
+        for leaf, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    }
     training, head.forward = built.model.training, lambda hidden: output
     try:
         inputs = inputs_of(built, blank, blank, blank)
-        logits = torch.func.functional_call(built.model.eval(), weights, (), inputs).logits
+        logits = torch.func.functional_call(built.model.eval(), weights, (), inputs, tie_weights=False).logits
         return bool(logits is output)
     except (RuntimeError, IndexError, TypeError):  # RuntimeError: also NotImplementedError
         return False
@@ -149,7 +154,7 @@ def at_head(built: Built, columns: Sequence[Tensor], compute: Callable[..., Tens
 
     # inside the model's forward pass, where FSDP has gathered the weight
     def forward(hidden: Tensor) -> Tensor:
-        return compute(hidden.flatten(0, -2), head.weight, head.bias, targets.flatten())
+        return compute(hidden.flatten(0, -2), head.weight, getattr(head, "bias", None), targets.flatten())
 
     kept = vars(head).get("forward")  # engine xla's own
     head.forward = forward

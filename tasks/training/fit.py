@@ -104,7 +104,8 @@ def _prepare(
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
     dtype = loaded_dtype(config, packed.meta["task"])
-    opens = partial(base_weights, model) if reads_parts(config) and has_weights(model) else None
+    grows = "new_tokens" in packed.meta
+    opens = partial(base_weights, model, grows=grows) if reads_parts(config) and has_weights(model) else None
     built = build(model, packed, seed=config.seed, weights=True, dtype=dtype, opens=opens)
     if opens is None:
         load_start(model, built.model)

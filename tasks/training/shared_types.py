@@ -94,6 +94,9 @@ class Built:
     head: Meta = field(default_factory=dict)
     """`Kind.head` of rows whose texts are segments, read apart."""
 
+    new_tokens: tuple[int, ...] = ()
+    """The ids of `tokenize.new_tokens`."""
+
     @property
     def kind(self) -> Kind:
         """What the model learns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,8 @@ def test_losses_are_those_of_peft_and_the_trainer(form: str, tmp_path: Path) -> 
     assert theirs[-1] < 0.9 * theirs[0] and apart <= 1e-5
 
 
-def of_trainer(model: Path, packed: Input, config: TrainConfig, folder: Path) -> list[float]:
-    """The losses of transformers' Trainer on peft's model and the same batches."""
+def of_trainer(model: Path, packed: Input, config: TrainConfig, folder: Path, new: Sequence[int] = ()) -> list[float]:
+    """The losses of transformers' Trainer on peft's model and the same batches. new: ids of new tokens."""
     import peft
     import torch
     import transformers
@@ -203,10 +204,14 @@ def of_trainer(model: Path, packed: Input, config: TrainConfig, folder: Path) ->
             return torch.utils.data.SequentialSampler(rows)
 
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(model)
+    if new:
+        table = loaded.resize_token_embeddings(new[-1] + 1, mean_resizing=False).weight
+        table.data[list(new)] = table.data[: new[0]].mean(0)
     torch.manual_seed(config.seed)
     settings = peft.LoraConfig(
         r=given.rank, lora_alpha=given.alpha, target_modules="all-linear", use_dora=given.use_dora, task_type="SEQ_CLS",
         modules_to_save=["classifier", "pooler"], exclude_modules=["bert.pooler.dense"],
+        trainable_token_indices={"word_embeddings": list(new)} if new else None,
     )  # fmt: skip
     adapted = peft.get_peft_model(loaded, settings)
     arguments = transformers.TrainingArguments(

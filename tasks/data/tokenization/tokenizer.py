@@ -7,10 +7,12 @@ read, whose digests are in the key.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import read_object, special_tokens
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
@@ -98,18 +100,50 @@ def read_tokenizer(folder: Path) -> FastTokenizer:
     )
 
 
-def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path) -> None:
+def add_tokens(loaded: FastTokenizer, tokens: Sequence[str]) -> list[int]:
+    """Add `tokenize.new_tokens` in place, found literally and kept by `skip_special_tokens`, and return their ids, which
+    follow the last. Raises ModelError for a token that exists, or is not decoded as it is written."""
+    from tokenizers import AddedToken
+
+    tokenizer, first = loaded.tokenizer, loaded.vocab_size
+    for token in tokens:
+        ids = tokenizer.encode(token, add_special_tokens=False).ids
+        is_read = len(ids) == 1 and tokenizer.decode(ids, skip_special_tokens=False) == token
+        number = ids[0] if is_read else tokenizer.token_to_id(token)
+        if number is not None:
+            raise ModelError(
+                f"tokenize.new_tokens: {token!r} is a token of {loaded.name} already, with id {number}", "leave it out"
+            )
+    # normalized: the text would be looked for in what a normaliser such as BERT's has lowercased
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    for number, token in enumerate(tokens, first):
+        read, written = tokenizer.encode(token, add_special_tokens=False).ids, tokenizer.decode([number])
+        if read != [number] or written != token:
+            raise ModelError(
+                f"tokenize.new_tokens: {loaded.name} encodes {token!r} as {read} and decodes {number} as {written!r}",
+                "write it without blanks at its ends, in letters of ASCII",
+            )
+    return [*range(first, first + len(tokens))]
+
+
+def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path, added: Sequence[int] = ()) -> None:
     """Write a tokenizer as `PreTrainedTokenizerFast` loads it. source: the folder it was read from, which is copied;
-    None if it was trained here."""
+    None if it was trained here; added: what `add_tokens` returned."""
     to.mkdir(parents=True)
     for name in TOKENIZER_FILES:
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, to / name)
-    if not (to / "tokenizer.json").exists():
+    if added or not (to / "tokenizer.json").exists():
         loaded.tokenizer.save(str(to / "tokenizer.json"))
     if not (to / "tokenizer_config.json").exists():
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **loaded.special}
         write_json(to / "tokenizer_config.json", config)
+    # a list of the added tokens beside tokenizer.json must name the new ones too
+    config = read_object(to / "tokenizer_config.json")
+    if added and (known := config.get("added_tokens_decoder")):
+        entry: Meta = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
+        new = {str(number): {"content": loaded.tokenizer.id_to_token(number), **entry} for number in added}
+        write_json(to / "tokenizer_config.json", {**config, "added_tokens_decoder": {**known, **new}})
 
 
 def _read_fast(folder: Path) -> FastTokenizer:

@@ -11,7 +11,7 @@ from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import read_json, write_json
 from trnflow.tasks.training.checkpoint.shards import Reader
-from trnflow.tasks.training.model.lora import CONFIG, MAGNITUDE, PARTS, A, B, adapter_name, scaling
+from trnflow.tasks.training.model.lora import CONFIG, MAGNITUDE, PARTS, TOKENS, A, B, adapter_name, scaling
 from trnflow.tasks.training.shared_types import StoredWeights
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ class MergedWeights:
         self._quantised = _quantisation(shards, model)
         self.names = sorted(self._shapes)
         known = self._shapes.keys() | {
-            f"{name.removesuffix('.weight')}{part}.weight" for name in self._shapes for part in PARTS
+            f"{name.removesuffix('.weight')}{part}{'.default' if part == TOKENS else '.weight'}"
+            for name in self._shapes
+            for part in PARTS
         }
         if unknown := sorted(self._trained - known):
             raise ModelError(
@@ -73,10 +75,19 @@ class MergedWeights:
         layer = name.removesuffix(".weight")
         if layer in self._quantised:
             value = self._quantised[layer](value)
+        if f"{layer}{TOKENS}.default" in self._trained:
+            return self._with_new_rows(layer, value)
         if f"{layer}{A}.weight" not in self._trained:
             return value
         merged = self._update(layer).add_(value)
         return self._stretched(layer, merged) if f"{layer}{MAGNITUDE}.weight" in self._trained else merged
+
+    def _with_new_rows(self, layer: str, value: Tensor) -> Tensor:
+        """Return an embedding, or a head, with the trained rows of new tokens, in fp32."""
+        import torch
+
+        ids = torch.tensor(self._lora["trainable_token_indices"][layer])
+        return value.float().index_copy(0, ids, self._stored.tensor(f"{layer}{TOKENS}.default"))
 
     def _update(self, layer: str) -> Tensor:
         """Return LoRA's update of a layer, in fp32: scaling * B A, as peft's `merge`."""

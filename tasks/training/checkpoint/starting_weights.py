@@ -13,6 +13,7 @@ from typing import Any, cast
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import model_folder
+from trnflow.tasks.training.checkpoint.grown_weights import GrownWeights
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from trnflow.tasks.training.checkpoint.shards import Reader
 from trnflow.tasks.training.shared_types import PARAMETER, StoredWeights
@@ -35,14 +36,16 @@ def has_weights(source: Source) -> bool:
     return source.identity["weights"] is not None or _checkpoint(source) is not None
 
 
-def base_weights(source: Source, empty: Any) -> StoredWeights:
-    """Return the weights with which training begins (`starting_from`). empty: the model on "meta".
+def base_weights(source: Source, empty: Any, *, grows: bool = True) -> StoredWeights:
+    """Return the weights with which training begins (`starting_from`). empty: the model on "meta"; grows: whether they get
+    rows for new tokens.
 
     Raises ModelError for a checkpoint of another model, and for files that can't be read.
     """
     checkpoint = _checkpoint(source)
     if checkpoint is None:
-        return PretrainedWeights(cast(Path, model_folder(source)), empty)
+        stored = PretrainedWeights(cast(Path, model_folder(source)), empty)
+        return GrownWeights(stored, empty) if grows else stored
     _check_shapes(checkpoint, empty)
     return checkpoint
 

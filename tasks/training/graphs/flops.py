@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.training.model.lora import unwrapped
 from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def costs(built: Built) -> Costs:
     config = built.model.config.get_text_config()
     width = config.num_attention_heads * (getattr(config, "head_dim", None) or 0) or config.hidden_size
     embeddings = {id(module.weight) for module in built.model.modules() if type(module).__name__ == "Embedding"}
-    head = built.model.get_output_embeddings()
+    head = unwrapped(built.model.get_output_embeddings())
     weights = built.numbers - sum(p.numel() for p in built.parameters().values() if id(p) in embeddings)
     if head is not None and id(head.weight) in embeddings:  # a tied head also has a product
         weights += head.weight.numel()

@@ -59,6 +59,7 @@ def adapt(config: TrainConfig, built: Built) -> Built:
             quantise(built.model, frozen, config.lora.base_dtype, dtype, trained=whole)
     # by names, never by weights, so that precompile and train choose the same
     wanted = _trained_names(config, built) | whole
+    _check_new_tokens(config, built, wanted)
     for name, parameter in built.parameters().items():
         parameter.requires_grad_(name in wanted)
         if name in wanted:  # peft gave LoRA's the dtype of the base, and masters are copied from them
@@ -69,7 +70,7 @@ def adapt(config: TrainConfig, built: Built) -> Built:
 def _saved_whole(config: TrainConfig, built: Built) -> set[str]:
     """Return the parameters of `modules_to_save`, and of a classifier its head."""
     names = list(built.parameters())
-    heads = {name for name in names if in_head(name)} if config.lora and built.kind.per_row else set[str]()
+    heads = {name for name in names if in_head(name)} if config.lora and _has_head(built) else set[str]()
     patterns = config.lora.modules_to_save if config.lora else ()
     return heads | parts_named(patterns, names, type(built.model).__name__, "train.lora.modules_to_save").keys()
 
@@ -133,7 +134,7 @@ def _trained_names(config: TrainConfig, built: Built) -> set[str]:
     if config.method == "full":
         return names.keys() - _frozen_names(config.freeze, built)
     lora = {name for name in names if name.rpartition(".")[0].endswith(PARTS)}
-    if built.kind.per_row:
+    if _has_head(built):
         head = {name for name in names if in_head(name)}
         if not head:
             raise ModelError(
@@ -142,6 +143,11 @@ def _trained_names(config: TrainConfig, built: Built) -> set[str]:
             )
         return lora | head
     return lora if config.method == "lora" else _output_layer(built)
+
+
+def _has_head(built: Built) -> bool:
+    """Return whether the model ends in a classifier's head: that of embeddings has none."""
+    return built.kind.per_row and not built.kind.apart
 
 
 def _frozen_names(patterns: tuple[str, ...], built: Built) -> set[str]:
@@ -165,6 +171,37 @@ def _output_layer(built: Built) -> set[str]:
     return {name for name, parameter in built.parameters().items() if id(parameter) in own}
 
 
+def _check_new_tokens(config: TrainConfig, built: Built, trained: Collection[str]) -> None:
+    """Raise ModelError if the rows of new tokens are not trained, or can't be as LoRA's."""
+    if not built.new_tokens:
+        return
+    table = next(name for name, module in built.model.named_modules() if module is built.model.get_input_embeddings())
+    if not any(name.startswith(f"{table}.") for name in trained):
+        raise ModelError(
+            f"tokenize.new_tokens have rows in {table}, which train.{'freeze' if config.freeze else f'method={config.method}'} "
+            "does not train: they would stay one like the other",
+            "set train.method=lora or full, and leave the embeddings out of train.freeze",
+        )
+    if config.lora is not None and config.tensor_parallel_size > 1:
+        raise ModelError(
+            "tokenize.new_tokens with LoRA puts trained rows among frozen ones, which tensor_parallel_size splits",
+            "set train.tensor_parallel_size=1, or train.method=full",
+        )
+
+
+def _new_rows(built: Built, whole: Collection[str]) -> dict[str, list[int]]:
+    """Return {layer: ids of the new tokens} of the embedding, and of a head of its own, unless they are in `whole`."""
+    table, head = built.model.get_input_embeddings(), built.model.get_output_embeddings()
+    layers = [table] if head is None or head.weight is table.weight else [table, head]
+    if built.new_tokens and getattr(head, "bias", None) is not None:
+        raise ModelError(
+            f"peft trains rows of new tokens in heads without a bias, and that of {type(built.model).__name__} has one",
+            "set train.method=full, or name embedding and head in train.lora.modules_to_save",
+        )
+    names = {name for name, module in built.model.named_modules() if any(module is layer for layer in layers)}
+    return {name: [*built.new_tokens] for name in sorted(names) if built.new_tokens and f"{name}.weight" not in whole}
+
+
 def _inject(lora: LoraConfig, built: Built, whole: Collection[str]) -> None:
     """whole: parameters that are trained themselves."""
     import peft
@@ -181,6 +218,12 @@ def _inject(lora: LoraConfig, built: Built, whole: Collection[str]) -> None:
     ranks = values_by_layer(lora.rank_pattern, wanted, name, "train.lora.rank_pattern")
     alphas = values_by_layer(lora.alpha_pattern, wanted, name, "train.lora.alpha_pattern")
     check_rank(dict.fromkeys(wanted, lora.rank) | ranks, {layer: _size(layers[layer]) for layer in wanted})
+    rows = _new_rows(built, whole)
+    if both := sorted(rows.keys() & {*wanted}):
+        raise ModelError(
+            f"train.lora.targets names {both[0]}, of which the rows of tokenize.new_tokens are trained",
+            "leave it out of the targets, or name it in train.lora.modules_to_save",
+        )
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -193,8 +236,12 @@ def _inject(lora: LoraConfig, built: Built, whole: Collection[str]) -> None:
         use_dora=lora.use_dora,
         # without values there is nothing to decompose
         init_lora_weights=True if blank or lora.init_lora_weights is None else lora.init_lora_weights,
+        trainable_token_indices=rows or None,
     )
     peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=blank)
+    for layer, ids in rows.items() if built.stored is not None else ():
+        delta = model.get_submodule(layer).token_adapter.trainable_tokens_delta["default"]
+        delta.data = built.stored.part(f"{layer}.weight", (slice(ids[0], ids[-1] + 1),))
 
 
 def _targets(lora: LoraConfig, model: Any, layers: dict[str, Module]) -> list[str]:

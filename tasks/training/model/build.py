@@ -16,6 +16,7 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.training.checkpoint.grown_weights import load_grown
 from trnflow.tasks.training.config import check_positions
 from trnflow.tasks.training.model.masks import (
     attention_masks,
@@ -62,6 +63,7 @@ def build(
     torch.manual_seed(seed)
     lacking: tuple[str, ...] = ()
     stored = None
+    new_tokens = tuple(packed.meta.get("new_tokens") or ())
     if not weights or opens is not None:
         with torch.device("meta"):
             model = kind.from_config(config, **OPTIONS)
@@ -70,6 +72,8 @@ def build(
             model, lacking = blank_model(model, source, stored)
     elif source.identity["weights"] is None:
         model = kind.from_config(config, **OPTIONS)
+    elif new_tokens:
+        model, lacking = load_grown(packed.meta["task"], config, source, dtype)
     else:
         model, lacking = load_pretrained(packed.meta["task"], config, source, dtype, **OPTIONS)
     model.config.architectures = [type(model).__name__]
@@ -81,6 +85,7 @@ def build(
     built = Built(
         model, packed.meta["task"], causal, first, published, lacking, stored,
         windowed=windowed, pair=pair, head=packed.meta.get("head", {}),
+        new_tokens=new_tokens,
     )  # fmt: skip
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)
@@ -204,6 +209,8 @@ def _fit_vocabulary(config: Any, meta: PackedMeta, *, scratch: bool) -> None:
         config.bos_token_id, config.eos_token_id = meta["bos_id"], meta["eos_id"]
         # PyTorch does not train the embedding of the pad id, so eos must not be the pad id
         config.pad_token_id = meta["pad_id"] if meta["pad_id"] != meta["eos_id"] else None
+    elif meta.get("new_tokens"):
+        config.vocab_size = max(config.vocab_size, meta["vocab_size"])
     elif meta["vocab_size"] > config.vocab_size:
         raise ModelError(
             f"the rows use a vocabulary of {meta['vocab_size']}, the model holds {config.vocab_size}",

@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
@@ -19,7 +20,10 @@ BASE, A, B = ".base_layer", ".lora_A.default", ".lora_B.default"
 MAGNITUDE = ".lora_magnitude_vector.default"
 """Of DoRA: the length of each row of W + scaling * B A."""
 
-PARTS = (A, B, MAGNITUDE)
+TOKENS = ".token_adapter.trainable_tokens_delta"
+"""The rows of new tokens, in place of the embedding's or head's own: peft's `trainable_token_indices`."""
+
+PARTS = (A, B, MAGNITUDE, TOKENS)
 """The modules that LoRA trains."""
 
 CONFIG = "adapter_config.json"
@@ -36,10 +40,15 @@ STYLES_BELOW: dict[str, tuple[str | None, str | None]] = {
 
 
 def base_layer(module: str) -> str:
-    """Return the adapted layer of peft's three modules; any other name itself."""
-    for part in (BASE, A, B):
+    """Return the adapted layer of peft's modules; any other name itself."""
+    for part in (BASE, A, B, TOKENS, ".token_adapter"):
         module = module.removesuffix(part)
     return module
+
+
+def unwrapped(layer: Any) -> Any:
+    """Return the layer below peft's wrapper of new tokens, whose `weight` is computed; any other itself."""
+    return getattr(layer, "original_module", layer)
 
 
 def adapted_rules(rules: Mapping[str, str]) -> dict[str, str]:
@@ -117,7 +126,7 @@ def adapter_name(name: str) -> str:
     """Return the name under which peft saves a trained parameter."""
     module, _, leaf = name.rpartition(".")
     published = f"base_model.model.{module.removesuffix('.default')}"
-    return published if module.endswith(MAGNITUDE) else f"{published}.{leaf}"
+    return published if module.endswith((MAGNITUDE, TOKENS)) else f"{published}.{leaf}"
 
 
 def original_base(adapter: Meta) -> Meta:

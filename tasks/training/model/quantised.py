@@ -17,6 +17,7 @@ from torch.nn import Module, functional
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.system.optional_packages import require_bitsandbytes
+from trnflow.tasks.training.model.lora import unwrapped
 from trnflow.tasks.training.model.pretrained import in_head
 from trnflow.tasks.training.partition_specs import Shape
 
@@ -115,7 +116,7 @@ def _check_share(model: Any, layers: Collection[str], kind: str, trained: Collec
     """Raise ModelError when many of the body's weights are not in `layers`, as those of experts or of GPT-2."""
     adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name or name in trained}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    output = model.get_output_embeddings()
+    output = unwrapped(model.get_output_embeddings())
     weights: list[Any] = [model.get_submodule(name).weight for name in layers]  # of an adapted layer its base's
     left_out = adapters | embeddings | {id(weight) for weight in weights}
     left_out |= {id(output.weight)} if output is not None else set()

@@ -73,7 +73,7 @@ class FirstWeights:
 
 def _stored_name(name: str) -> str:
     """Return the name that a parameter had before peft's layers were put around it."""
-    return name.replace(f"{BASE}.", ".")
+    return name.replace(".token_adapter", "").replace(f"{BASE}.", ".")
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
