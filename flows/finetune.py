@@ -23,6 +23,7 @@ from trnflow.tasks.data.load.own_identity import TELLS_STATE, with_state
 from trnflow.tasks.evaluate_model import evaluate_model
 from trnflow.tasks.evaluation.chosen_metric import chosen_source, reads_texts
 from trnflow.tasks.evaluation.generation import refuse_messages
+from trnflow.tasks.evaluation.harness import harness_source
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.kinds.registry import FORMATS
@@ -108,6 +109,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
             "packed": packed,
             "rows": (rows or loaded) if recipe.evaluate.metrics else None,
             "code": own_code(recipe, "evaluate.metrics"),
+            "harness": source_of(harness_source, recipe.evaluate.harness) if recipe.evaluate.harness else None,
             "weights": weights,
             "exported": exported,
             "reference": reference,

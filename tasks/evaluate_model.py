@@ -16,6 +16,7 @@ from trnflow.tasks.evaluation.config import (
     environ,
     predict_inputs,
 )
+from trnflow.tasks.evaluation.harness import PACKAGES, HarnessConfig
 from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
 from trnflow.tasks.evaluation.own_metrics import OwnMetric, own_values, sorted_seen
@@ -30,7 +31,7 @@ from trnflow.tasks.evaluation.scores import (
     values_of_texts,
 )
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.stage import Kept, Keyed, Workdir, stage, write_json
+from trnflow.tasks.stage import Kept, Keyed, Workdir, read_json, stage, write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from trnflow.tasks.metadata import Task
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
+HARNESS = "trnflow.tasks.run_harness:run_harness"
 
 WORST, LONGEST = 10, 500
 """ClassPredictions that the report shows, and characters of their texts."""
@@ -57,17 +59,30 @@ class EvaluateConfig(PredictConfig):
 
     metrics: tuple[OwnMetric, ...] = ()
     """Metrics of your own, beside the built-in ones."""
+    harness: HarnessConfig | None = None
+    """Tasks of lm-evaluation-harness, on which a language model is evaluated, too."""
 
     def predicting(self) -> PredictConfig:
         """Return the settings of `predict_rows`."""
         return PredictConfig.model_validate({name: getattr(self, name) for name in PredictConfig.model_fields})
 
+    def harnessing(self) -> HarnessConfig | None:
+        """Return the settings of `run_harness`; None without tasks."""
+        device = self.harness and (self.harness.device or self.device)
+        return self.harness and self.harness.model_copy(update={"device": device})
+
 
 def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
-    """Return the table `inputs` of the key document: the inputs of `predict_rows`, and the texts."""
-    texts = inputs["texts"]
-    assert isinstance(texts, Artifact)
-    return {**predict_inputs(config, inputs), "texts": texts.digest}
+    """Return the table `inputs` of the key document: the inputs of `predict_rows`, the texts, and files of the harness."""
+    texts, harness = inputs["texts"], inputs.get("harness")
+    assert isinstance(texts, Artifact) and not isinstance(harness, Artifact)
+    of_harness = {"harness": harness.identity} if harness else {}
+    return {**predict_inputs(config, inputs), "texts": texts.digest, **of_harness}
+
+
+def evaluate_accelerator(config: EvaluateConfig) -> Meta:
+    """Return the part `accel` of the key: the versions of the harness's libraries only where it runs."""
+    return accelerator(config) | ({"versions": [*PACKAGES]} if config.harness else {})
 
 
 @stage(
@@ -75,10 +90,13 @@ def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
     role="evaluation",
     plots=True,
     inputs=evaluate_inputs,
-    accel=accelerator,
+    accel=evaluate_accelerator,
     environ=environ,
     assets=(TEMPLATE,),
-    kept={"predictions": Kept(PREDICTING, EvaluateConfig.predicting)},
+    kept={
+        "predictions": Kept(PREDICTING, EvaluateConfig.predicting),
+        "harness_results": Kept(HARNESS, EvaluateConfig.harnessing),
+    },
 )
 def evaluate_model(
     config: EvaluateConfig,
@@ -87,6 +105,7 @@ def evaluate_model(
     predictions: Input,
     rows: Input | None = None,
     code: Source | None = None,
+    harness_results: Input | None = None,
     *,
     out: Workdir,
 ) -> Meta:
@@ -94,7 +113,7 @@ def evaluate_model(
 
     rows: `load_data`'s, code: the functions that `metrics` names; None without any.
 
-    Returns metadata: task, split, metrics; own, the names of the user's metrics.
+    Returns metadata: task, split, metrics; own, the names of the user's metrics, and of those of tasks of the harness.
     """
     made, task = predictions.meta, task_of(predictions, packed)
     file = texts.path / f"{made['split']}.parquet"
@@ -103,12 +122,14 @@ def evaluate_model(
         _classification if kind.one_class else _targets if kind.reads_targets else _pairs if kind.pairs else _language
     )
     measured = score(packed, predictions, file, out)
-    metrics, own = measured["metrics"] | made["export_metrics"], {}
+    metrics, own = measured["metrics"] | made["export_metrics"], dict[str, list[str]]()
+    if harness_results is not None:
+        metrics, own = metrics | harness_results.meta["metrics"], {"own": harness_results.meta["own"]}
     if rows is not None and code is not None:
         values = own_values(
             config.metrics, code, _seen(texts, packed, predictions, rows, out.scratch / "seen"), metrics, out.scratch
         )
-        metrics, own = metrics | values, {"own": [*values]}
+        metrics, own = metrics | values, {"own": [*values, *own.get("own", ())]}
     report: Report = {
         **measured, "task": task, "split": made["split"], "asked": config.split, "rows": made["rows"], "metrics": metrics,
         "data": lost_rows(texts, packed), "max_length": packed.meta.get("max_length"), "export": made["export"],
@@ -116,6 +137,8 @@ def evaluate_model(
     }  # fmt: skip
     if own:
         report["own"] = own["own"]
+    if harness_results is not None:
+        report["harness"] = read_json(harness_results.path / "harness.json")
     report["notes"] = _notes(report)
     for note in report["notes"]:
         out.warn(note)

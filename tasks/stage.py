@@ -169,11 +169,11 @@ class Kept(NamedTuple):
     """What makes an input that a stage keeps.
 
     name: "module:function" of a stage function, which the stage's module does not import: the stage's process is then
-    without its libraries; config: config of the stage that keeps what it makes -> its own.
+    without its libraries; config: config of the stage that keeps what it makes -> its own, or None for no input.
     """
 
     name: str
-    config: Callable[[Any], StageConfig]
+    config: Callable[[Any], StageConfig | None]
 
     @property
     def function(self) -> Callable[..., Meta]:
@@ -256,7 +256,8 @@ class Stage:
         """Yield the stage and what makes its kept inputs, each with its config."""
         yield self, config
         for kept in self.kept.values():
-            yield stage_of(kept.function), kept.config(config)
+            if (theirs := kept.config(config)) is not None:
+                yield stage_of(kept.function), theirs
 
     @property
     def takes(self) -> set[str]:

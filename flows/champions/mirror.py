@@ -16,7 +16,7 @@ from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
-from trnflow.tasks.store.ledger.entries import REFUSED
+from trnflow.tasks.store.ledger.entries import OUT_OF_BOUNDS, REFUSED
 from trnflow.tasks.system.redaction import scrub
 
 
@@ -36,7 +36,7 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
         context = context_of(recipe, store).for_run(EventLog(*readers), kind="mirror")
         lost = decision.challenger if decision and decision.challenger != decision.champion else None
         tags: dict[str, str] = {"trnflow.action": champion["outcome"]}
-        if decision and decision.why.startswith(REFUSED):
+        if decision and decision.why.startswith((REFUSED, OUT_OF_BOUNDS)):
             tags["trnflow.refused"] = decision.why
         with begin_log(context, Options(), tags=tags):
             write_champion(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
+from trnflow.flows.champions.bounds import broken_bounds
 from trnflow.flows.champions.budget import looks_of, next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import Frozen, FrozenDocument, append_secured, freeze, newest_frozen
@@ -24,7 +25,7 @@ from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, least_rows, score_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
-from trnflow.tasks.store.ledger.entries import REFUSED, Entry, NewEntry
+from trnflow.tasks.store.ledger.entries import OUT_OF_BOUNDS, REFUSED, Entry, NewEntry
 
 
 @dataclass(frozen=True)
@@ -167,10 +168,12 @@ class _Judging:
                 )  # fmt: skip
 
     def _checked(self, verdict: _Verdict, ours: Scored, theirs: Scored | None) -> _Verdict:
-        """Return the verdict after the user's checks, which judge each challenger, also one that is not better."""
+        """Return the verdict after the user's checks and the bounds, which judge each challenger."""
         judging = self.context.for_run(self.log, kind="promote")
         reasons = refusals(judging, ours, theirs, self.frozen.artifact)
-        return _Verdict(False, f"{REFUSED}{'; '.join(reasons)}", verdict.comparison) if reasons else verdict
+        begin = REFUSED if reasons else OUT_OF_BOUNDS
+        reasons = reasons or broken_bounds(judging.recipe.promote, self.challenger, judging.store)
+        return _Verdict(False, f"{begin}{'; '.join(reasons)}", verdict.comparison) if reasons else verdict
 
     def _champion_scores(self, champion: Entry) -> Scored:
         """Score the champion. Raises DataError, BlobLost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trnflow.tasks.store.ledger.entries import REFUSED, Entry
+from trnflow.tasks.store.ledger.entries import OUT_OF_BOUNDS, REFUSED, Entry
 
 
 def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
@@ -25,7 +25,7 @@ def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
         f"difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to {pair['high']:+.4g}",
         f"{pair['rows']} frozen rows" + (f" of {rows['created'][:10]}" if rows else ""),
     ]
-    if entry["why"].startswith(REFUSED):
+    if entry["why"].startswith((REFUSED, OUT_OF_BOUNDS)):
         parts.append(entry["why"])
     if pair.get("spent"):
         parts.append(f"budget spent {pair['spent']:.1%}")

@@ -21,7 +21,7 @@ from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluate_model import EvaluateConfig
 from trnflow.tasks.evaluation.chosen_metric import check_metric
-from trnflow.tasks.evaluation.scores import PROMOTING
+from trnflow.tasks.evaluation.scores import NAMES, PROMOTING
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.keys.hooks import check_file, check_hook
 from trnflow.tasks.kinds.kind import Kind
@@ -219,6 +219,17 @@ class Recipe(StageConfig):
         return self
 
     @model_validator(mode="after")
+    def _bounds_are_of_metrics(self) -> Recipe:
+        for setting in ("at_least", "at_most"):
+            for name in getattr(self.promote, setting):
+                # own functions and tasks of the harness name theirs when they run
+                if name not in NAMES and not (self.evaluate.metrics or self.evaluate.harness):
+                    close = nearest(name, NAMES)
+                    fix = f"did you mean {close}?" if close else f"name one of {', '.join(NAMES)}"
+                    raise ValueError(f"promote.{setting}: {name} is no metric: {fix}")
+        return self
+
+    @model_validator(mode="after")
     def _metrics_are_measured(self) -> Recipe:
         given, best = self.learns.measures(self.format), self.train.best_metric.removeprefix("eval_")
         known = {metric.name for kind in (self.learns, FORMATS[self.format.task]) for metric in kind.metrics}
@@ -250,6 +261,14 @@ class Recipe(StageConfig):
     @model_validator(mode="after")
     def _best_metric_is_known(self) -> Recipe:
         check_metric(self.train, self.learns, self.evaluate.metrics)
+        return self
+
+    @model_validator(mode="after")
+    def _harness_is_of_a_language_model(self) -> Recipe:
+        if self.evaluate.harness and self.learns.per_row:
+            raise ValueError(
+                f"`evaluate.harness` is for language models, and these rows train a model for {self.learns.name}: leave it out"
+            )
         return self
 
     _folders: Folders = PrivateAttr(default_factory=dict)

@@ -238,6 +238,7 @@ def _reduced(recipe: Recipe) -> Recipe:
             "pack.buckets": 1, "evaluate.export_rows": 1,
             "export.target": "stablehlo" if recipe.export.target == "neuron" else recipe.export.target,
             "evaluate.generation.max_new_tokens": TOKENS, "evaluate.generation.prompts": 1,
+            **({"evaluate.harness.limit": 1} if recipe.evaluate.harness else {}),
         }
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from trnflow.tasks.own_stage import OwnStage, named_stage
 
 ELSEWHERE = frozenset({
     "answer", "check_models", "check_turns", "compare_models", "freeze_rows", "number_labels", "own_stage", "predict_rows",
-    "sample_rows", "score_rows", "stand_in",
+    "run_harness", "sample_rows", "score_rows", "stand_in",
 })  # fmt: skip
 """Stages of promotion and rehearsal, which have records under their names, too."""
 

@@ -143,9 +143,11 @@ def kept_steps(
     """Return {parameter: step of its own} of the inputs that a step's stage keeps. inputs: the step's, all known."""
     stage, steps = step.node.stage, {}
     for name, kept in stage.kept.items():
+        if (config := kept.config(step.config)) is None:
+            continue
         takes = stage_of(kept.function).takes
         given = {other: item for other, item in inputs.items() if other in takes}
-        node = Node(kept.function, kept.config(step.config), dict.fromkeys(takes) | given, name=f"{stage.name}{SHARD}")
+        node = Node(kept.function, config, dict.fromkeys(takes) | given, name=f"{stage.name}{SHARD}")
         document = key_document(node.stage, node.config, given, memo, stamp_of) | {"stage": node.name}
         steps[name] = Step(node, key=key_of(document), document=document)
     return steps

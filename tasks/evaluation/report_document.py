@@ -65,6 +65,25 @@ class ExportCheck(TypedDict):
     rows: NotRequired[int]
 
 
+class HarnessRow(TypedDict):
+    """A metric of a task of lm-evaluation-harness. documents: that were read; filter: "none" for plain answers."""
+
+    task: str
+    version: str | float | None
+    filter: str
+    shots: int | None
+    documents: int | None
+    metric: str
+    value: float
+    stderr: float | None
+    higher_is_better: bool | None
+
+
+class HarnessReport(TypedDict):
+    version: str
+    rows: list[HarnessRow]
+
+
 class TaskReport(TypedDict):
     """What a task measures. intervals: {metric: its ends, "confidence", "resamples"}; classes: figures of each output; cut,
     answered: numbers of rows; own: names of the user's metrics."""
@@ -83,6 +102,7 @@ class TaskReport(TypedDict):
     cut: NotRequired[int]
     answered: NotRequired[int]
     own: NotRequired[list[str]]
+    harness: NotRequired[HarnessReport]
 
 
 class Report(TaskReport):

@@ -15,7 +15,14 @@ from trnflow.tasks.kinds.registry import KINDS, kind_of
 from trnflow.tasks.stage import read_json
 
 if TYPE_CHECKING:
-    from trnflow.tasks.evaluation.report_document import Generation, LostRows, Report, Retrieval, WrongRow
+    from trnflow.tasks.evaluation.report_document import (
+        Generation,
+        HarnessReport,
+        LostRows,
+        Report,
+        Retrieval,
+        WrongRow,
+    )
 
 TEMPLATE = "trnflow/tasks/evaluation/report.html.jinja"
 
@@ -74,6 +81,7 @@ def evaluation_part(folder: Path, report: Report) -> Meta:
         "generations": [_generation(entry) for entry in report.get("generations", [])],
         "retrieved": [_retrieval(entry) for entry in report.get("retrieved", [])],
         "export": _export(report),
+        "harness": _harness(report.get("harness")),
         "lost_rows": _lost_rows(report.get("data", {})),
     }
 
@@ -106,6 +114,14 @@ def _classes(classes: list[Meta]) -> Meta | None:
     rows = ([entry["label"], *(number(entry[name]) for name in names)] for entry in classes[:CLASSES])
     # numbers and cosines are no classes
     return table(("class" if names[0] in usual else "output", *names), rows, names)
+
+
+def _harness(found: HarnessReport | None) -> Meta | None:
+    if found is None:
+        return None
+    columns = ("task", "version", "filter", "shots", "documents", "metric", "value", "stderr")
+    rows = [["" if (cell := row.get(name)) is None else number(cell) for name in columns] for row in found["rows"]]
+    return {"version": found["version"], "rows": table(columns, rows, ("shots", "documents", "value", "stderr"))}
 
 
 def _lost_rows(data: dict[str, LostRows]) -> Meta | None:

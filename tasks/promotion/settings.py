@@ -47,6 +47,11 @@ class PromoteConfig(StageConfig):
     resamples: Annotated[int, Field(ge=100, le=10_000_000)] = 2000
     """The least number of bootstrap resamples. Until the decision is certain, more are drawn, up to 20 for each that may lie
     beyond the interval's end: 146,000 with nightly looks. Accuracy needs none."""
+    at_least: dict[str, float] = {}
+    """The least values of metrics of the challenger's evaluation, such as `{arithmetic.acc: 0.4}` of a task of
+    `evaluate.harness`. A challenger below one is refused, whatever the comparison says."""
+    at_most: dict[str, float] = {}
+    """The largest values of metrics, in the same way."""
     frozen_days: Positive = 180.0
     """The age in days from which `trnflow champions` says that the frozen rows are old."""
     keep_models: Annotated[int, Field(ge=1, le=1000)] = 3

@@ -16,9 +16,11 @@ def run_whole(
     """Run a stage, and before it what makes the inputs that it keeps."""
     given = {**inputs}
     for name, kept in stage_of(function).kept.items():
+        if (theirs := kept.config(config)) is None:
+            continue
         made = Workdir(out.scratch / name, out.scratch / f"{name}-scratch", out.emit)
         made.path.mkdir(parents=True)
         reads = {each: inputs[each] for each in parameters(kept.function) if each in inputs}
-        meta = kept.function(kept.config(config), **reads, out=made)
+        meta = kept.function(theirs, **reads, out=made)
         given[name] = Input(made.path, stage_of(kept.function).kind, meta, f"sha256:{name}")
     return run_phase(function, config, {name: given[name] for name in parameters(function) if name in given}, out)

@@ -20,6 +20,7 @@ By = Literal["retrain", "promote", "rollback", "freeze"]
 
 REFUSED = "refused by promote.checks: "
 """The beginning of `why` where the user's own checks refused a challenger."""
+OUT_OF_BOUNDS = "refused by promote.at_least and promote.at_most: "
 
 SETTLED: tuple[Outcome, ...] = ("promoted", "kept", "unchanged", "stopped")
 """The outcomes after which a recipe is not trained again on the same data."""
