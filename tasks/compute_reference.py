@@ -39,7 +39,10 @@ def reference_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
 
 
 def _alone(config: TrainConfig) -> TrainConfig:
-    return config.model_copy(update={"devices": 1, "optimizer": "adamw"})
+    """Return the settings of one device of engine native, so that every engine and mesh has the same reference."""
+    one = {"devices": 1, "tensor_parallel_size": 1, "sequence_parallel": False, "compile": False, "optimizer": "adamw"}
+    on = {"engine": "native", "device": "cpu"} if config.engine == "xla" else {}
+    return config.model_copy(update={**one, **on})
 
 
 def _accelerator(config: TrainConfig) -> Meta:
@@ -76,6 +79,7 @@ def compute_reference(
     from trnflow.tasks.training.devices import check_device
     from trnflow.tasks.training.native.determinism import choose_kernels
 
+    config = _alone(config)
     check_device(config)
     choose_kernels(config)
     built = _built(config, starting_from(model, warm_start), packed)

@@ -133,6 +133,8 @@ class PackedMeta(TokensMeta):
     cut: Counts
     """{split: rows longer than any chunk}."""
     too_long_to_pack: NotRequired[Counts]
+    documents: NotRequired[int]
+    """Of pairs: a power of two, as many documents as a chunk has at most, for which engine xla compiles."""
 
 
 class GraphName(TypedDict):

@@ -16,7 +16,7 @@ from pydantic import field_validator
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
-from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, marks_file, segments_file, shapes
+from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, marks_file, open_chunks, segments_file, shapes
 from trnflow.tasks.data.pack.chunk_columns import IGNORED, fill, load_layout, part_of, save_layout
 from trnflow.tasks.data.pack.chunk_writer import create_columns
 from trnflow.tasks.data.pack.packers import (
@@ -154,6 +154,7 @@ def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out
         rows: {split: {"<length>": chunks}}.
         real_tokens, supervised_tokens, left_out: {split: tokens}; labelled rows count as supervised.
         cut, too_long_to_pack: {split: rows}.
+        documents: Of pairs, as `PackedMeta`.
     """
     counts = read_json(parts.shared / "counts.json")
     splits, lengths, dropped = counts["splits"], counts["lengths"], counts["dropped"]
@@ -185,6 +186,8 @@ def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out
             "efficiency": round(splits["train"]["real"] / positions, 4),
         },
     }
+    if kind_of(meta["task"]).pairs:
+        meta["documents"] = _documents(Input(out.path, "packed", meta, ""))
     if dropped:
         meta["dropped"] = {**tokens.meta["dropped"], "too_long_to_pack": sum(dropped.values())}
         meta["too_long_to_pack"] = dropped
@@ -351,6 +354,14 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
     if not trained_chunks.chunks:
         raise DataError(f"no chunk of {length} in the split {split} has a token to train on", "raise pack.chunk_length")
     return trained_chunks
+
+
+def _documents(packed: Input[PackedMeta]) -> int:
+    """Return the number of documents in the fullest chunk, rounded up to a power of two."""
+    rows = packed.meta["rows"].items()
+    files = [(split, int(length)) for split, counts in rows for length, count in counts.items() if count]
+    most = max((int(open_chunks(packed, *file)["segment_ids"].max()) for file in files), default=2)
+    return 1 << (most - 1).bit_length()
 
 
 def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> int:

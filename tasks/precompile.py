@@ -34,6 +34,8 @@ def graph_inputs(config: TrainConfig, inputs: Keyed) -> Meta:
     assert isinstance(model, Source) and isinstance(packed, Artifact)
     shapes = {name: packed.meta.get(name) for name in SHAPES}
     rows = {"row_outputs": True} if reads_rows(config, kind_of(packed.meta["task"])) else {}
+    if config.engine == "xla" and "documents" in packed.meta:
+        rows["documents"] = packed.meta["documents"]
     return {"architecture": model.identity["config"], "labels": len(packed.meta.get("labels") or ()), **shapes, **rows}
 
 

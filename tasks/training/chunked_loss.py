@@ -25,8 +25,10 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 def chunk_positions(config: TrainConfig, built: Built) -> int:
     """Return how many positions make a chunk; 0 for a model whose loss is not computed in chunks."""
+    # of pairs engine xla has no chunks yet
+    whole = config.engine == "xla" and built.kind.pairs
     # under tensor parallelism a rank holds a part of the vocabulary
-    if config.tensor_parallel_size > 1 or not ends_in_linear(built):
+    if whole or config.tensor_parallel_size > 1 or not ends_in_linear(built):
         return 0
     vocabulary, width = unwrapped(built.model.get_output_embeddings()).weight.shape
     # each chunk adds to the weight's whole gradient: with fewer positions that would cost more than their products

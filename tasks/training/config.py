@@ -111,15 +111,10 @@ class TrainConfig(
             raise ValueError("compile_cache is for one device: set compile_cache=false, or devices=1")
         if self.loss and self.by_neuronx_cc:
             raise ValueError("loss is for device cpu and cuda: another program compiles the graphs of neuron")
-        if self.objective in PREFERENCES and self.engine == "xla":
+        if self.engine == "xla" and self.objective in PREFERENCES and PREFERENCES[self.objective].marked:
             raise ValueError(
-                f"objective={self.objective} is for engine native: rows hold different numbers of pairs, and engine xla would "
-                "compile a graph for each; set engine=native"
-            )
-        if self.objective in PREFERENCES and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"objective={self.objective} reads all logits of a token, and with tensor_parallel_size above 1 a device has a "
-                "part of them: set tensor_parallel_size=1"
+                f"objective={self.objective} is for engine native: the mean over mismatched answers takes passes of its own; "
+                "set engine=native"
             )
         if self.engine != "xla" and self.compiler_flags:
             raise ValueError("compiler_flags is for engine xla: set compiler_flags=[], or engine=xla")

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from trnflow.tasks.training.config import TrainConfig
 
 
-def numbers_of(config: TrainConfig, found: Answers, surprise_share: float, kl: Tensor | float = 0.0) -> Tensor:
+def numbers_of(config: TrainConfig, found: Answers, surprise_share: float | Tensor, kl: Tensor | float = 0.0) -> Tensor:
     """Return the sums over pairs of [loss, *`metrics_of`]; the loss has a gradient.
 
-    surprise_share: `Batch.surprise_share`; kl: of `Answers`.
+    surprise_share: `Batch.surprise_share`, perhaps on the device; kl: of `Answers`.
     """
     found = found._replace(surprise=found.surprise * surprise_share, kl=found.kl + kl)
     entry = PREFERENCES[config.objective]
@@ -85,11 +85,11 @@ def _rewarded(built: Built, columns: Sequence[Tensor], is_member: Tensor) -> Ans
     last = (read * order).argmax(-1)
     picks = (order == last[..., None]).float()
     head = built.model.score
+    kept, plain = vars(head).get("forward"), head.forward  # engine xla has its own
 
     # the model picks one position of a row: each holds the rewards of all documents
     def forward(hidden: Tensor) -> Tensor:
-        scores = torch.nn.functional.linear(hidden, head.weight, head.bias).float()
-        rewards: Tensor = (picks @ scores).squeeze(-1)
+        rewards: Tensor = (picks @ plain(hidden).float()).squeeze(-1)
         return rewards[:, None].expand(-1, ids.shape[1], -1)
 
     head.forward = forward
@@ -97,6 +97,8 @@ def _rewarded(built: Built, columns: Sequence[Tensor], is_member: Tensor) -> Ans
         rewards = _in_pairs(logits_of(built, ids, *others))
     finally:
         del head.forward
+        if kept is not None:
+            head.forward = kept
     there, none = _in_pairs(is_member.any(-1))[..., 1], torch.zeros_like(rewards[..., 0])
     return Answers(rewards, torch.ones_like(rewards), torch.zeros_like(rewards), there, none, none, none)
 

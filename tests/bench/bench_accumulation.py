@@ -67,7 +67,7 @@ def measured(config: Accumulated, model: Source, packed: Input, out: Workdir) ->
         if config.once:
             engine._loss = last_alone
         for step in range(UPDATES):
-            batch = blank(train.global_batch, LENGTH, packed.meta["task"])
+            batch = blank(train.global_batch, LENGTH, packed.meta)
             begun = time.perf_counter()
             engine.fetch([engine.train(batch, scalars(train, step, UPDATES, batch.supervised), seed=step)])  # type: ignore[list-item]
             taken.append(time.perf_counter() - begun)

@@ -14,7 +14,11 @@ from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import Bench
 from tests.kinds.preferences import packed_preferences, rows_of, started
 from tests.training.run_stage import (
+    Result,
     check_resumes_after_a_kill,
+    counted,
+    files_of,
+    run_in_turn,
     run_stage,
     traced_and_trained,
 )
@@ -125,20 +129,62 @@ def test_a_killed_run_resumes_to_the_same_bits(given: dict[str, Any], tmp_path: 
     check_resumes_after_a_kill(config, tmp_path, given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["dpo", "orpo"])
-def test_two_ranks_and_two_passes_train_as_one(objective: str, given: dict[str, Any], tmp_path: Path) -> None:
+TP: dict[str, Any] = {"tensor_parallel_size": 2}
+SP: dict[str, Any] = {**TP, "sequence_parallel": True, "micro_batch": 4}
+TWO: dict[str, list[dict[str, Any]]] = {
+    "native": [TP, SP, {"micro_batch": 2, "fsdp": True}],
+    "xla": [{"micro_batch": 2}, {"zero1": True}, TP, SP],
+}
+
+
+@pytest.mark.parametrize("engine", ["native", pytest.param("xla", marks=pytest.mark.xla)])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param("dpo", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("orpo", "simpo", "reward")),
+    ],
+)
+def test_layouts_and_engines_train_as_one_process(
+    objective: str, engine: str, given: dict[str, Any], tmp_path: Path
+) -> None:
     inputs = given if objective == "dpo" else {name: given[name] for name in ("model", "packed")}
-    common = {**COMMON, "objective": objective}
-    layouts: list[dict[str, Any]] = [{}, {"devices": 2, "micro_batch": 2, "fsdp": objective == "dpo"}]
-    ran = [
-        run_stage(traced_and_trained, TrainConfig(**common, **layout), tmp_path / str(number), **inputs)
-        for number, layout in enumerate(layouts)
-    ]
+    common = {**COMMON, "objective": objective, "max_steps": 6, "learning_rate": 1e-3}
+    alone = run_stage(traced_and_trained, TrainConfig(**common), tmp_path / "alone", **inputs)
+    common["engine"] = engine
+    configs = [TrainConfig(**common, **layout, devices=2) for layout in TWO[engine]]
+    ran = run_in_turn(configs, tmp_path / "two", **inputs)
+    if engine == "native":
+        config = TrainConfig(**common, **TP, devices=4, fsdp=True)
+        ran.append(run_stage(traced_and_trained, config, tmp_path / "four", **inputs))
+    for found in ran:
+        check_alike(found, alone)
+
+
+def check_alike(found: Result, alone: Result) -> None:
     for name in ("loss", "reward_chosen", "reward_margin", "eval_loss", "eval_reward_margin"):
-        one, *others = (list(each.curve(name).values()) for each in ran)
-        for other in others:
-            assert np.abs(np.array(other) - one).max() <= 1e-5, name
+        values, wanted = (list(each.curve(name).values()) for each in (found, alone))
+        apart = np.abs(np.array(values) - wanted).max()
+        print(f"{name}: largest difference {apart:.1e}")
+        assert len(values) >= 2 and apart <= 1e-5, name
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_engine_xla_compiles_one_graph_for_rows_of_other_numbers_of_pairs(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    packed, config = given["packed"], TrainConfig(**{**COMMON, "engine": "xla"})
+    assert packed.meta["documents"] in (4, 8, 16)
+    counts = open_chunks(packed, "train", 256)["segment_ids"].max(1)
+    assert len({*counts.tolist()}) > 1 and counts.max() <= packed.meta["documents"] < 2 * counts.max()
+    found = run_stage(counted, config, tmp_path / "xla", **given)
+    assert len(found.curve("loss")) == 20
+    # of training and of evaluation; another one is an error
+    assert found.figures["compiled_graphs"] == found.figures["all_compiled"] == 2
+    own = {name: given[name] for name in ("model", "packed")}
+    reference = run_stage(compute_reference, config, tmp_path / "reference", **own).artifact
+    assert files_of(reference) == files_of(given["reference"])
 
 
 @pytest.mark.slow
@@ -241,7 +287,6 @@ def test_a_pair_goes_through_all_stages_and_another_beta_computes_no_reference(
         (("format.task=text", "data.text=prompt"), "the task causal_lm has one"),
         (("train.objective=orpo", "train.loss_type=ipo"), "loss_type is not read by objective orpo"),
         (("train.label_smoothing=0.1",), "label_smoothing is not read by loss_type sigmoid: set loss_type=robust"),
-        (("train.engine=xla",), "objective=dpo is for engine native"),
         (("pack.strategy=concat",), "the answers of a pair stay together"),
         (("tokenize.overlong=split",), "an answer that is compared can't be split"),
     ],

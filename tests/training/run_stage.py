@@ -217,9 +217,9 @@ def traced_and_trained(
 
 
 @stage(kind="checkpoint", environ=train_environ)
-def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir, reference: Input | None = None) -> Meta:
     """`traced_and_trained` on XLA, and how many graphs XLA itself says that the whole process compiled."""
-    meta = traced_and_trained(config, model, packed, out)
+    meta = traced_and_trained(config, model, packed, out, reference=reference)
     import torch_xla.debug.metrics as metrics
 
     out.figures(all_compiled=metrics.counter_value("UncachedCompile"))
@@ -254,7 +254,9 @@ def inventories(config: ManyConfig, model: Source, packed: Input, out: Workdir) 
     environ=lambda config: train_environ(config.configs[0]),
     ranks=lambda config: ranks(config.configs[0]),
 )
-def trained_in_turn(config: ManyConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+def trained_in_turn(
+    config: ManyConfig, model: Source, packed: Input, out: Workdir, reference: Input | None = None
+) -> Meta:
     """Several configs on the same devices, one after the other: see `run_in_turn`."""
     metas, meeting = [], os.environ.get("TRNFLOW_RENDEZVOUS", "")
     for number, one in enumerate(config.configs):
@@ -263,7 +265,7 @@ def trained_in_turn(config: ManyConfig, model: Source, packed: Input, out: Workd
         path.mkdir(exist_ok=True)
         scratch.mkdir(exist_ok=True)
         mine = Workdir(path, scratch, lambda event, number=number: out.emit({**event, "run": number}))  # type: ignore
-        metas.append(traced_and_trained(one, model, packed, mine))
+        metas.append(traced_and_trained(one, model, packed, mine, reference=reference))
     return {"runs": metas}
 
 

@@ -171,6 +171,8 @@ class Split:
         counts = packed.meta["rows"].get(name, {})
         self.rows = {int(length): int(count) for length, count in counts.items() if count}
         self._unit = unit
+        # one shape for compiled graphs
+        self._documents = packed.meta.get("documents", 2) if unit is None else 2
         kind = kind_of(packed.meta["task"])
         self._kind, self._none = kind, float("nan") if kind.target_type == "float32" else IGNORED
         self._padding = {"input_ids": packed.meta["pad_id"], "labels": IGNORED}
@@ -191,7 +193,7 @@ class Split:
         segments[masked] = 0
         batch = Batch(address.length, ids, targets, segments, positions, samples=int((~masked).sum()))
         if self._kind.pairs:
-            documents = max(int(segments.max()), 2)
+            documents = max(int(segments.max()), self._documents)  # even: a pair at least
             batch = replace(batch, reference=self._by_chunk(self._reference, address, documents))
             batch = replace(batch, surprise_share=batch.supervised / max(batch.surprising, 1))
             if self._kind.marked:

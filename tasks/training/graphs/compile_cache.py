@@ -59,6 +59,6 @@ def _take_steps(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -
     built = prepared(config, build(model, packed, seed=0, weights=True), packed.meta)
     engine = make_engine(config, built, GraphRegistry())
     for length in packed.meta["lengths"]:
-        batch = blank(config.global_batch, length, packed.meta["task"], len(packed.meta["labels"] or ()))
+        batch = blank(config.global_batch, length, packed.meta)
         engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
         engine.fetch([engine.evaluate(next(batch.micro_batches(config.micro_rows)))])

@@ -38,7 +38,7 @@ def inventory(
     engine = make_engine(config, built, registry, world=world)
     lengths = packed.meta["lengths"]
     for number, length in enumerate(lengths, start=1):
-        batch = blank(config.global_batch, length, packed.meta["task"], len(packed.meta["labels"] or ()))
+        batch = blank(config.global_batch, length, packed.meta)
         engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)
         engine.evaluate(next(batch.micro_batches(config.micro_rows)))
         out.progress(number, len(lengths), "lengths")
@@ -49,9 +49,9 @@ def inventory(
     return [registry.graphs[key] for key in sorted(registry.graphs)]
 
 
-def blank(rows: int, length: int, task: str, outputs: int = 1) -> Batch:
-    """Return a batch of id 0 without padding, for tracing. outputs: of the model's head."""
-    zeros, kind = np.zeros((rows, length), np.int32), kind_of(task)
-    targets = np.zeros(kind.target_shape(rows, length, outputs), kind.target_type)
-    reference = np.zeros((rows, 2), np.float32) if kind.pairs else None
+def blank(rows: int, length: int, meta: PackedMeta) -> Batch:
+    """Return a batch of id 0 without padding, for tracing."""
+    zeros, kind = np.zeros((rows, length), np.int32), kind_of(meta["task"])
+    targets = np.zeros(kind.target_shape(rows, length, len(meta["labels"] or ())), kind.target_type)
+    reference = np.zeros((rows, meta["documents"]), np.float32) if kind.pairs else None
     return Batch(length, zeros, targets, zeros + 1, zeros, samples=rows, reference=reference)

@@ -80,8 +80,7 @@ def _update(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> No
     short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
     built = prepared(short, build(model, packed, seed=0, weights=True), packed.meta)
     engine = make_engine(short, built, GraphRegistry())
-    outputs = len(packed.meta["labels"] or ())
-    batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta["task"], outputs)
+    batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta)
     for step in range(UPDATES):
         engine.fetch([engine.train(batch, scalars(short, step, UPDATES, batch.supervised), seed=step)])
 

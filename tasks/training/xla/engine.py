@@ -29,7 +29,9 @@ from trnflow.tasks.training.model.noise import add_noise
 from trnflow.tasks.training.optim.adafactor import adafactor
 from trnflow.tasks.training.optim.optimizer import Scalars, adamw, clip_factor, state_shapes
 from trnflow.tasks.training.optim.rounding import LACKING, round_stochastically
+from trnflow.tasks.training.pair_answers import answers, numbers_of
 from trnflow.tasks.training.partition_specs import Shape, Spec
+from trnflow.tasks.training.preference_losses import PREFERENCES, metrics_of
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, Built, TensorSlice
 from trnflow.tasks.training.world import World
 from trnflow.tasks.training.xla import gspmd
@@ -74,7 +76,7 @@ class XlaEngine:
                     if buffer is not None:
                         module._buffers[leaf] = self._send(buffer, (None,) * buffer.dim())
             self._state = {name: self._place_state(name, layout.shapes[name], stored) for name in self._state_specs}
-            self._loss = self._zeros((1,), (None,))
+            self._loss = self._zeros((1 + len(metrics_of(config.objective)),), (None,))
             weights = built.class_weights
             self._class_weights = None if weights is None else self._send(torch.tensor(weights), (None,))
         self._leaves = GradientLeaves(
@@ -129,16 +131,19 @@ class XlaEngine:
         return None
 
     def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run one pass; return (its share of the mean loss [1], fp32 gradients as `GradientLeaves` lays them out)."""
+        """Run one pass; return (its share of the mean loss [1], of pairs also of `metrics_of`; fp32 gradients as
+        `GradientLeaves` lays them out)."""
         self._leaves.put()
-        loss = self._loss_of(batch, vector[-1])
+        numbers = self._loss_of(batch, vector[-1])
         # with one process a device the gradients are whole, and of the replica's own rows
-        loss.backward()  # type: ignore[no-untyped-call]
+        (numbers[0] if numbers.dim() else numbers).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return loss.detach().reshape(1), self._leaves.take()
+            return numbers.detach().reshape(-1), self._leaves.take()
 
     def _loss_of(self, batch: Batch, scale: Tensor) -> Tensor:
-        """Return the rows' share of the mean loss, as a scalar."""
+        """Return the rows' share of the mean loss, as a scalar; of pairs [loss, *`metrics_of`]."""
+        if self._built.kind.pairs:
+            return self._pair_numbers(batch) * scale
         columns = self._columns(batch)
         loss_sum, smoothing = training_loss(self._config, self._built.kind), self._config.label_smoothing
 
@@ -149,7 +154,16 @@ class XlaEngine:
             return loss_in_chunks(self._built, columns, self._split, score, self._chunk)
         return score(logits_of(self._built, columns[0], *columns[2:]), columns[1])
 
+    def _pair_numbers(self, batch: Batch) -> Tensor:
+        """Return the sums over pairs of [loss, *`metrics_of`]."""
+        reference = self._send(torch.from_numpy(self._replicas.rows(batch.reference)), ("data", None))
+        share = self._send(torch.tensor(batch.surprise_share), ())
+        whole = PREFERENCES[self._config.objective].whole
+        return numbers_of(self._config, answers(self._built, self._columns(batch), reference, whole=whole), share)
+
     def _scores_of(self, batch: Batch) -> Tensor:
+        if self._built.kind.pairs:
+            return self._pair_numbers(batch)
         kind, columns = self._built.kind, self._columns(batch)
 
         def score(logits: Tensor, targets: Tensor) -> Tensor:
@@ -171,10 +185,10 @@ class XlaEngine:
         with torch.no_grad():
             at = list(vector.unbind())
             summed = self._leaves.reduced(self._replicas.gradients(gradients))
-            mean, norm = self._replicas.totals(loss, summed)
+            (mean, *others), norm = self._replicas.totals(loss, summed)
             good = _is_finite(norm) & _is_finite(mean)
             factor = clip_factor(norm, Scalars(*at).max_norm)  # type: ignore[arg-type]
-            result = torch.stack([mean, norm, good.float()])
+            result = torch.stack([mean, norm, good.float(), *others])
             writes: list[Write] = []
             for key, gradient in summed.items():
                 writes += self._step(key, gradient * factor, good, at)

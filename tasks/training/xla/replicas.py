@@ -54,9 +54,9 @@ class OneProcess:
         """Return the gradients summed over all replicas' rows; with ZeRO-1 this replica's parts."""
         return gradients
 
-    def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (loss, gradient norm) over all replicas, as scalars. loss: [1]."""
-        return loss[0], _squares(gradients.values()).sqrt()
+    def totals(self, numbers: Tensor, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Return (numbers, gradient norm) over all replicas, as scalars. numbers: [n]."""
+        return [numbers[at] for at in range(len(numbers))], _squares(gradients.values()).sqrt()
 
     def share_weights(self, changes: list[Write]) -> list[Write]:
         """Return the writes with each new weight gathered from its parts."""
@@ -121,15 +121,16 @@ class Replicas(OneProcess):
             sums.update(zip(names, parts, strict=True))
         return {name: sums[name] for name in gradients}
 
-    def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (loss, gradient norm) over all replicas; each element counts once."""
+    def totals(self, numbers: Tensor, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Return (numbers, gradient norm) over all replicas; each element counts once."""
         parts = [gradients[name] for name in self._split]
         wholes = [gradient for name, gradient in gradients.items() if name not in self._split]
-        mine = torch.stack([loss[0], _squares(parts) if parts else torch.zeros_like(loss[0])])
-        total = xm.all_reduce(xm.REDUCE_SUM, mine, pin_layout=False)
+        mine = [numbers[at] for at in range(len(numbers))]
+        mine.append(_squares(parts) if parts else torch.zeros_like(mine[0]))
+        total = xm.all_reduce(xm.REDUCE_SUM, torch.stack(mine), pin_layout=False)
         _reset_token()
-        squares = total[1] + _squares(wholes) if wholes else total[1]
-        return total[0], squares.sqrt()
+        squares = total[-1] + _squares(wholes) if wholes else total[-1]
+        return [total[at] for at in range(len(numbers))], squares.sqrt()
 
     def share_weights(self, changes: list[Write]) -> list[Write]:
         shared = list(changes)

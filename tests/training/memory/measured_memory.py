@@ -90,12 +90,11 @@ def _growth(config: TrainConfig, model: Source, packed: Input) -> Meta:
     torch.set_num_threads(config.resolved_threads)
     build(model, packed, seed=0, weights=False)
     torch.nn.Linear(64, 64)(torch.randn(64, 64)).sum().backward()
-    length, task = packed.meta["lengths"][-1], packed.meta["task"]
     with join_ranks(config) as world:
         before = reset()
         engine = make_engine(config, build(model, packed, seed=0, weights=True), GraphRegistry(), None, world)
         for step in range(UPDATES):
-            batch = blank(config.global_batch, length, task)
+            batch = blank(config.global_batch, packed.meta["lengths"][-1], packed.meta)
             engine.fetch([engine.train(batch, scalars(config, step, UPDATES, batch.supervised), seed=step)])
         grown = world.gather(resident("VmHWM") - before)
     return {"growth": max(grown or [0])}
