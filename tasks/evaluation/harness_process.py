@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -17,6 +18,8 @@ from typing import Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError, ModelError, TrnflowError
 
+MOST = 400
+"""Characters of another program's error that are shown."""
 READERS = ("json", "csv", "parquet", "text", "arrow")
 """Values of `dataset_path` that read local files."""
 HOLD = (
@@ -52,8 +55,8 @@ def _end_with_the_caller() -> None:
 
 def _manager(asked: Meta) -> Any:
     """Return lm-eval's TaskManager of the folder's tasks. Raises ConfigError for a name that it does not define."""
-    task_module = import_module("lm_eval.api.task")
-    task_module.ConfigurableTask.download = _of_files(task_module.ConfigurableTask.download)
+    kind = import_module("lm_eval.api.task").ConfigurableTask
+    kind.download, kind.__init__ = _of_files(kind.download), _within(kind.__init__)
     found = import_module("lm_eval.tasks").TaskManager(include_path=".", include_defaults=False)
     for name in asked["tasks"]:
         if name not in found.all_tasks:
@@ -83,6 +86,9 @@ def _of_files(download: Callable[..., None]) -> Callable[..., None]:
         where, path = f"evaluate.harness: the task {task.config.task}", task.DATASET_PATH
         if callable(task.config.custom_dataset):
             raise DataError(f"{where} reads data by a function (custom_dataset), whose files no key knows", HOLD)
+        if path is None:
+            _refuse_broken_files()
+            raise DataError(f"{where} names no data (dataset_path), or no file of {Path.cwd()} defines it", HOLD)
         if path not in READERS:
             raise DataError(f"{where} reads {path} from the hub (dataset_path), and there is no network here", HOLD)
         named = (dataset_kwargs or {}).get("data_files")
@@ -120,17 +126,36 @@ def _checked(asked: Meta) -> Meta:
     """Load the tasks, and build the requests of their documents. Raises DataError with the task's name."""
     manager = _manager(asked)
     for name in asked["tasks"]:
-        try:
-            for task in manager.load([name])["tasks"].values():
+        with _named(name):
+            tasks = manager.load([name])["tasks"]
+        for task in tasks.values():
+            with _named(task.task_name):
                 _check_task(task, asked)
-        except TrnflowError:
-            raise
-        except Exception as error:  # of lm-eval, datasets, jinja2 or the task's own functions
-            raise DataError(
-                f"evaluate.harness: the task {name} can't be loaded: {_in_a_line(error)}",
-                "correct its file: `lm-eval validate` says more",
-            ) from error
     return {}
+
+
+@contextmanager
+def _named(task: str) -> Iterator[None]:
+    """Turn errors of lm-eval, datasets, jinja2 and the task's own functions into a DataError that names the task."""
+    try:
+        yield
+    except TrnflowError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"evaluate.harness: the task {task} can't be loaded: {_in_a_line(error)}",
+            "correct its file: `lm-eval validate` says more",
+        ) from error
+
+
+def _within(build: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the constructor of a task, also of one in a group."""
+
+    def built(task: Any, *arguments: Any, **named: Any) -> None:
+        with _named((named.get("config") or {}).get("task", "")):
+            build(task, *arguments, **named)
+
+    return built
 
 
 def _check_task(task: Any, asked: Meta) -> None:
@@ -183,6 +208,4 @@ def _rows(found: Meta) -> Iterator[Meta]:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return the last line of an error's text with its type: libraries put advice before it."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST]}"
