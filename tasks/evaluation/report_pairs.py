@@ -34,7 +34,8 @@ def report_pairs(found: Any, packed: Input, task: Task, split: str, texts: Path,
         "worst": [
             {
                 "row": int(rows[at]) + 1,
-                **dict(zip(("label", "predicted"), found.verdict(at), strict=True)),
+                "label": found.verdict(at)[0],
+                "predicted": found.verdict(at)[1],
                 "loss": float(found.loss[at]),
                 "text": text_of(texts, int(rows[at]))[:LONGEST],
             }

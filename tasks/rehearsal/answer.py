@@ -6,7 +6,7 @@ import json
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.kinds.preference import CHOSEN
+from trnflow.tasks.kinds.preference import CHOSEN, PROMPT
 from trnflow.tasks.kinds.reward import ANSWER
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.system.model_process import model_environ
@@ -30,8 +30,10 @@ def answer(config: AnswerConfig, weights: Input, rows: Input, out: Workdir, code
 
     row = pq.read_table(rows.path / "train.parquet").slice(0, 1).to_pylist()[0]
     row |= {name: json.loads(row[name]) for name in rows.meta.get("nested", []) if row.get(name) is not None}
-    row.setdefault(ANSWER, row.get(CHOSEN))  # a reward model reads one answer of a pair
+    said = row.setdefault(ANSWER, row.get(CHOSEN))  # a reward model reads one answer of a pair
     model = open_model(weights.path, weights.kind, weights.meta, code)
+    if PROMPT in model.shape.columns and row.get(PROMPT) is None:
+        row[PROMPT] = said[:-1] if isinstance(said, list) else said  # whole conversations hold their prompt
     (predicted,) = predictions(model, [("row 1", row)], 8)
     (out.path / "answer.json").write_text(json.dumps(predicted), encoding="utf-8")
     return {}

@@ -126,7 +126,7 @@ def _compare(
     given: list[Case],
     names: dict[str, str],
     inputs: dict[str, Any],
-    rows: list[dict[str, str]],
+    rows: list[dict[str, Any]],
     reference: Input | None,
     folder: Path,
     run_client: RunClient,

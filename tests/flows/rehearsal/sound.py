@@ -291,6 +291,19 @@ VARIANTS = {
             NO_EXPORT,
         ),
     ),
+    "marked answers to whole conversations": Sound(
+        "chat",
+        (
+            "data.source=SHARED/data/preferences/kto_en_demo.json",
+            "data.columns={completion: messages, label: label}",
+            "format.task=unpaired_preference",
+            "format.bad_rows=drop",
+            "train.objective=kto",
+            "pack.chunk_length=512",
+            NO_EXPORT,
+        ),
+        MODEL | {"max_position_embeddings": 512},
+    ),
 }
 
 
