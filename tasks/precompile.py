@@ -7,6 +7,7 @@ MissingDependency.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import graph_params
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Keyed, Known, Workdir, stage, write_json
-from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.config import TrainConfig, ranks
 from trnflow.tasks.training.devices import cautions, check_torch_xla, known_memory
 from trnflow.tasks.training.environment import compiler, environ
 from trnflow.tasks.training.graphs.compile_cache import keep_cache
@@ -58,6 +59,11 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     yield from ()
 
 
+def processes(config: TrainConfig) -> int:
+    """Return the number of processes: those of train if they compile, else one that traces for all."""
+    return ranks(config) if config.compile_cache else 1
+
+
 @stage(
     kind="graphs",
     role="graphs",
@@ -65,6 +71,7 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     inputs=graph_inputs,
     accel=machine,
     environ=environ,
+    ranks=processes,
     needs=needs,
 )
 def precompile(
@@ -83,8 +90,8 @@ def precompile(
     from trnflow.tasks.training.memory.device_fit import fit_to_device
     from trnflow.tasks.training.objective import learnt
 
-    packed = learnt(config, packed)
-    config = config.with_own_loss(code, packed=packed.meta, out=out)
+    rank, packed = int(os.environ.get("RANK", "0")), learnt(config, packed)
+    config = config.with_own_loss(code, packed=packed.meta, out=out, rank=rank)
     if config.by_neuronx_cc:
         from trnflow.tasks.training.graphs.neuron_precompile import compile_graphs as listed
     else:
@@ -103,5 +110,6 @@ def precompile(
         "micro_batch": config.replica_batch,
         "graphs": [{"name": graph["name"], "length": graph["length"], "hash": graph["hash"]} for graph in graphs],
     }
-    write_json(out.path / "graphs.json", {**meta, "graphs": graphs})
+    if rank == 0:
+        write_json(out.path / "graphs.json", {**meta, "graphs": graphs})
     return meta

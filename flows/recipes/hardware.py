@@ -67,7 +67,7 @@ def prepare_move(tree: Tree, hardware: Tree) -> None:
     train["tensor_parallel_size"] = columns
     dropped += ["sequence_parallel"] if columns == 1 else []
     dropped += ["zero1", "fsdp"] if replicas == 1 else []
-    dropped += ["compile", "compile_cache"] if new["devices"] > 1 else []
+    dropped += ["compile", "compile_cache"] if columns > 1 else []
     batch, rows = train.get("global_batch"), train.get("micro_batch")
     if isinstance(batch, int) and isinstance(rows, int) and batch % replicas == 0:
         train["micro_batch"] = math.gcd(rows, batch // replicas)

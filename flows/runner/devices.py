@@ -35,8 +35,9 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
 
 def devices_of(stage: Stage, config: Any, recipe: Recipe, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the devices for which a stage of a recipe needs leases. environment: as for `device_names`."""
-    # precompile measures memory on the device if it is to find the micro batch
-    if stage.role == "training" or (stage.role == "graphs" and config.micro_batch == "auto"):
+    # precompile measures memory on the device if it is to find the micro batch, and compiles there for its cache
+    measures = stage.role == "graphs" and (config.micro_batch == "auto" or config.compile_cache)
+    if stage.role == "training" or measures:
         return device_names(recipe, environment)
     if stage.role == "graphs" or getattr(config, "device", None) != "cuda":
         return ()

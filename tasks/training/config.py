@@ -107,8 +107,6 @@ class TrainConfig(
             raise ValueError("compile is for whole layers: set tensor_parallel_size=1, or compile=false")
         if self.compile_cache and not self.compile:
             raise ValueError("compile_cache keeps torch.compile's cache: set compile=true")
-        if self.compile_cache and self.devices > 1:  # precompile is one process, and compiles for its own rows
-            raise ValueError("compile_cache is for one device: set compile_cache=false, or devices=1")
         if self.loss and self.by_neuronx_cc:
             raise ValueError("loss is for device cpu and cuda: another program compiles the graphs of neuron")
         if self.engine == "xla" and self.objective in PREFERENCES and PREFERENCES[self.objective].marked:

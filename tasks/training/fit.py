@@ -62,7 +62,9 @@ def fit(
             world.on_first(lambda: neuron.copy_cache(graphs, out))
         # splits are read by the task of their rows
         trained = learnt(config, packed)
-        return _fit(_prepare(config, model, trained, graphs, out, world, chosen, *splits), trained)
+        meta = _fit(_prepare(config, model, trained, graphs, out, world, chosen, *splits), trained)
+        compile_cache.warn_of_misses(config, world, out)
+        return meta
 
 
 def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:

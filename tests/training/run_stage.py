@@ -226,13 +226,21 @@ def counted(config: TrainConfig, model: Source, packed: Input, out: Workdir, ref
     return meta
 
 
-@stage(kind="checkpoint", environ=train_environ)
+@stage(
+    kind="checkpoint",
+    environ=lambda config: {**train_environ(config), "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+    ranks=ranks,
+)
 def trained_with(config: TrainConfig, model: Source, packed: Input, graphs: Input, out: Workdir) -> Meta:
-    """train alone, with the graphs of another process; and what torch.compile found in its cache."""
-    meta = train(config, model, packed, out=out, graphs=graphs)
+    """train alone, with the graphs of another process; what torch.compile found in its cache, and how often g++ ran."""
     from torch._dynamo.utils import counters
+    from torch._inductor.cpp_builder import CppBuilder
 
-    out.figures(**{name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")})
+    build, built = CppBuilder.build, []
+    CppBuilder.build = lambda *given: built.append(1) or build(*given)  # type: ignore[method-assign]
+    meta = train(config, model, packed, out=out, graphs=graphs)
+    found = {name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")}
+    out.figures(**found, built=len(built))
     return meta
 
 

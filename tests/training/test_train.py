@@ -32,7 +32,6 @@ EACH: dict[str, Any] = {**NEURON, "xla_processes": "per_device"}
         ({"global_batch": 6, "devices": 4}, r"1 x 4 = 4"),
         ({"sequence_parallel": True}, "set tensor_parallel_size > 1"),
         ({"engine": "native", "devices": 2, "tensor_parallel_size": 2, "compile": True}, "compile is for whole layers"),
-        ({"engine": "native", "devices": 2, "compile": True, "compile_cache": True}, "compile_cache is for one device"),
         ({"engine": "native", "devices": 2, "global_batch": 5}, r"1 x 2 = 2"),
         ({"devices": 2, "fsdp": True}, "fsdp is for engine native"),
         ({"engine": "native", "devices": 2, "fsdp": True, "zero1": True}, "set zero1=false"),

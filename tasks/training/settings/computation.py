@@ -36,8 +36,8 @@ class ComputationSettings(Group):
     """Run torch.compile for each layer (engine native, data parallel, also with zero1 and fsdp)."""
 
     compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
-    """Keep torch.compile's cache in precompile's artifact, and read it in train (one device). PyTorch pickles this cache: use it
-    only with a store whose writers you trust."""
+    """Keep torch.compile's cache in precompile's artifact, one for each device, and read it in train, which then compiles
+    nothing. PyTorch pickles this cache: use it only with a store whose writers you trust."""
 
     compiler_flags: Annotated[tuple[str, ...], GRAPH] = ()
     """Engine xla: flags for neuronx-cc (device neuron) or XLA (device cpu), added after those in NEURON_CC_FLAGS or XLA_FLAGS."""

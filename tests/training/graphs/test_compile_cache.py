@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
-from tests.training.run_stage import run_stage, trained_with
+from tests.training.run_stage import files_of, run_stage, trained_with
 from tests.training.toys import LLAMA, packed_lm, scratch
+from trnflow.tasks.artifact import Input
 from trnflow.tasks.config import graph_params, keyed_params
+from trnflow.tasks.errors import CompileError
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.train import TrainConfig
-from trnflow.tasks.training.graphs.compile_cache import CACHE_FILE
+from trnflow.tasks.training.graphs.compile_cache import cache_file
+
+COMMON: dict[str, Any] = {"engine": "native", "global_batch": 8, "max_steps": 2, "compile": True, "compile_cache": True}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_train_compiles_nothing_that_precompile_did(method: str, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"method": "lora"},
+        {"devices": 2},
+        {"devices": 2, "zero1": True},
+        {"devices": 2, "fsdp": True, "remat": True, "micro_batch": 2},
+    ],
+    ids=str,
+)
+def test_train_compiles_nothing_that_precompile_did(fields: dict[str, Any], tmp_path) -> None:
     pytest.importorskip("setuptools", reason="torch.compile needs setuptools")
-    config = TrainConfig(engine="native", global_batch=8, max_steps=2, method=method, compile=True, compile_cache=True)
+    config = TrainConfig(**COMMON, **fields)
     inputs = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
     graphs = run_stage(precompile, config, tmp_path / "graphs", **inputs).artifact
-    assert (graphs.path / CACHE_FILE).stat().st_size > 1000
+    assert all(cache_file(graphs.path, rank).stat().st_size > 1000 for rank in range(config.devices))
     found = run_stage(trained_with, config, tmp_path / "with", **inputs, graphs=graphs)
-    assert found.figures["fxgraph_cache_hit"] > 0 and found.figures["fxgraph_cache_miss"] == 0
+    assert found.figures["fxgraph_cache_hit"] > 0
+    assert found.figures["fxgraph_cache_miss"] == found.figures["built"] == 0
+    assert not found.said("warn")  # which counts the misses of all ranks
     alone = config.model_copy(update={"compile_cache": False})
     without = run_stage(trained_with, alone, tmp_path / "without", **inputs, graphs=graphs)
-    assert found.artifact.meta == without.artifact.meta
+    assert without.figures["built"] > 0
+    assert files_of(found.artifact) == files_of(without.artifact) and found.artifact.meta == without.artifact.meta
+    if fields == {"devices": 2}:
+        check_foreign_caches(config, graphs, inputs, tmp_path)
+
+
+def check_foreign_caches(config: TrainConfig, graphs: Input, inputs: dict[str, Any], folder) -> None:
+    """A cache that torch can't use is a miss that is said; of another mesh it is refused."""
+    for rank in range(config.devices):
+        cache_file(graphs.path, rank).write_bytes(b"of another torch")
+    found = run_stage(trained_with, config, folder / "foreign", **inputs, graphs=graphs)
+    (said,) = found.said("warn")
+    misses = found.figures["fxgraph_cache_miss"]
+    assert misses > 0 and said.startswith(f"torch.compile compiled {2 * misses} graphs that precompile's cache lacks")
+    with pytest.raises(CompileError, match="and precompile listed it as"):
+        other = config.model_copy(update={"devices": 1})
+        run_stage(trained_with, other, folder / "mesh", **inputs, graphs=graphs)
 
 
 def test_it_is_asked_for_and_keys_precompile_alone() -> None:
