@@ -229,7 +229,9 @@ class Run:
         return Input(folder, "checkpoint", meta, "")
 
     def validation_batches(self) -> Iterator[Batch]:
-        return prefetch(self.validation.read, self.validation.in_order(self.config.micro_rows))
+        # where the loss is of the whole batch, the negatives are those of training
+        size = self.config.global_batch if self.built.kind.apart else self.config.micro_rows
+        return prefetch(self.validation.read, self.validation.in_order(size))
 
     def mismatched_gain(self) -> float:
         """Return `Batch.kl` of the validation split."""

@@ -60,16 +60,17 @@ def refuse_batches(config: TrainConfig) -> None:
     rows = f"train.global_batch={config.global_batch}"
     if config.global_batch < 2:
         raise ConfigError(f"{rows}: a text's negatives are the other rows of its batch", "raise train.global_batch")
-    if config.micro_batch != "auto" and config.accumulation > 1:
+    if config.engine == "xla" and config.micro_batch != "auto" and config.accumulation > 1:
         raise ConfigError(
             f"{rows} in {config.accumulation} passes (train.micro_batch={config.micro_batch}, {config.data_parallel} data "
-            "parallel devices): a text's negatives are the other rows of its batch, and passes would not see each other's",
-            f"set train.micro_batch={config.global_batch // config.data_parallel}, or a smaller train.global_batch",
+            "parallel devices): a text's negatives are the other rows of its batch, and on engine xla passes do not see each "
+            "other's",
+            f"set train.engine=native, or train.micro_batch={config.global_batch // config.data_parallel}",
         )
     unfit = {
         "tensor_parallel_size above 1": config.tensor_parallel_size > 1,
         "xla_processes=per_device": config.engine == "xla" and config.xla_processes == "per_device",
-        f"method={config.method}": config.method != "full",
+        "method=head": config.method == "head",
     }
     for setting, is_set in unfit.items():
         if is_set:

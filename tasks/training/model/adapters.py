@@ -193,13 +193,14 @@ def _new_rows(built: Built, whole: Collection[str]) -> dict[str, list[int]]:
     """Return {layer: ids of the new tokens} of the embedding, and of a head of its own, unless they are in `whole`."""
     table, head = built.model.get_input_embeddings(), built.model.get_output_embeddings()
     layers = [table] if head is None or head.weight is table.weight else [table, head]
-    if built.new_tokens and getattr(head, "bias", None) is not None:
+    names = {name for name, module in built.model.named_modules() if any(module is layer for layer in layers)}
+    rows = {name: [*built.new_tokens] for name in sorted(names) if built.new_tokens and f"{name}.weight" not in whole}
+    if rows and getattr(head, "bias", None) is not None:
         raise ModelError(
             f"peft trains rows of new tokens in heads without a bias, and that of {type(built.model).__name__} has one",
             "set train.method=full, or name embedding and head in train.lora.modules_to_save",
         )
-    names = {name for name, module in built.model.named_modules() if any(module is layer for layer in layers)}
-    return {name: [*built.new_tokens] for name in sorted(names) if built.new_tokens and f"{name}.weight" not in whole}
+    return rows
 
 
 def _inject(lora: LoraConfig, built: Built, whole: Collection[str]) -> None:

@@ -40,6 +40,7 @@ from trnflow.tasks.training.model.dropout import use_fast_dropout
 from trnflow.tasks.training.model.noise import add_noise
 from trnflow.tasks.training.native.accumulation import GradientSums
 from trnflow.tasks.training.native.averages import Averages
+from trnflow.tasks.training.native.cached_gradients import cached_backward
 from trnflow.tasks.training.native.compiled_blocks import compile_blocks
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.first_weights import FirstWeights
@@ -77,6 +78,8 @@ class NativeEngine:
         self._reads_kl = config.objective in PREFERENCES and reads_kl(config.loss_type)
         self._rows = (world.data, world.mesh.data) if reads_rows(config, built.kind) else None
         self._exchange = SingleProcess()
+        # a loss of the whole batch can't be the sum of several passes'
+        self._in_parts = built.kind.apart and config.accumulation > 1
         if self._tracing:
             return
         self._chunk = chunk_positions(config, built)
@@ -110,6 +113,8 @@ class NativeEngine:
             return None
         self._use_averages(False)
         torch.manual_seed(replica_seed(seed, self._world.data))
+        if self._in_parts:
+            return self._update(self._cached_loss(batch, at.scale), at, seed)
         numbers = torch.zeros(1 + len(metrics_of(self._config.objective)), device=self._device)
         parts = list(batch.micro_batches(self._config.micro_rows))
         kl = self._kl(parts, batch.supervised) if self._reads_kl else None
@@ -246,6 +251,26 @@ class NativeEngine:
 
         return [local_tensor(parameter) for parameter in self._parameters]
 
+    def _cached_loss(self, batch: Batch, scale: float) -> Tensor:
+        """Add the gradients of this rank's rows, and return its share of the mean loss [1]. In fp16 times the loss scale."""
+        columns = self._columns(batch)
+        factor = torch.full((), scale, device=self._device) * (self._loss_scale.scale if self._loss_scale else 1.0)
+        with explain_refusal(self._config):
+            return cached_backward(
+                self._parts(columns),
+                self._vectors,
+                lambda vectors: self._loss(vectors, columns[1], factor),
+                lambda last: self._exchange.begin_pass(last=last),
+            ).reshape(1)
+
+    def _parts(self, columns: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """Return this rank's columns in the rows of one pass each."""
+        size = self._config.replica_batch if self._in_parts else len(columns[0])
+        return [*zip(*(column.split(size) for column in columns), strict=True)]
+
+    def _vectors(self, columns: Sequence[Tensor]) -> Tensor:
+        return logits_of(self._built, columns[0], *columns[2:])
+
     def _loss_of(self, batch: Batch, scale: float, kl: Tensor | None) -> Tensor:
         """Return this rank's share of the mean loss; of pairs [loss, *`metrics_of`]. In fp16 times the loss scale."""
         factor = torch.full((), scale, device=self._device)
@@ -255,7 +280,7 @@ class NativeEngine:
             return self._pair_numbers(batch, kl) * factor
         columns = self._columns(batch)
         if not self._must_chunk(batch):
-            return self._loss(logits_of(self._built, columns[0], *columns[2:]), columns[1], factor)
+            return self._loss(self._vectors(columns), columns[1], factor)
 
         # scaled below the output layer: scaled later, gradients in 16 bits would be rounded twice
         def score(logits: Tensor, targets: Tensor) -> Tensor:
@@ -276,7 +301,8 @@ class NativeEngine:
         columns = self._columns(batch)
         if self._must_chunk(batch):
             return scores_in_chunks(self._built, columns, self._supervised(batch), self._score, self._chunk)
-        logits = logits_of(self._built, columns[0], *columns[2:])
+        parts = [self._vectors(part) for part in self._parts(columns)]
+        logits = torch.cat(parts) if len(parts) > 1 else parts[0]
         scores = self._score(logits, columns[1])
         return scores if self._rows is None else with_logits(scores, logits, *self._rows)
 
