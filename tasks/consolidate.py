@@ -192,14 +192,11 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
         return
     write_json(out.path / ROW_FORMAT_FILE, document)
     settings = document["rows"]["settings"]
-    writes = settings["task"] == "chat" or FORMATS[settings["task"]].pairs
-    if writes and settings["chat_template"] not in (
-        "tokenizer",
-        "sections",
-    ):
+    template, task = settings["chat_template"], settings["task"]
+    if (task == "chat" or FORMATS[task].pairs) and template not in ("tokenizer", "sections"):
         for folder in (out.path, out.path / "adapter"):
             if folder.is_dir():
-                (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
+                (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _decide(packed: Input[PackedMeta], out: Workdir) -> None:

@@ -53,12 +53,14 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
     if not count:
         return chosen
     with ParquetFile(texts) as file:
-        for batch in file.iter_batches(batch_size=count, columns=["parts"]):
+        marked = "label" in file.schema_arrow.names  # an undesirable answer is not what is expected
+        for batch in file.iter_batches(batch_size=count, columns=["parts", *(["label"] if marked else [])]):
             if len(chosen) >= count:
                 break
             candidates = [
-                _prompt(parts)._replace(row=row)
-                for row, parts in enumerate(batch.column("parts").to_pylist(), first + 1)
+                _prompt(example["parts"])._replace(row=row)
+                for row, example in enumerate(batch.to_pylist(), first + 1)
+                if example.get("label", 1)
             ]
             chosen += [prompt for prompt in candidates if prompt.text and prompt.answer]
             first += batch.num_rows

@@ -5,7 +5,7 @@ A row of tokens is two documents: the prompt with its answer, and the prompt wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from trnflow.tasks.errors import ConfigError
@@ -15,6 +15,11 @@ from trnflow.tasks.kinds.preference import CHOSEN, REJECTED, UNPAIRED, Preferenc
 COMPLETION, LABEL = "completion", "label"
 """The columns of the rows, beside `prompt`."""
 DESIRABLE, UNDESIRABLE = "desirable", "undesirable"
+
+
+def are_marked(columns: Collection[str]) -> bool:
+    """Return whether rows have one answer and its mark; else they are pairs."""
+    return {COMPLETION, LABEL} <= {*columns}
 
 
 class MarkedRewards(NamedTuple):
@@ -117,7 +122,7 @@ class UnpairedPreference(Preference):
 
     def check_rows(self, settings: Any, meta: Any) -> None:
         columns = {*meta["columns"]}
-        if {COMPLETION, LABEL} <= columns or {CHOSEN, REJECTED} <= columns:
+        if are_marked(columns) or {CHOSEN, REJECTED} <= columns:
             return
         sides = [(COMPLETION, LABEL), (CHOSEN, REJECTED)]
         missing = next(name for side in sides for name in side if name not in columns)

@@ -175,8 +175,8 @@ class FormatConfig(StageConfig):
 
 def is_chat(config: FormatConfig, meta: Mapping[str, Any]) -> bool:
     """Return whether rows are conversations. meta: of the rows, with their `nested` columns."""
-    answers = {CHOSEN, *((COMPLETION,) if FORMATS[config.task].marked else ())}
-    return config.task == "chat" or (FORMATS[config.task].pairs and bool(answers & {*meta.get("nested", ())}))
+    kind, nested = FORMATS[config.task], meta.get("nested", ())
+    return config.task == "chat" or (kind.pairs and (CHOSEN in nested or (kind.marked and COMPLETION in nested)))
 
 
 def is_framed(config: FormatConfig, meta: Mapping[str, Any]) -> bool:

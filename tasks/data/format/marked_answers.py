@@ -12,7 +12,7 @@ from trnflow.tasks.data.format.preferences import TIED, reader_and_writer
 from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
-from trnflow.tasks.kinds.unpaired_preference import COMPLETION, DESIRABLE, LABEL, UNDESIRABLE
+from trnflow.tasks.kinds.unpaired_preference import COMPLETION, DESIRABLE, LABEL, UNDESIRABLE, are_marked
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowsMeta
@@ -27,8 +27,9 @@ def marked_maker(
 
     chat, templates: as of `pair_maker`.
     """
-    paired = COMPLETION not in meta["columns"]
-    nested = [CHOSEN if name == COMPLETION else name for name in meta.get("nested", ())]
+    paired = not are_marked(meta["columns"])
+    names = {} if paired else {COMPLETION: CHOSEN}
+    nested = [names.get(name, name) for name in meta.get("nested", ())]
     read, write = reader_and_writer(nested, chat, templates)
 
     def make(row: Row, where: str) -> RowExamples:

@@ -24,7 +24,7 @@ from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
-from trnflow.tasks.kinds.unpaired_preference import COMPLETION, LABEL
+from trnflow.tasks.kinds.unpaired_preference import COMPLETION, LABEL, are_marked
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns, RowsMeta
@@ -178,7 +178,7 @@ def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
         return []
     columns, read = meta["columns"], {*FORMATS[config.task].columns(config)}
     if FORMATS[config.task].pairs:
-        marked = FORMATS[config.task].marked and COMPLETION in columns
+        marked = FORMATS[config.task].marked and are_marked(columns)
         read |= {PROMPT, COMPLETION, LABEL} if marked else {PROMPT, CHOSEN, REJECTED}
     elif config.task == "chat":
         read |= {config.messages, config.tools or "", config.documents or "", ARGUMENTS}
