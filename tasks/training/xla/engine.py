@@ -131,8 +131,7 @@ class XlaEngine:
         return None
 
     def _backward(self, batch: Batch, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run one pass; return (its share of the mean numbers [n], the loss first; fp32 gradients as `GradientLeaves` lays
-        them out)."""
+        """Run one pass; return (its share of the mean numbers [n], the loss first; fp32 gradients by `GradientLeaves`)."""
         self._leaves.put()
         numbers = self._loss_of(batch, vector[-1])
         # with one process a device the gradients are whole, and of the replica's own rows
