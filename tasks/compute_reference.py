@@ -112,14 +112,12 @@ def _built(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> Bui
     """Build the model as training holds it before the first update."""
     import torch
 
-    from trnflow.tasks.training.checkpoint.starting_weights import load_start
+    from trnflow.tasks.training.checkpoint.started_model import build_started
     from trnflow.tasks.training.model.adapters import adapt, loaded_dtype
     from trnflow.tasks.training.model.attention import with_attention
-    from trnflow.tasks.training.model.build import build
 
     dtype = loaded_dtype(config, packed.meta["task"])
-    built = build(model, packed, seed=config.seed, weights=True, dtype=dtype)
-    load_start(model, built.model)
+    built = build_started(model, packed, seed=config.seed, dtype=dtype)
     if config.lora is not None and config.lora.base_dtype is not None:
         built = adapt(config, built)  # which quantises; its matrices add nothing yet
     for parameter in built.parameters().values():

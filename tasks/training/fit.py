@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.adapter_slices import beside_initial
 from trnflow.tasks.training.checkpoint.result import published_settings, write_documents, write_weights
 from trnflow.tasks.training.checkpoint.saving import Saver
-from trnflow.tasks.training.checkpoint.starting_weights import base_weights, has_weights, load_start
+from trnflow.tasks.training.checkpoint.started_model import build_started
 from trnflow.tasks.training.choose_engine import join_ranks, make_engine
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import cautions, check_device
@@ -25,7 +24,6 @@ from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
 from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
 from trnflow.tasks.training.model.adapters import loaded_dtype, prepared, reads_parts
-from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.objective import learnt
 from trnflow.tasks.training.optim.optimizer import check_learning_rates
 from trnflow.tasks.training.selection import Chosen, check_selection
@@ -106,11 +104,7 @@ def _prepare(
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
     dtype = loaded_dtype(config, packed.meta["task"])
-    grows = "new_tokens" in packed.meta
-    opens = partial(base_weights, model, grows=grows) if reads_parts(config) and has_weights(model) else None
-    built = build(model, packed, seed=config.seed, weights=True, dtype=dtype, opens=opens)
-    if opens is None:
-        load_start(model, built.model)
+    built = build_started(model, packed, seed=config.seed, dtype=dtype, parts=reads_parts(config))
     built = prepared(config, built, packed.meta, train)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
     newest = world.on_first(lambda: state_to_resume(out))

@@ -139,11 +139,11 @@ def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path, added: 
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **loaded.special}
         write_json(to / "tokenizer_config.json", config)
     # a list of the added tokens beside tokenizer.json must name the new ones too
-    config = read_object(to / "tokenizer_config.json")
-    if added and (known := config.get("added_tokens_decoder")):
+    document = read_object(to / "tokenizer_config.json")
+    if added and (known := document.get("added_tokens_decoder")):
         entry: Meta = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
-        new = {str(number): {"content": loaded.tokenizer.id_to_token(number), **entry} for number in added}
-        write_json(to / "tokenizer_config.json", {**config, "added_tokens_decoder": {**known, **new}})
+        new: Meta = {str(number): {**entry, "content": loaded.tokenizer.id_to_token(number)} for number in added}
+        write_json(to / "tokenizer_config.json", {**document, "added_tokens_decoder": {**known, **new}})
 
 
 def _read_fast(folder: Path) -> FastTokenizer:

@@ -240,7 +240,9 @@ def _inject(lora: LoraConfig, built: Built, whole: Collection[str]) -> None:
         trainable_token_indices=rows or None,
     )
     peft.inject_adapter_in_model(settings, model, low_cpu_mem_usage=blank)
-    for layer, ids in rows.items() if built.stored is not None else ():
+    for layer, ids in rows.items():
+        if built.stored is None:
+            continue  # the values are there
         delta = model.get_submodule(layer).token_adapter.trainable_tokens_delta["default"]
         delta.data = built.stored.part(f"{layer}.weight", (slice(ids[0], ids[-1] + 1),))
 

@@ -16,7 +16,6 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.training.checkpoint.grown_weights import load_grown
 from trnflow.tasks.training.config import check_positions
 from trnflow.tasks.training.model.masks import (
     attention_masks,
@@ -49,12 +48,13 @@ def build(
     weights: bool,
     dtype: str = "float32",
     opens: Callable[[Any], StoredWeights] | None = None,
+    loads: Callable[[str, Any, Source, str], tuple[Any, tuple[str, ...]]] = load_pretrained,
 ) -> Built:
     """Build the model of `source`, with vocabulary and labels as `packed` needs.
 
     weights: False builds on "meta", for tracing. dtype: of pretrained weights. opens: gets the model on "meta", and
-    returns the weights that are to be read later (`Built.stored`). Raises ModelError, naming the setting, when model and
-    rows do not fit.
+    returns the weights that are to be read later (`Built.stored`). loads: reads all now. Raises ModelError, naming the
+    setting, when model and rows do not fit.
     """
     # from the recipe alone, so that precompile and train build the same graph
     config = model_config(source, packed.meta)
@@ -63,7 +63,6 @@ def build(
     torch.manual_seed(seed)
     lacking: tuple[str, ...] = ()
     stored = None
-    new_tokens = tuple(packed.meta.get("new_tokens") or ())
     if not weights or opens is not None:
         with torch.device("meta"):
             model = kind.from_config(config, **OPTIONS)
@@ -72,10 +71,8 @@ def build(
             model, lacking = blank_model(model, source, stored)
     elif source.identity["weights"] is None:
         model = kind.from_config(config, **OPTIONS)
-    elif new_tokens:
-        model, lacking = load_grown(packed.meta["task"], config, source, dtype)
     else:
-        model, lacking = load_pretrained(packed.meta["task"], config, source, dtype, **OPTIONS)
+        model, lacking = loads(packed.meta["task"], config, source, dtype)
     model.config.architectures = [type(model).__name__]
     published = {**model.config.to_diff_dict(), "dtype": "float32"}
     model.config.use_cache = False
@@ -85,7 +82,7 @@ def build(
     built = Built(
         model, packed.meta["task"], causal, first, published, lacking, stored,
         windowed=windowed, pair=pair, head=packed.meta.get("head", {}),
-        new_tokens=new_tokens,
+        new_tokens=tuple(packed.meta.get("new_tokens") or ()),
     )  # fmt: skip
     _check_positions(built, lengths)
     check_attention(model, lengths, packed.meta)

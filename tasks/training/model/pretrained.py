@@ -21,7 +21,7 @@ def auto_class(task: str) -> Any:
     return getattr(transformers, kind_of(task).auto_class)
 
 
-def load_pretrained(task: str, config: Any, source: Source, dtype: str, **options: Any) -> tuple[Any, tuple[str, ...]]:
+def load_pretrained(task: str, config: Any, source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
     """Load a model in `dtype`; return it and the sorted parameters that the weights lack or have in another shape.
 
     These are initialised at random. Raises ModelError when one is not in the head.
@@ -37,7 +37,7 @@ def load_pretrained(task: str, config: Any, source: Source, dtype: str, **option
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **options,
+            **OPTIONS,
         ),
     )
 

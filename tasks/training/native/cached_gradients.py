@@ -27,7 +27,7 @@ def cached_backward(
     whole = torch.cat(kept).requires_grad_()
     loss = loss_of(whole)
     (gradient,) = torch.autograd.grad(loss, whole)
-    gradients = gradient.split([len(vectors) for vectors in kept])
+    gradients = torch.split(gradient, [len(vectors) for vectors in kept])
     for seed, part, own in zip(seeds, parts, gradients, strict=True):
         begin_pass(part is parts[-1])
         _seeded(seed, vectors_of, part).backward(own)  # type: ignore[no-untyped-call]

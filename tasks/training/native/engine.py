@@ -266,7 +266,7 @@ class NativeEngine:
     def _parts(self, columns: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """Return this rank's columns in the rows of one pass each."""
         size = self._config.replica_batch if self._in_parts else len(columns[0])
-        return [*zip(*(column.split(size) for column in columns), strict=True)]
+        return [*zip(*(torch.split(column, size) for column in columns), strict=True)]
 
     def _vectors(self, columns: Sequence[Tensor]) -> Tensor:
         return logits_of(self._built, columns[0], *columns[2:])
