@@ -12,6 +12,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE # each process would compile the tests, and each worker rewrite their asserts, anew
 
+VLLM := 0.33.0
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
 
 NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_parity_native.py training/native training/optim training/graphs \
@@ -40,6 +41,15 @@ clients: $(CLIENTS) ## programs that open what we make, such as an older transfo
 .clients/%/installed: tests/clients/%.lock | $(VENV)/installed
 	rm -rf $(@D)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
+	touch $@
+
+# of vLLM the sources alone: its classes read a model's folder without being built, and without a GPU
+.clients/vllm/installed: tests/clients/vllm.lock | $(VENV)/installed
+	rm -rf $(@D)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
+	PYTHONPATH=$(CURDIR)/$(@D) VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM) $(BIN)/python -m pip download --quiet --no-deps --no-binary vllm --no-build-isolation --dest $(@D) vllm==$(VLLM)
+	tar -xf $(@D)/vllm-$(VLLM).tar.gz -C $(@D) --strip-components 1 vllm-$(VLLM)/vllm
+	rm $(@D)/vllm-$(VLLM).tar.gz
 	touch $@
 
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
