@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.command_line import InProcessShell
+from tests.helpers.products import few
 from tests.kinds.preferences import packed_preferences, rows_of, started
 from tests.kinds.test_preference import COMMON, RECIPE, SMALL, TEMPLATE
 from tests.training.run_stage import run_stage, traced_and_trained
@@ -47,7 +48,7 @@ def test_two_ranks_passes_and_lora_train_a_reward_model(given: dict[str, Any], t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("messages", [False, True])
+@pytest.mark.parametrize("messages", few([True, False], 1))
 def test_other_programs_predictions_evaluation_and_champions_give_one_reward(
     messages: bool, given: dict[str, Any], tmp_path: Path
 ) -> None:
