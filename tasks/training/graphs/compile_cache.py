@@ -103,14 +103,15 @@ def _private(scratch: Path) -> Path:
 
 
 def _take_steps(config: TrainConfig, model: Source, packed: Input[PackedMeta], world: World) -> None:
-    from trnflow.tasks.training.checkpoint.started_model import build_started
     from trnflow.tasks.training.choose_engine import make_engine
     from trnflow.tasks.training.graph_registry import GraphRegistry
     from trnflow.tasks.training.graphs.inventory import blank
     from trnflow.tasks.training.model.adapters import prepared
+    from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.model.pretrained import at_random
     from trnflow.tasks.training.optim.optimizer import scalars
 
-    built = prepared(config, build_started(model, packed, seed=0), packed.meta)
+    built = prepared(config, build(model, packed, seed=0, weights=True, loads=at_random), packed.meta)
     engine = make_engine(config, built, GraphRegistry(), world=world)
     for length in packed.meta["lengths"]:
         batch = blank(config.global_batch, length, packed.meta)

@@ -74,11 +74,12 @@ def _update(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> No
     from trnflow.tasks.training.graphs.inventory import blank
     from trnflow.tasks.training.model.adapters import prepared
     from trnflow.tasks.training.model.build import build
+    from trnflow.tasks.training.model.pretrained import at_random
     from trnflow.tasks.training.optim.optimizer import scalars
 
     # more than two passes do not allocate more
     short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
-    built = prepared(short, build(model, packed, seed=0, weights=True), packed.meta)
+    built = prepared(short, build(model, packed, seed=0, weights=True, loads=at_random), packed.meta)
     engine = make_engine(short, built, GraphRegistry())
     batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta)
     for step in range(UPDATES):

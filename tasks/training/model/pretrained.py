@@ -21,6 +21,11 @@ def auto_class(task: str) -> Any:
     return getattr(transformers, kind_of(task).auto_class)
 
 
+def at_random(task: str, config: Any, source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
+    """Build a model in place of `load_pretrained`, for what no value decides: memory, and graphs."""
+    return auto_class(task).from_config(config, **OPTIONS), ()
+
+
 def load_pretrained(task: str, config: Any, source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
     """Load a model in `dtype`; return it and the sorted parameters that the weights lack or have in another shape.
 

@@ -46,7 +46,8 @@ def test_the_loop_is_not_what_is_compiled_nor_the_engines_what_is_consolidated(t
     )
     assert {name for name in closure("trnflow.tasks.consolidate", memo)[0] if name.startswith("trnflow.tasks.training.")} == {
         "trnflow.tasks.training.batches", "trnflow.tasks.training.batches.sampler",
-        "trnflow.tasks.training.checkpoint", "trnflow.tasks.training.checkpoint.merged_weights",
+        "trnflow.tasks.training.checkpoint", "trnflow.tasks.training.checkpoint.grown_weights",
+        "trnflow.tasks.training.checkpoint.merged_weights",
         "trnflow.tasks.training.checkpoint.pretrained_weights", "trnflow.tasks.training.checkpoint.shards",
         "trnflow.tasks.training.checkpoint.starting_weights", "trnflow.tasks.training.model", "trnflow.tasks.training.model.lora",
         "trnflow.tasks.training.model.pretrained", "trnflow.tasks.training.model.quantised",
