@@ -78,15 +78,12 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     reference = Node(compute_reference, training, initial, check=knows, needs=refuse) if compares else None
     loss = own_code(recipe, "train.loss", also=(OWN_LOSS,))
     graphs = Node(precompile, training, {"model": model, "packed": packed, "code": loss}, check=knows, needs=refuse)
-    is_own = training.keeps_best and ":" in training.best_metric
-    answers = reads_texts(training, FORMATS[recipe.format.task])
     shards = Node(
         train,
         training,
         {
-            **initial, "metric": best_metric(recipe), "code": loss,
-            "rows": (rows or loaded) if is_own else None, "texts": texts if is_own or answers else None,
-            "reference": reference,
+            **initial, "code": loss, "reference": reference,
+            **choosing(recipe, rows or loaded, texts),
             **({"graphs": graphs} if measures else {}),
         },
         after={} if measures else {"graphs": graphs},
@@ -141,6 +138,15 @@ def rows_source(recipe: Recipe) -> Lookup:
         return with_state(source, code.find(store, resolver), recipe.data, stage_of(load_data), resolver)
 
     return Lookup(find)
+
+
+def choosing(recipe: Recipe, rows: Node | Artifact, texts: Node) -> dict[str, Node | Artifact | Lookup | None]:
+    """Return the inputs with which train measures `train.best_metric`: a function of the user's reads rows and texts, a
+    metric of answers texts."""
+    training = recipe.training
+    is_own = training.keeps_best and ":" in training.best_metric
+    reads = is_own or reads_texts(training, FORMATS[recipe.format.task])
+    return {"metric": best_metric(recipe), "rows": rows if is_own else None, "texts": texts if reads else None}
 
 
 def best_metric(recipe: Recipe) -> Lookup | None:

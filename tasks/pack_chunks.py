@@ -16,7 +16,7 @@ from pydantic import field_validator
 
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import PositiveCount, StageConfig, Tokens, keyed_params
-from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, marks_file, open_chunks, segments_file, shapes
+from trnflow.tasks.data.chunks import SEGMENTS, chunk_file, marks_file, segments_file, shapes
 from trnflow.tasks.data.pack.chunk_columns import IGNORED, fill, load_layout, part_of, save_layout
 from trnflow.tasks.data.pack.chunk_writer import create_columns
 from trnflow.tasks.data.pack.packers import (
@@ -187,7 +187,7 @@ def pack_chunks(config: PackConfig, tokens: Input[TokensMeta], parts: Parts, out
         },
     }
     if kind_of(meta["task"]).pairs:
-        meta["documents"] = _documents(Input(out.path, "packed", meta, ""))
+        meta["documents"] = _documents(parts.shared, meta["rows"])
     if dropped:
         meta["dropped"] = {**tokens.meta["dropped"], "too_long_to_pack": sum(dropped.values())}
         meta["too_long_to_pack"] = dropped
@@ -356,12 +356,13 @@ def _layout(split: str, pieces: Pieces, length: int, config: PackConfig, tokens:
     return trained_chunks
 
 
-def _documents(packed: Input[PackedMeta]) -> int:
-    """Return the number of documents in the fullest chunk, rounded up to a power of two."""
-    rows = packed.meta["rows"].items()
-    files = [(split, int(length)) for split, counts in rows for length, count in counts.items() if count]
-    most = max((int(open_chunks(packed, *file)["segment_ids"].max()) for file in files), default=2)
-    return 1 << (most - 1).bit_length()
+def _documents(shared: Path, rows: dict[str, dict[str, int]]) -> int:
+    """Return the number of documents in the fullest chunk of pairs, rounded up to a power of two."""
+    import numpy as np
+
+    folders = [_layout_folder(shared, split, int(length)) for split, counts in rows.items() for length in counts]
+    pairs = max(int(np.bincount(load_layout(folder).chunk).max()) for folder in folders)
+    return 1 << (2 * pairs - 1).bit_length()
 
 
 def _write_chunks(split: str, length: int, chunks: int, tokens: Input[TokensMeta], parts: Parts, out: Workdir) -> int:

@@ -64,7 +64,7 @@ def trained_model(weights: Input, base: Source, warm_start: Input | None) -> Pre
     stored = Reader(weights.path, PARAMETER)
     empty = model_without_values(weights.meta["task"], config)
     values: Weights = stored
-    if not set(dict(empty.named_parameters())) <= set(stored.names):
+    if not dict(empty.named_parameters()).keys() <= {*stored.names}:  # it holds only what was trained
         values = MergedWeights(weights, base_weights(starting_from(base, warm_start), empty), stored, empty)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():

@@ -56,7 +56,7 @@ def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) 
 
 
 def refuse_batches(config: TrainConfig) -> None:
-    """Raise ConfigError for settings with which a loss of the whole batch would be one of its parts."""
+    """Raise ConfigError for settings with which texts would not be compared with all others of their batch."""
     rows = f"train.global_batch={config.global_batch}"
     if config.global_batch < 2:
         raise ConfigError(f"{rows}: a text's negatives are the other rows of its batch", "raise train.global_batch")

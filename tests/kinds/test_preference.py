@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,9 @@ def test_a_pair_is_two_documents_that_follow_each_other(pack: dict[str, Any], tm
             answers = [tokenizer.decode(ids[here & (labels != -100)].tolist()).strip() for here in documents]
             seen += [*zip(answers[::2], answers[1::2], strict=True)]
     assert sorted(seen) == sorted((row["chosen"], row["rejected"]) for row in rows)
+    files = [(split, int(length)) for split, counts in packed.meta["rows"].items() for length in counts]
+    fullest = max(int(open_chunks(packed, *file)["segment_ids"].max()) for file in files)
+    assert packed.meta["documents"] == 2 ** math.ceil(math.log2(fullest))
     counts = [int(batch.supervised) for batch in map(Split(packed, "train").read, Split(packed, "train").in_order(4))]
     assert sum(counts) == len(rows)
 

@@ -134,7 +134,10 @@ def test_a_killed_run_resumes_to_the_same_bits(given: dict[str, Any], tmp_path: 
 
 @pytest.mark.slow
 def test_two_ranks_and_two_passes_train_as_one(given: dict[str, Any], tmp_path: Path) -> None:
-    layouts: list[dict[str, Any]] = [{}, {"devices": 2, "micro_batch": 2, "fsdp": True}, {"micro_batch": 2}]
+    layouts: list[dict[str, Any]] = [
+        {}, {"devices": 2, "micro_batch": 2, "fsdp": True}, {"micro_batch": 2},
+        {"devices": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
+    ]  # fmt: skip
     ran = [
         run_stage(traced_and_trained, TrainConfig(**KTO, **layout), tmp_path / str(number), **given)
         for number, layout in enumerate(layouts)
