@@ -108,7 +108,7 @@ def _prepare(
     built = prepared(config, built, packed.meta, train)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
     newest = world.on_first(lambda: state_to_resume(out))
-    stored = shards.Reader(newest[1]) if newest else None
+    stored = shards.Reader(Path(newest[1])) if newest else None
     if stored:
         stored.check_model(PARAMETER, {name: tuple(p.shape) for name, p in built.trained().items()})
     engine = make_engine(config, built, registry, stored, world)
@@ -130,7 +130,7 @@ def make_schedule(config: TrainConfig, packed: PackedMeta, train: Split) -> Sche
     return Schedule(train.rows, config.global_batch, seed=config.seed, last_batch=config.last_batch, sizes=sizes)
 
 
-def state_to_resume(out: Workdir) -> tuple[int, Path] | None:
+def state_to_resume(out: Workdir) -> tuple[int, str] | None:
     """Return (step, folder) of the checkpoint to resume from, or None."""
     if out.partial is None:
         return None
@@ -139,7 +139,7 @@ def state_to_resume(out: Workdir) -> tuple[int, Path] | None:
         best = shards.Reader(newest[1]).state["best"]["step"]
         # the best evaluation's weights may become the result: without them training goes back to before it
         if best in (0, newest[0]) or out.partial.sound(best, out.warn) is not None:
-            return newest
+            return newest[0], str(newest[1])
         newest = out.partial.newest(out.warn, upto=best)
         on = f"goes on from step {newest[0]}" if newest else "begins anew"
         out.warn(f"the state of step {best}, whose evaluation was the best, is gone: training {on}")

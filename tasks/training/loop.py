@@ -143,7 +143,7 @@ class Run:
         at.after = self.evaluate()
         if not self.config.keeps_best:
             return False
-        at.best = self.world.broadcast(at.best.after(self.config, self.chosen, at.step, at.after))
+        at.best = Best(**self.world.broadcast(asdict(at.best.after(self.config, self.chosen, at.step, at.after))))
         return at.best.step == at.step
 
     def step(self, batches: Iterator[Batch]) -> None:

@@ -6,11 +6,15 @@ Rank `d * model + m` is at (d, m) of the mesh. A rank raises when it waits longe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trnflow.tasks.training.partition_specs import Mesh
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -47,15 +51,20 @@ class World:
         return self.data % self.mesh.parts(axis) if axis == "data" else self.model
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank. It is sent pickled."""
+        """Return rank 0's value on every rank. It travels as JSON: of a tuple the ranks get a list."""
         if self.groups is None:
             return value
+        import torch
         import torch.distributed as dist
 
-        values = [value]
+        text = _as_json(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([len(text)])
         # over gloo, which waits for no device
-        dist.broadcast_object_list(values, src=0, group=self.host)
-        return values[0]
+        dist.broadcast(size, src=0, group=self.host)
+        text = text if self.rank == 0 else text.new_empty(int(size))
+        dist.broadcast(text, src=0, group=self.host)
+        received: T = json.loads(text.numpy().tobytes())
+        return received
 
     def broadcast_flag(self, value: bool) -> bool:
         """Return rank 0's bool on every rank; cheap enough for every step."""
@@ -73,14 +82,27 @@ class World:
         return self.broadcast(function() if self.rank == 0 else None)  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T] | None:
-        """Return all ranks' values, in order, on rank 0, else None. They are sent pickled."""
+        """Return all ranks' values, in order, on rank 0, else None. They travel as JSON."""
         if self.groups is None:
             return [value]
+        import torch
         import torch.distributed as dist
 
-        values: list[Any] = [None] * (self.mesh.data * self.mesh.model)
-        dist.gather_object(value, values if self.rank == 0 else None, group=self.host)
-        return values if self.rank == 0 else None
+        text = _as_json(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.mesh.data * self.mesh.model)]
+        dist.all_gather(sizes, torch.tensor([len(text)]), group=self.host)
+        longest = int(torch.cat(sizes).max())
+        text = torch.nn.functional.pad(text, (0, longest - len(text)), value=ord(" "))  # JSON may end in spaces
+        texts = [torch.empty_like(text) for _ in sizes] if self.rank == 0 else None
+        dist.gather(text, texts, group=self.host)
+        return None if texts is None else [json.loads(text.numpy().tobytes()) for text in texts]
+
+
+def _as_json(value: Any) -> Tensor:
+    """Return a value's JSON, NaN and infinities included: uint8 [bytes]."""
+    import torch
+
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 ALONE = World()

@@ -75,9 +75,9 @@ def test_without_the_best_state_training_goes_on_from_before_it_or_begins_anew(t
         shards.write(tmp_path / "state", [], {"best": {"step": best}})
         states.commit(step, tmp_path / "state")
     out = Workdir(tmp_path, tmp_path, warned.append, states)
-    assert state_to_resume(out) == (6, states.root / "6") and not warned
+    assert state_to_resume(out) == (6, str(states.root / "6")) and not warned
     (states.root / "3" / "COMMIT").unlink()
-    assert state_to_resume(out) == (2, states.root / "2")
+    assert state_to_resume(out) == (2, str(states.root / "2"))
     assert states.steps() == [2], "what is of no use takes no room, nor that of what comes"
     assert (
         "the state of step 3, whose evaluation was the best, is gone: training goes on from step 2" in warned[0]["warn"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -118,6 +119,25 @@ def test_ranks_with_another_recipe_torch_or_code_are_refused(tmp_path: Path) -> 
     assert recipe == "the ranks differ: train.tensor_parallel_size is 1 on rank 0 and 2 on rank 1"
     assert "PyTorch is 2." in torch and torch.endswith("and 1.0 on rank 1")
     assert "trnflow's code is " in code
+
+
+@stage(kind="checkpoint", environ=train_environ, ranks=ranks)
+def tells(config: TrainConfig, model: Source, packed: Input, out: Workdir) -> Meta:
+    with join_ranks(config) as world:
+        mine = {"loss": math.nan if world.rank else math.inf, "text": "é" * (1 + 5 * world.rank)}
+        first = world.on_first(lambda: (world.rank, None, 1 / 3))
+        told = {"first": world.gather(first), "all": world.gather(mine), "none": world.gather(world.broadcast(None))}
+        return {name: repr(values) for name, values in told.items()}
+
+
+@pytest.mark.slow
+def test_ranks_tell_each_other_values_of_json_and_no_pickles(tmp_path: Path) -> None:
+    told = run_stage(tells, TrainConfig(**CONFIG), tmp_path / "run", **inputs(tmp_path)).artifact.meta
+    assert told == {
+        "first": f"[[0, None, {1 / 3}], [0, None, {1 / 3}]]",
+        "all": "[{'loss': inf, 'text': 'é'}, {'loss': nan, 'text': 'éééééé'}]",
+        "none": "[None, None]",
+    }
 
 
 def test_one_process_is_a_world_that_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
