@@ -15,7 +15,7 @@ import yaml
 
 from tests.conftest import PROJECT
 from tests.helpers.units import INSTALLED, SERVICES, entries, environment, file_of, settings_of
-from trnflow.flows.recipes.recipe import LaunchConfig
+from trnflow.flows.recipes.sections import LaunchConfig
 
 UNITS = sorted(file.stem for file in SERVICES.glob("*.service"))
 SERVERS = {"prefect": "trnflow-prefect", "mlflow": "trnflow-mlflow", "worker": "trnflow-worker"}

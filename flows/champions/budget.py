@@ -50,23 +50,16 @@ def _compared(entry: Entry, comparison: Meta) -> tuple[str | None, ...]:
     return entry["challenger"], entry["replaces"] or entry["champion"], entry["frozen"], comparison["metric"]
 
 
-class Looks(NamedTuple):
-    """The section `promote` with `looks_per_year` filled in, and where that number is from."""
-
-    config: PromoteConfig
-    origin: str
-
-
-def looks_of(recipe: Recipe, memo: Memo) -> Looks:
-    """Return what a recipe's judgements cost: the setting decides, else the schedule, however the command was started."""
+def looks_of(recipe: Recipe, memo: Memo) -> tuple[PromoteConfig, str]:
+    """Return the section `promote` with `looks_per_year` filled in, and where that number is from: the setting decides,
+    else the schedule, however the command was started."""
     config = recipe.judging
     if config.looks_per_year is not None:
-        return Looks(config, "promote.looks_per_year")
+        return config, "promote.looks_per_year"
     scheduled = firings_per_year(recipe, memo)
     number, origin = scheduled or (LOOKS, "the default, since no schedule retrains it")
-    return Looks(
-        config.model_copy(update={"looks_per_year": number}), f"{'the schedule in ' if scheduled else ''}{origin}"
-    )
+    filled = config.model_copy(update={"looks_per_year": number})
+    return filled, f"the schedule in {origin}" if scheduled else str(origin)
 
 
 def promise(recipe: Recipe, rows: int, memo: Memo) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from trnflow.flows.finetune import ROLES, finetune, loading
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, plan_of
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.plan import Options, Plan
+from trnflow.flows.runner.plan import Plan
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean
-from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
@@ -21,21 +21,13 @@ from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger, remov
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
 
 
-class FrozenDocument(TypedDict):
-    """artifact: its digest; rows: how many."""
-
-    number: int
-    artifact: str
-    rows: int
-
-
 class Frozen(NamedTuple):
     """Frozen rows of a recipe. number: counted from 1."""
 
     number: int
     artifact: Artifact
 
-    def to_json(self) -> FrozenDocument:
+    def to_json(self) -> Meta:
         return {"number": self.number, "artifact": self.artifact.digest, "rows": self.artifact.meta["rows"]}
 
 
@@ -102,19 +94,19 @@ def freeze(context: RunContext, log: EventLog) -> Frozen:
     rows = loading(recipe)
     graph = Graph((rows, Node(freeze_rows, FreezeConfig(), {"rows": rows})))
     freezing = context.for_run(log, kind="freeze")
-    with begin_log(freezing, Options(offline=context.resolver.offline)):
-        step = settle(graph, freezing).steps["freeze_rows"]
-        assert step.artifact is not None and step.key is not None
+    with begin_log(freezing):
+        plan = settle(graph, freezing)
+        artifact = plan.artifact("freeze_rows")
         new = NewEntry(
-            outcome="frozen", by="freeze", why="the test rows were frozen", frozen=step.artifact.digest,
-            records=[{"stage": "freeze_rows", "key": step.key}],
+            outcome="frozen", by="freeze", why="the test rows were frozen", frozen=artifact.digest,
+            records=[{"stage": "freeze_rows", "key": str(plan.steps["freeze_rows"].key)}],
         )  # fmt: skip
         entry = None
         while entry is None:
-            entry = append_secured(store, recipe.name, new, read_ledger(store, recipe.name).number, step.artifact)
+            entry = append_secured(store, recipe.name, new, read_ledger(store, recipe.name).number, artifact)
         log.write("decided", entry=dict(entry))
     assert entry["number"] is not None
-    return Frozen(entry["number"], step.artifact)
+    return Frozen(entry["number"], artifact)
 
 
 def append_secured(store: Store, recipe: str, new: NewEntry, after: int, artifact: Artifact) -> Entry | None:

@@ -9,7 +9,6 @@ from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of
 from trnflow.flows.runner.mlflow_log import trackers, write_champion
-from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
@@ -38,7 +37,7 @@ def mirror(recipe: Recipe, store: Store, decision: Decision | None = None) -> st
         tags: dict[str, str] = {"trnflow.action": champion["outcome"]}
         if decision and decision.why.startswith((REFUSED, OUT_OF_BOUNDS)):
             tags["trnflow.refused"] = decision.why
-        with begin_log(context, Options(), tags=tags):
+        with begin_log(context, tags=tags):
             write_champion(
                 context.log, store, ledger, challenger=lost, comparison=_figures(decision), frozen=champion["frozen"]
             )

@@ -80,6 +80,4 @@ def _checks(recipe: Recipe, challenger: Artifact, champion: Artifact | None, fro
 
 
 def _made(node: Node, context: RunContext) -> Meta:
-    artifact = settle(Graph((node,)), context).steps[node.name].artifact
-    assert artifact is not None
-    return artifact.meta
+    return settle(Graph((node,)), context).artifact(node.name).meta

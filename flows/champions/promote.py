@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
-from trnflow.flows.champions.bounds import broken_bounds
 from trnflow.flows.champions.budget import looks_of, next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
-from trnflow.flows.champions.frozen_rows import Frozen, FrozenDocument, append_secured, freeze, newest_frozen
+from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.lost import restoring
 from trnflow.flows.champions.own_judges import compare_by_own, less_is_better, own_metric, refusals
 from trnflow.flows.champions.scoring import Scored, score
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
-from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Meta
@@ -23,6 +21,7 @@ from trnflow.tasks.documents import CheckDocument, RecordName
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, least_rows, score_of
+from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import OUT_OF_BOUNDS, REFUSED, Entry, NewEntry
@@ -39,19 +38,6 @@ class Round:
     data: str
     checks: list[CheckDocument]
     confirm: Callable[[], None]
-
-
-class PromoteDocument(TypedDict):
-    """What `trnflow promote --json` prints of a decision."""
-
-    promoted: bool
-    number: int
-    champion: str | None
-    challenger: str
-    comparison: Meta | None
-    frozen: FrozenDocument
-    froze: bool
-    why: str
 
 
 class Decision(NamedTuple):
@@ -75,12 +61,12 @@ class Decision(NamedTuple):
     why: str
     entry: int | None = None
 
-    def to_json(self) -> PromoteDocument:
-        return {
-            "promoted": self.promoted, "number": self.number, "champion": self.champion, "challenger": self.challenger,
-            "comparison": self.comparison.to_json() if self.comparison else None, "frozen": self.frozen.to_json(),
-            "froze": self.froze, "why": self.why,
-        }  # fmt: skip
+    def to_json(self) -> Meta:
+        """Return what `trnflow promote --json` prints: all but `entry`."""
+        comparison = self.comparison.to_json() if self.comparison else None
+        document = {**self._asdict(), "comparison": comparison, "frozen": self.frozen.to_json()}
+        del document["entry"]
+        return document
 
 
 class _Verdict(NamedTuple):
@@ -111,7 +97,7 @@ def promote(
     if own_metric(recipe) is None:
         score_of(recipe.judging, challenger.artifact.meta["task"])
     judging = context.for_run(log, kind="promote")
-    with begin_log(judging, Options(offline=context.resolver.offline)):
+    with begin_log(judging):
         before = frozen or newest_frozen(recipe, store)
         rows = before or freeze(context, log)
         return _Judging(context, challenger, log, rows, before is None, training).decide()
@@ -172,7 +158,7 @@ class _Judging:
         judging = self.context.for_run(self.log, kind="promote")
         reasons = refusals(judging, ours, theirs, self.frozen.artifact)
         begin = REFUSED if reasons else OUT_OF_BOUNDS
-        reasons = reasons or broken_bounds(judging.recipe.promote, self.challenger, judging.store)
+        reasons = reasons or _broken_bounds(judging.recipe.promote, self.challenger, judging.store)
         return _Verdict(False, f"{begin}{'; '.join(reasons)}", verdict.comparison) if reasons else verdict
 
     def _champion_scores(self, champion: Entry) -> Scored:
@@ -197,7 +183,7 @@ class _Judging:
         recipe, store, own = self.context.recipe, self.context.store, own_metric(self.context.recipe)
         task, rows = self.challenger.artifact.meta["task"], self.frozen.artifact
         metric = own.name if own else score_of(recipe.judging, task).name
-        config = looks_of(recipe, store.memo).config
+        config, _ = looks_of(recipe, store.memo)
         pair = (self.challenger.artifact.digest, champion["champion"], rows.digest, metric)
         look = next_look(config, ledger, pair)
         alpha = look.alpha or config.alpha
@@ -238,11 +224,29 @@ class _Judging:
         return entry
 
 
+def _broken_bounds(config: PromoteConfig, challenger: Contender, store: Store) -> list[str]:
+    """Return why `promote.at_least` and `promote.at_most` refuse a challenger. Raises ConfigError for a metric that its
+    newest evaluation lacks, BlobLost."""
+    if not (config.at_least or config.at_most):
+        return []
+    metrics = store.artifact(challenger.evaluation).meta["metrics"] if challenger.evaluation else {}
+    for name in {**config.at_least, **config.at_most}:
+        if name not in metrics:
+            raise ConfigError(
+                f"promote bounds {name}, which the newest evaluation of the model does not have (it has: "
+                f"{', '.join(metrics) or 'none'})",
+                "correct the name, or let `trnflow run` evaluate the model",
+            )
+    low = [(name, least, "below") for name, least in config.at_least.items() if metrics[name] < least]
+    high = [(name, most, "above") for name, most in config.at_most.items() if metrics[name] > most]
+    return [f"{name} is {metrics[name]:.4g}, {side} {bound:g}" for name, bound, side in low + high]
+
+
 def rollback(context: RunContext, log: EventLog) -> Entry:
     """Make the model that the champion replaced the champion again, and score none; return the ledger's entry. Raises
     ConfigError without an earlier champion, BlobLost if the store has lost its bytes, StoreError if another process changed
     the champion meanwhile."""
-    with begin_log(context.for_run(log, kind="rollback"), Options(offline=context.resolver.offline)):
+    with begin_log(context.for_run(log, kind="rollback")):
         entry = _roll_back(context.recipe, context.store)
         log.write("decided", entry=dict(entry))
     return entry
@@ -285,10 +289,8 @@ def _kept(store: Store, digest: str | None) -> str | None:
     """Return a digest if the store still has its artifact, else None."""
     try:
         # gc refuses to work while a root names what is gone
-        artifact = None if digest is None else store.artifact(digest)
-        if artifact is None:
-            return None
-        store.restore([], artifact)
+        if digest is not None:
+            store.restore([], store.artifact(digest))
     except BlobLost:
         return None
     return digest

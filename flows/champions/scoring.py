@@ -57,9 +57,8 @@ def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog
         own = read_json(file)["rows"].get("own") if file.exists() else None
         _, folder = recipe.hooks.get(HOOK, (None, recipe.own_folder))
         code = recorded_code(own, folder or Path.cwd(), store.home, store.memo) if own else None
-        step = settle(scoring(recipe, model, frozen, tokenizer, code), judging).steps["score_rows"]
-    assert step.artifact is not None and step.key is not None
-    return Scored(step.artifact, step.key)
+        plan = settle(scoring(recipe, model, frozen, tokenizer, code), judging)
+    return Scored(plan.artifact("score_rows"), str(plan.steps["score_rows"].key))
 
 
 def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source, code: Source | None = None) -> Graph:

@@ -39,7 +39,7 @@ from trnflow.flows.cli.history_commands import run_ids
 from trnflow.flows.cli.model.history_command import killed_retrains
 from trnflow.flows.cli.output import emit, exit_at_once
 from trnflow.flows.recipes.names import model_name
-from trnflow.flows.recipes.recipe import StoreConfig
+from trnflow.flows.recipes.sections import StoreConfig
 from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.flows.services.prefect_address import api_url
 from trnflow.tasks.artifact import Meta

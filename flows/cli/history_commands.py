@@ -14,7 +14,6 @@ from typing import Any, TypedDict
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run, store_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
-from trnflow.flows.display.verdict import verdict_on
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import Record, RunRecord
@@ -186,7 +185,7 @@ def write_report(options: Namespace) -> int:
 
 def page_of(store: Store, run: str) -> Path:
     """Write the page of a run to `<home>/reports/<run>.html`, and return its path. Raises StoreError without record."""
-    from trnflow.flows.display.run_page import run_page
+    from trnflow.flows.display.run_page import run_page, verdict_on
 
     document = store.run(run)
     if not document:

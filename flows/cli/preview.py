@@ -11,11 +11,12 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.runner.context import new_run_id, open_context
-from trnflow.flows.runner.run import preview_id, settle
+from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.format.preview import Row, preview
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.events.retention import PREVIEW
 
 OPEN, CLOSE = "⟦", "⟧"
 
@@ -31,9 +32,8 @@ def show_rows(options: Namespace) -> int:
     context = open_context(options.recipe, options.overrides)
     store = context.store
     with Progress() as progress:
-        run = context.for_run(EventLog(progress), run=preview_id(new_run_id()), kind="preview")
-        artifact = settle(finetune(context.recipe), run, until=ROLES["tokens"]).steps[ROLES["tokens"]].artifact
-    assert artifact is not None
+        run = context.for_run(EventLog(progress), run=new_run_id() + PREVIEW, kind="preview")
+        artifact = settle(finetune(context.recipe), run, until=ROLES["tokens"]).artifact(ROLES["tokens"])
     with workplace(store.home, "preview") as work:
         folder = store.link_files(artifact, work / "tokens")
         tokens: Input = Input(folder, artifact.kind, artifact.meta, artifact.digest)

@@ -1,16 +1,21 @@
-"""`trnflow rehearse RECIPE`: find in a minute what would fail in a run."""
+"""`trnflow rehearse RECIPE`: find in a minute what would fail in a run; also before a long `run` or `sweep`."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
+from typing import TYPE_CHECKING
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit_json, print_error
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.rehearsal.rehearse import Rehearsal, rehearse
-from trnflow.flows.runner.context import open_context
+from trnflow.flows.runner.context import RunContext, open_context
+from trnflow.flows.runner.plan import Options
+from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.redaction import scrub
+
+if TYPE_CHECKING:
+    from trnflow.flows.rehearsal.rehearse import Rehearsal
 
 
 def add_commands(sub: _SubParsersAction[ArgumentParser], online: ArgumentParser) -> None:
@@ -29,6 +34,8 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], online: ArgumentParser)
 
 def rehearse_recipe(options: Namespace) -> int:
     """Print remarks, and the fault if a run would fail: then the exit code is 2."""
+    from trnflow.flows.rehearsal.rehearse import rehearse
+
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     with Progress() as progress:
         rehearsal = rehearse(context, progress)
@@ -40,6 +47,17 @@ def rehearse_recipe(options: Namespace) -> int:
         return 0
     print_error(rehearsal.fault, options)
     return 2
+
+
+def rehearse_before(context: RunContext, what: Options) -> TrnflowError | None:
+    """Rehearse the context's planned run if it is long and its like has not passed yet; return the fault, or None."""
+    from trnflow.flows.rehearsal.before_run import rehearse_first
+
+    with Progress() as progress:
+        rehearsal = rehearse_first(context, what, (progress,))
+    if rehearsal is not None and rehearsal.fault is None:
+        sys.stderr.write(f"rehearsed in {rehearsal.seconds:.0f} s, without a fault; the run begins\n")
+    return rehearsal.fault if rehearsal else None
 
 
 def print_rehearsal(rehearsal: Rehearsal, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit, exit_at_once
-from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.sections import TrackingConfig
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets
@@ -90,7 +90,7 @@ def ui(options: Namespace) -> int:
     home = home_folder()
     found = look_after(home, default_root(home))
     health = page_file(home)
-    lines = pages(home, settings.TrackingConfig())
+    lines = pages(home, TrackingConfig())
     lines += [f"health:  {health.absolute().as_uri()}"] if health.exists() else []
     emit(options, {"pages": lines}, *lines)
     if found["unanswered"]:

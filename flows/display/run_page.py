@@ -24,6 +24,7 @@ from trnflow.tasks.keys.lineage import FromSource, Made, RunDifference
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import document_name
+from trnflow.tasks.store.ledger.entries import OUT_OF_BOUNDS, REFUSED, Entry
 from trnflow.tasks.store.model_names import artifact_of_run
 from trnflow.tasks.system.redaction import hide_secrets, scrub_all
 
@@ -82,6 +83,31 @@ def run_page(
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
     first = [*([verdict] if verdict else []), *wrong]
     return page(title, subtitle, scrub_all([*first, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
+
+
+def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
+    """Return the newest decision about a run's model; None without one. entries: of a ledger, newest first."""
+    by_number = {entry["n"]: entry for entry in entries}
+    decided = (entry for entry in by_number.values() if entry["run"] == run and entry["by"] in ("retrain", "promote"))
+    entry = next(decided, None)
+    if entry is None:
+        return None
+    pair, stands = entry["comparison"], entry["stands"]
+    if pair is None:
+        return f"{entry['outcome']}: {entry['why']}"
+    number = stands["champions"][0]["number"] - (entry["outcome"] == "promoted")
+    frozen = (each for each in by_number.values() if each["outcome"] == "frozen" and each["n"] < entry["n"])
+    rows = next((each for each in frozen if each["frozen"] == entry["frozen"]), None)
+    parts = [
+        f"{entry['outcome']}: {pair['metric']} {pair['challenger']:.4g} against {pair['champion']:.4g} of champion {number}",
+        f"difference {pair['difference']:+.4g}, interval {pair['low']:+.4g} to {pair['high']:+.4g}",
+        f"{pair['rows']} frozen rows" + (f" of {rows['created'][:10]}" if rows else ""),
+    ]
+    if entry["why"].startswith((REFUSED, OUT_OF_BOUNDS)):
+        parts.append(entry["why"])
+    if pair.get("spent"):
+        parts.append(f"budget spent {pair['spent']:.1%}")
+    return "; ".join(parts)
 
 
 def _evaluation(store: Store, document: RunRecord) -> tuple[list[str], Report | None, Meta | None]:

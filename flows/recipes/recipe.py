@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
 from trnflow.flows.recipes.files import RecipeTree, nearest, origin_of, read_tree
-from trnflow.flows.recipes.own_settings import OwnConfig
 from trnflow.flows.recipes.schema import Tree
-from trnflow.flows.recipes.sweep_settings import SweepConfig
+from trnflow.flows.recipes.sections import (
+    HardwareConfig,
+    LaunchConfig,
+    OwnConfig,
+    RunConfig,
+    StoreConfig,
+    SweepConfig,
+    TaskRunnerConfig,
+    TrackingConfig,
+)
 from trnflow.flows.recipes.validation_errors import Recipes, refused
-from trnflow.tasks.config import NonNegative, Parallel, Positive, Seconds, StageConfig, hooks_in
+from trnflow.tasks.config import StageConfig, hooks_in
 from trnflow.tasks.consolidate import ConsolidateConfig
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import ConfigError
@@ -26,7 +33,6 @@ from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.keys.hooks import check_file, check_hook
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import FORMATS, kind_of
-from trnflow.tasks.launch import GRACE_SECONDS
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.own_stage import OwnStage
 from trnflow.tasks.pack_chunks import PackConfig
@@ -34,7 +40,6 @@ from trnflow.tasks.promotion.settings import CheckConfig, PromoteConfig
 from trnflow.tasks.sources.model_source import ModelConfig
 from trnflow.tasks.sources.paths import Folders, located
 from trnflow.tasks.store.location import default_root
-from trnflow.tasks.system.compiler_flags import FLAGS
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets
 from trnflow.tasks.tokenize_text import TokenizeConfig
@@ -42,109 +47,6 @@ from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.preference_losses import task_of
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
-
-
-class HardwareConfig(StageConfig):
-    """The machine that the recipe is written for: its price and memory. Which devices train is set by `train.device` and
-    `train.devices`."""
-
-    name: str = "this machine"
-    """The name of the machine, as shown in reports."""
-    price_per_hour: NonNegative = 0.0
-    """The price of the machine in USD per hour. Plans and reports show dollars when it is above 0."""
-    memory_gib: Positive | None = None
-    """The memory of each device, in GiB (2^30 bytes). Default: what is found on the device."""
-    device: Literal["cpu", "cuda", "neuron"] | None = None
-    """The kind of device that the price and the memory belong to. When `train.device` is another kind, price and memory
-    are ignored."""
-
-
-class StoreConfig(StageConfig):
-    """The store: where artifacts are kept, and how long a run that gives no sign of life keeps the right to make a
-    stage's result."""
-
-    root: str | None = None
-    """The folder or fsspec URL (`s3://bucket/prefix`) of the store. Default: the variable TRNFLOW_STORE, else
-    `store` in the home (TRNFLOW_HOME)."""
-    min_free_gb: NonNegative = 1.0
-    """The space that must stay free on the store's disk, in GB (10^9 bytes)."""
-    lease_ttl_seconds: Seconds = 60.0
-    """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
-
-
-class LaunchConfig(StageConfig):
-    """How the processes of stages are started and stopped, and which devices training uses."""
-
-    kind: Literal["local"] = "local"
-    """Where the stages' processes run: `local` is this machine."""
-    grace_seconds: Seconds = GRACE_SECONDS
-    """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
-    120 seconds after its notice."""
-    memory_gib: Positive | None = None
-    """The memory that the processes of a stage may hold together, in GiB (2^30 bytes), files that they map aside; a stage
-    that holds more is ended. Default: what the machine, or its cgroup, has less a tenth (at least 1 GiB), but at least half."""
-    environment: dict[str, str] = {}
-    """Further environment variables of the processes of stages that load PyTorch. Their values are never shown."""
-    device_names: tuple[str, ...] | None = None
-    """The names of the devices that training uses, of which each serves one training at a time: another training of this
-    machine and store that names one of them waits. Default: the GPUs that CUDA_VISIBLE_DEVICES names, all NeuronCores as
-    one, and none on the CPU, whose cores trainings share."""
-
-    @field_validator("environment")
-    @classmethod
-    def _changes_no_result(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in FLAGS:
-            if name in value:
-                raise ValueError(
-                    f"{name} changes results: set train.compiler_flags, or {name} around the command, where the key sees it"
-                )
-        return value
-
-
-class TaskRunnerConfig(StageConfig):
-    """The workers that make parts (pieces of the work) of the data stages in parallel: their kind and number."""
-
-    kind: Literal["threads", "processes", "ray", "dask"] = "threads"
-    """The workers: `threads` of the stage's process, `processes` of this machine, or a `ray` or `dask` cluster."""
-    workers: Parallel | None = None
-    """The number of workers; with `address`, the largest number of parts that are sent to the cluster at once. Default:
-    the number of CPU cores of this machine."""
-    address: str | None = None
-    """The address of a Ray or Dask cluster. Default: a local cluster is started."""
-
-    @model_validator(mode="after")
-    def _address_has_a_cluster(self) -> TaskRunnerConfig:
-        if self.address and self.kind not in ("ray", "dask"):
-            raise ValueError(f"`address` is of a Ray or Dask cluster, but `kind` is {self.kind}")
-        return self
-
-    @property
-    def count(self) -> int:
-        """The number of workers."""
-        return self.workers or len(os.sched_getaffinity(0))
-
-
-class RunConfig(StageConfig):
-    """What `trnflow run` does before the first stage."""
-
-    rehearse_above_minutes: NonNegative = 10.0
-    """A run that is expected to take longer, in minutes, or of which nothing is known, is rehearsed first, if its model
-    has more than 10 million parameters. `run --no-rehearse` skips that."""
-
-
-class TrackingConfig(StageConfig):
-    """Whether runs are recorded in MLflow, and where."""
-
-    enabled: bool = True
-    """Whether runs are recorded in MLflow."""
-    uri: str | None = None
-    """The address of the MLflow tracking server. Default: the variable MLFLOW_TRACKING_URI, else
-    `sqlite:///<home>/mlflow.db`."""
-    experiment: str = "trnflow"
-    """The name of the MLflow experiment."""
-    also: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Other trackers, each with the extra of its name: `tensorboard` writes its files to `<home>/tensorboard`, `wandb` an
-    offline run to `<home>/wandb` (unless the variable WANDB_MODE says otherwise), `trackio` to `<home>/trackio`."""
 
 
 class Recipe(StageConfig):
@@ -271,44 +173,42 @@ class Recipe(StageConfig):
             )
         return self
 
-    _folders: Folders = PrivateAttr(default_factory=dict)
-    _machine: str = PrivateAttr(default="")
-    _chosen: tuple[str, ...] = PrivateAttr(default=())
-    _own_folder: Path | None = PrivateAttr(default=None)
+    _read: RecipeTree = PrivateAttr(default_factory=lambda: RecipeTree(Recipe, "", {}, {}))
 
     @property
     def machine(self) -> str:
         """What was chosen for this machine and why, or how the recipe differs here; "" if the recipe fixes all."""
-        return self._machine
+        return self._read.machine
 
     @property
     def folders(self) -> Folders:
         """{setting: folder that a relative path in its value is joined to}; without an entry the working directory."""
-        return self._folders
+        origins = self._read.origins.items()
+        return {".".join(setting): origin.folder for setting, origin in origins if origin.folder}
 
     @property
     def own_folder(self) -> Path | None:
         """The folder of the recipe's file; None of a shipped recipe."""
-        return self._own_folder
+        return self._read.folder
 
     def folder(self, setting: str) -> Path:
         """Return the folder that a relative path in a setting's value is joined to."""
-        return self._folders.get(setting) or Path.cwd()
+        return self.folders.get(setting) or Path.cwd()
 
     @property
     def hooks(self) -> dict[str, tuple[str, Path | None]]:
         """{setting: (`package.module:name`, folder of the file in which it is set)} of the user's own functions."""
-        hooks = {}
+        hooks, folders = {}, self.folders
         for path, named in hooks_in(self):
             above = (".".join(path[:length]) for length in range(len(path), 0, -1))
-            hooks[".".join(path)] = named, next((self._folders[name] for name in above if name in self._folders), None)
+            hooks[".".join(path)] = named, next((folders[name] for name in above if name in folders), None)
         return hooks
 
     @property
     def own_files(self) -> dict[str, Path]:
         """{name in `own.files`: path}."""
-        folder = self._folders.get("own.files") or self._folders.get("own.files.0")
-        return {name: (folder or Path.cwd()).resolve() / name for name in self.own.files}
+        folder = self.folders.get("own.files") or self.folder("own.files.0")
+        return {name: folder.resolve() / name for name in self.own.files}
 
     @property
     def price_per_hour(self) -> float:
@@ -347,11 +247,11 @@ class Recipe(StageConfig):
 
     def leaves_open(self, *names: str) -> bool:
         """Return whether this machine decides these settings, and has not yet set one."""
-        return {*names} <= {*self._chosen} and not any(getattr(self.train, name.split(".")[1]) for name in names)
+        return {*names} <= {*self._read.chosen} and not any(getattr(self.train, name.split(".")[1]) for name in names)
 
     def on_machine_of(self, recorded: Tree) -> Recipe | None:
         """Return this recipe with what a machine decides taken from a run's settings; None if no machine decides."""
-        places = {setting: setting.split(".") for setting in self._chosen}
+        places = {setting: setting.split(".") for setting in self._read.chosen}
         values = {setting: recorded[part][name] for setting, (part, name) in places.items() if name in recorded[part]}
         try:
             return self.changed(values) if values else None
@@ -369,8 +269,7 @@ class Recipe(StageConfig):
                 section = section[name]
             section[last] = value
         recipe = Recipe.model_validate(document)
-        recipe._folders, recipe._machine, recipe._chosen = self._folders, self._machine, self._chosen
-        recipe._own_folder = self._own_folder
+        recipe._read = self._read
         return recipe
 
     def to_json(self) -> Tree:
@@ -404,8 +303,7 @@ def validated(read: RecipeTree, name: str) -> Recipe:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise refused(error, Recipes(Recipe, name, tree, read.origins)) from None
-    recipe._machine, recipe._chosen, recipe._own_folder = read.machine, read.chosen, read.folder
-    recipe._folders = {".".join(setting): origin.folder for setting, origin in read.origins.items() if origin.folder}
+    recipe._read = read
     for setting, (named, folder) in recipe.hooks.items():
         try:
             check_hook(setting, named, folder)

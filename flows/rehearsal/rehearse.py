@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,13 @@ from trnflow.flows.runner.graph import Graph, Node, source_of
 from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.own_code import own_code
 from trnflow.flows.runner.plan import Options, Plan
-from trnflow.flows.runner.run import preview_id, run, settle
+from trnflow.flows.runner.run import run, settle
 from trnflow.flows.runner.warm_parents import Parent, parent_of, start_warm_parents
+from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import ProcessFailed, TrnflowError, unexpected
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
+from trnflow.tasks.events.retention import PREVIEW
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.rehearsal.answer import AnswerConfig, answer
 from trnflow.tasks.rehearsal.check_turns import TurnsConfig, check_turns
@@ -34,7 +35,6 @@ from trnflow.tasks.rehearsal.sample_rows import SampleConfig, sample_rows
 from trnflow.tasks.rehearsal.stand_in import StandInConfig, stand_in
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.store import Store
-from trnflow.tasks.system.home import workfolder
 from trnflow.tasks.system.process import processes_of
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
@@ -99,7 +99,10 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
         for note in plan.notes:
             rehearsal.remark(note)
         _check_store(context.store)
-        with _small_store(context) as store:
+        # in the folder of an attempt: that of a killed rehearsal goes with the next run
+        with workplace(context.store.home, f"rehearsal-{new_run_id()}") as folder:
+            store = Store(str(folder), context.store.home)
+            store.prepare()
             small = _Small(replace(context, store=store), plan, rehearsal, readers)
             sampled = small.sample()
             variables, modules = small.read(sampled)
@@ -117,18 +120,6 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
     return rehearsal
 
 
-@contextlib.contextmanager
-def _small_store(context: RunContext) -> Iterator[Store]:
-    """Yield a new store, and remove it. That of a killed rehearsal goes with the next run."""
-    folder = workfolder(context.store.home, f"rehearsal-{new_run_id()}")
-    store = Store(str(folder), context.store.home)
-    try:
-        store.prepare()
-        yield store
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @dataclass
 class _Small:
     """The runs of a rehearsal. context: with its store; plan: of the real run."""
@@ -141,15 +132,14 @@ class _Small:
     def begin(self, recipe: Recipe, *more: Reader) -> RunContext:
         log = EventLog(*self.readers, self.rehearsal, *more)
         context = replace(self.context, recipe=recipe, plan=None, force=frozenset())
-        return context.for_run(log, run=preview_id(new_run_id()), kind="preview")
+        return context.for_run(log, run=new_run_id() + PREVIEW, kind="preview")
 
     def sample(self) -> Artifact:
         """Return rows of each split, and remark what they show of all rows."""
         recipe = self.context.recipe
         rows = loading(recipe)
         sample = Node(sample_rows, SampleConfig(), {"rows": rows})
-        steps = settle(Graph((rows, sample)), self.begin(_reduced(recipe))).steps
-        sampled = _artifact(steps["sample_rows"].artifact)
+        sampled = settle(Graph((rows, sample)), self.begin(_reduced(recipe))).artifact("sample_rows")
         for remark in remarks_of(recipe, sampled):
             self.rehearsal.remark(remark)
         return sampled
@@ -161,8 +151,8 @@ class _Small:
         context, graph = self.begin(recipe), finetune(recipe, rows=sampled)
         plan = make_plan(graph, context)
         start_warm_parents([plan.steps[ROLES[role]] for role in ("training", "model")], context)
-        steps = settle(graph, context, plan=plan, until=ROLES["chunks"]).steps
-        texts, tokens = (_artifact(steps[ROLES[role]].artifact) for role in ("texts", "tokens"))
+        settle(graph, context, plan=plan, until=ROLES["chunks"])
+        texts, tokens = (plan.artifact(ROLES[role]) for role in ("texts", "tokens"))
         if recipe.format.task == "chat" and not recipe.format.make:
             written = Node(check_turns, TurnsConfig(messages=recipe.format.messages), {"rows": sampled, "texts": texts})
             settle(Graph((written,)), self.begin(recipe))
@@ -174,20 +164,22 @@ class _Small:
         recipe = _reduced(self.context.recipe)
         config = StandInConfig(task=FORMATS[recipe.format.task].name)
         node = Node(stand_in, config, {"model": source_of(model_source, recipe.model)})
-        return _artifact(settle(Graph((node,)), self.begin(recipe)).steps["stand_in"].artifact)
+        return settle(Graph((node,)), self.begin(recipe)).artifact("stand_in")
 
     def train(self, sampled: Artifact, model: Artifact) -> None:
         """Train, publish, export, evaluate and ask the small model."""
-        with _folder(self.context.store, model) as folder:
+        store = self.context.store
+        with workplace(store.home, f"stand-in-{new_run_id()}") as work:
+            folder = store.link_files(model, work / "model")
             recipe = _with_model(_reduced(self.context.recipe), self.plan, model, folder)
-            graph, killer = finetune(recipe, rows=sampled), Killer(self.context.store)
+            graph, killer = finetune(recipe, rows=sampled), Killer(store)
             first = run(graph, self.begin(recipe, killer), Options(until=ROLES["training"], record=False))
             self.rehearsal.killed = killer.killed and isinstance(first.error, ProcessFailed)
             if first.error is not None and not self.rehearsal.killed:
                 raise first.error
             if not self.rehearsal.killed:
                 self.rehearsal.remark("training saved no state before it ended, so no resumption was tried")
-            weights = _artifact(settle(graph, self.begin(recipe)).steps[ROLES["model"]].artifact)
+            weights = settle(graph, self.begin(recipe)).artifact(ROLES["model"])
             asked = Node(
                 answer, AnswerConfig(), {"weights": weights, "rows": sampled, "code": own_code(recipe, "format.make")}
             )
@@ -256,20 +248,6 @@ def _with_model(recipe: Recipe, plan: Plan, small: Artifact, folder: Path) -> Re
             "model.overrides": kept, "model.tokenizer": tokenizer,
         }
     )  # fmt: skip
-
-
-def _artifact(artifact: Artifact | None) -> Artifact:
-    assert artifact is not None
-    return artifact
-
-
-@contextlib.contextmanager
-def _folder(store: Store, artifact: Artifact) -> Iterator[Path]:
-    folder = workfolder(store.home, f"stand-in-{new_run_id()}")
-    try:
-        yield store.link_files(artifact, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_store(store: Store) -> None:

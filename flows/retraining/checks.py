@@ -122,8 +122,7 @@ def _loaded(change: RetrainReason, log: EventLog, *, raw: bool = False) -> Artif
     context = change.context.for_run(log, kind="check")
     plan = make_plan(finetune_without(change.recipe, None), context) if raw else context.plan
     assert plan is not None
-    loaded = settle(plan.graph, context, plan=plan, until=ROLES["rows"]).steps[ROLES["rows"]].artifact
-    assert loaded is not None
+    loaded = settle(plan.graph, context, plan=plan, until=ROLES["rows"]).artifact(ROLES["rows"])
     if not raw:
         plan.predict()  # the training finds these rows in the store
     return loaded

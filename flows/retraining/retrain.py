@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import of_run
 from trnflow.flows.champions.frozen_rows import finetune_without, freeze, newest_frozen
@@ -22,7 +23,6 @@ from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import RunContext, context_of
 from trnflow.flows.runner.graph import Graph
-from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean
@@ -69,7 +69,7 @@ def retrain(
                 return _with_present(recipe, store, Retrained(recipe.name, None, False, why))
             return _retrain(_Work(context, log, train, lease), change)
     except Exception as error:
-        failed = record_failure(recipe, store, error, offline=context.resolver.offline)
+        failed = record_failure(recipe, store, error, offline=context.offline)
         if isinstance(error, TrnflowError):
             return failed
         raise  # an error of this program
@@ -112,8 +112,7 @@ def on_record(store: Store, ended: Retrained, data: str | None, log: EventLog | 
     return ended
 
 
-@dataclass(frozen=True)
-class _Work:
+class _Work(NamedTuple):
     """What a retrain works with, under its lease: see `retrain`."""
 
     context: RunContext
@@ -121,52 +120,41 @@ class _Work:
     train: Train
     lease: Lease
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.context.recipe
-
-    @property
-    def store(self) -> Store:
-        return self.context.store
-
-    @property
-    def offline(self) -> bool:
-        return self.context.resolver.offline
-
 
 def _retrain(work: _Work, change: RetrainReason | None) -> Retrained:
     """Make a round if anything changed, and one more if the data changed meanwhile."""
-    if change is None or change.ledger != read_ledger(work.store, work.recipe.name).number:
+    recipe, store, offline = work.context.recipe, work.context.store, work.context.offline
+    if change is None or change.ledger != read_ledger(store, recipe.name).number:
         change = find_change(work.context)
     if not change.is_changed:
-        return unchanged(change, work.store)
+        return unchanged(change, store)
     first = retrain_once(work, change)
-    if not _has_changed(work, first, change.data):
+    if not _has_changed(work.context, first, change.data):
         return first
     try:
         # asks the sources again
-        later = find_change(context_of(work.recipe, work.store, offline=work.offline))
+        later = find_change(context_of(recipe, store, offline=offline))
     except TrnflowError as error:
         return _noted(first, f"the data changed meanwhile, and can't be looked at: {scrubbed(error).message}")
     if not later.is_changed:  # such as a file that this round had read already
-        again = unchanged(later, work.store)
+        again = unchanged(later, store)
         return replace(first, notes=(*first.notes, *again.notes))
     second = retrain_once(work, later)
     if not second.changed:
         return _noted(first, second.why)
     second = _noted(second, f"the data changed meanwhile: a first round ended as {first.outcome} ({first.why})")
-    if _has_changed(work, second, later.data):
+    if _has_changed(work.context, second, later.data):
         second = _noted(second, "the data changed once more: the next retrain looks at it")
     return replace(second, earlier=first if first.outcome in ("promoted", "kept") else None)
 
 
-def _has_changed(work: _Work, ended: Retrained, data: str) -> bool:
+def _has_changed(context: RunContext, ended: Retrained, data: str) -> bool:
     """Return whether the source differs now from a round's data."""
     # a source that can't be reached counts as unchanged; so does that of an interrupted round
     if not ended.changed or isinstance(ended.error, Interrupted):
         return False
     try:
-        return present_data(work.recipe, work.store, offline=work.offline) != data
+        return present_data(context.recipe, context.store, offline=context.offline) != data
     except TrnflowError:
         return False
 
@@ -178,17 +166,17 @@ def _noted(ended: Retrained, note: str) -> Retrained:
 def retrain_once(work: _Work, change: RetrainReason) -> Retrained:
     """Check the data, train, judge, and put on record how this round ended."""
     context = work.context.for_run(work.log, kind="retrain")
-    with begin_log(context, Options(offline=work.offline), why=change.why):
+    with begin_log(context, why=change.why):
         ended = train_and_judge(work, change)
         if ended.changed:
-            ended = on_record(work.store, ended, change.data, work.log)
+            ended = on_record(context.store, ended, change.data, work.log)
         notes = work.log.end(ended.error, list(ended.notes))
     return replace(ended, notes=(*ended.notes, *notes))
 
 
 def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:
     """Return how a round ended. A judgement is in the ledger then, any other outcome is not."""
-    recipe, store, lease = work.recipe, work.store, work.lease
+    recipe, store, lease = work.context.recipe, work.context.store, work.lease
     begun = Retrained(recipe.name, None, True, change.why, champion=change.champion, margin=recipe.promote.margin)
     if change.frozen is not None:
         begun = replace(begun, frozen=change.frozen.artifact.digest)

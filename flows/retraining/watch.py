@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import Ended, newest_ended, present_data
@@ -33,16 +33,6 @@ LONGEST_WAIT = 3600.0
 Outcome = Literal["unchanged", "new", "changed", "waiting", "training", "failed"]
 
 
-class LookDocument(TypedDict):
-    """What `trnflow watch --json` prints of a look."""
-
-    schema: int
-    recipe: str
-    outcome: Outcome
-    data: str
-    why: str
-
-
 class Look(NamedTuple):
     """The result of one look.
 
@@ -59,8 +49,9 @@ class Look(NamedTuple):
     data: str
     why: str
 
-    def to_json(self) -> LookDocument:
-        return {"schema": 1, "recipe": self.recipe, "outcome": self.outcome, "data": self.data, "why": self.why}
+    def to_json(self) -> Meta:
+        """Return what `trnflow watch --json` prints of a look."""
+        return {"schema": 1, **self._asdict()}
 
 
 class WatchState(NamedTuple):

@@ -68,9 +68,14 @@ class RunContext:
         # only stages that train or run models need anything
         return self.environment if "torch" in distributions else {}
 
-    def with_recipe(self, recipe: Recipe, plan: Plan | None = None) -> RunContext:
+    @property
+    def offline(self) -> bool:
+        """Whether no hub is asked."""
+        return self.resolver.offline
+
+    def with_recipe(self, recipe: Recipe) -> RunContext:
         """Return the context of another recipe in the same store; the answers about sources are shared."""
-        return replace(self, recipe=recipe, plan=plan, run=new_run_id(), notes=[], force=frozenset())
+        return replace(self, recipe=recipe, plan=None, run=new_run_id(), notes=[], force=frozenset())
 
     def for_run(
         self,

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trnflow.flows.recipes.recipe import LaunchConfig, Recipe
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.recipes.sections import LaunchConfig
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.stage import Stage
 from trnflow.tasks.system.process import this_process

@@ -8,7 +8,7 @@ without these there is but an upper bound, by which no run is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypedDict
 
@@ -170,7 +170,8 @@ def fit_to_machine(recipe: Recipe, model: Source, memo: Memo, trace: Trace | Non
                 break
             if traced.memory.total <= limit:
                 fitting = recipe.changed({f"train.{name}": value for name, value in update.items()})
-                fitting._machine += "".join(f"; train.{name}=true, for memory" for name in update)
+                added = "".join(f"; train.{name}=true, for memory" for name in update)
+                fitting._read = replace(fitting._read, machine=fitting.machine + added)
                 return fitting
     return recipe
 

@@ -210,6 +210,12 @@ class Plan:
                 if step.action == "hit" and needed.action != "hit":
                     needed.action, needed.why = "skip", f"{step.name} is a hit"
 
+    def artifact(self, stage: str) -> Artifact:
+        """Return what a stage made or the store has, of a step that was settled."""
+        artifact = self.steps[stage].artifact
+        assert artifact is not None
+        return artifact
+
     def due(self, options: Options) -> list[Step]:
         """Return the steps that may have to run."""
         due = ("run", "maybe")

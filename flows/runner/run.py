@@ -21,7 +21,6 @@ from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
-from trnflow.tasks.events.retention import PREVIEW
 from trnflow.tasks.launch import landlock
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
@@ -122,11 +121,6 @@ def settle(graph: Graph, context: RunContext, *, plan: Plan | None = None, until
     if result.error is not None:
         raise result.error
     return context.plan
-
-
-def preview_id(run: str) -> str:
-    """Return the id of a run for `trnflow preview`, which is not listed."""
-    return run + PREVIEW
 
 
 def _settle_all(plan: Plan, context: RunContext, options: Options, around: Around) -> None:

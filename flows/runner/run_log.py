@@ -1,41 +1,64 @@
-"""What a run writes in its event log about itself and its steps."""
+"""What a run writes in its event log about itself and its steps, and the log's copy in the store."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from trnflow.flows.runner.claim import WAITS
 from trnflow.flows.runner.context import RunContext
-from trnflow.flows.runner.log_copy import LogCopy
 from trnflow.flows.runner.mlflow_log import ON_RECORD, destination_of, for_mlflow
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import is_interruption
-from trnflow.tasks.events import EventLog
+from trnflow.tasks.errors import StoreError, is_interruption
+from trnflow.tasks.events import Event, EventLog, Reader, RunState, log_file
 from trnflow.tasks.events.log import error_document
+from trnflow.tasks.store import Store
 
 
-@contextmanager
+class LogCopy(Reader):
+    """Copies a run's events to `<root>/logs/<run>/<n>.jsonl`, where other machines see its curves and notes, whenever a
+    stage that ran, or the run, has ended. A store that can't be written costs the copy alone."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store, self._run = store, run
+        self._offset = self._number = 0
+
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "run_ended" or (event["event"] == "stage_ended" and event["action"] == "ran"):
+            with contextlib.suppress(StoreError, OSError):
+                self._copy()
+
+    def _copy(self) -> None:
+        with log_file(self._store.home, self._run).open("rb") as file:
+            file.seek(self._offset)
+            lines = file.read()
+        if lines and self._store.backend.create(f"logs/{self._run}/{self._number}.jsonl", lines):
+            self._offset += len(lines)
+            self._number += 1
+
+
+@contextlib.contextmanager
 def begin_log(
-    context: RunContext, options: Options, *, tags: dict[str, str] | None = None, **more: Json
+    context: RunContext, options: Options | None = None, *, tags: dict[str, str] | None = None, **more: Json
 ) -> Iterator[None]:
     """Context in which the events of a run are written to its file; see `EventLog.writing`. Of a run on record, the store
     gets a copy.
 
     Args:
+        options: None for a run that has none but `offline`.
         tags: Of the run in MLflow.
         more: Further fields of `run_begun`.
 
     Raises:
         ConfigError: A variable in `tracking.uri` is not set.
     """
-    recipe, log = context.recipe, context.log
+    recipe, log, options = context.recipe, context.log, options or Options(offline=context.offline)
     is_copied = context.kind in ON_RECORD and not log.is_open
     copies = [LogCopy(context.store, context.run)] if is_copied else []
     writing = log.writing(

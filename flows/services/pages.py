@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trnflow.flows.recipes.recipe import TrackingConfig
+from trnflow.flows.recipes.sections import TrackingConfig
 from trnflow.flows.services.prefect_address import api_url
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.tracking import tracking_page

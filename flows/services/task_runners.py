@@ -22,7 +22,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ProcessPoolTaskRunner
 
-from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption

@@ -42,9 +42,7 @@ def on_slot(recipe: Recipe, slot: int) -> Recipe:
     each = recipe.train.devices
     mine = _gpus(recipe)[slot * each : (slot + 1) * each]
     environment = {**recipe.launch.environment, VISIBLE: ",".join(mine)}
-    moved = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"environment": environment})})
-    moved._folders = recipe._folders
-    return moved
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"environment": environment})})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from trnflow.flows.recipes.sweep_settings import SweepConfig
+from trnflow.flows.recipes.sections import SweepConfig
 from trnflow.flows.runner.context import new_run_id
 from trnflow.flows.sweeps.space import Dimension, combinations
 from trnflow.tasks.artifact import Json, Meta

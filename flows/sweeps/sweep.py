@@ -254,7 +254,7 @@ def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
     recipe = plan.recipe.model_copy(update={"name": plan.trial_name})
     log = EventLog(*trackers(recipe, store))
     context = context_of(recipe, store).for_run(log, run=study.identity, kind="sweep")
-    with begin_log(context, Options(), tags={"trnflow.study": plan.name}):
+    with begin_log(context, tags={"trnflow.study": plan.name}):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit_json, print_error
-from trnflow.flows.cli.rehearse_first import rehearse_before
+from trnflow.flows.cli.rehearse_command import rehearse_before
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import finetune

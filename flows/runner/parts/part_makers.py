@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.launch.job import Job

@@ -11,7 +11,7 @@ from tests.helpers.command_line import opened
 from tests.helpers.waiting import wait_for
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
-from trnflow.flows.display.verdict import verdict_on
+from trnflow.flows.display.run_page import verdict_on
 from trnflow.flows.retraining.firings import KEPT_BYTES, note_firing, read_firings
 from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.ledger import read_ledger

@@ -65,13 +65,13 @@ def deployed(
 def test_looks_a_year_are_the_schedules_dates(tmp_path: Path, memo: Memo, schedules: str, looks: int) -> None:
     recipe = deployed(tmp_path, schedules)
     assert firings_per_year(recipe, memo) == (looks, tmp_path / "prefect.yaml")
-    assert looks_of(recipe, memo).config.alpha == pytest.approx(0.05 / looks)
+    assert looks_of(recipe, memo)[0].alpha == pytest.approx(0.05 / looks)
 
 
 @pytest.mark.parametrize("schedules", ["", "{cron: nightly}", "{interval: -5}", "{rrule: x}", "{slug: a}", "3"])
 def test_what_is_no_schedule_counts_as_none(tmp_path: Path, memo: Memo, schedules: str) -> None:
     recipe = deployed(tmp_path, schedules)
-    assert firings_per_year(recipe, memo) is None and looks_of(recipe, memo).config.looks_per_year == 365
+    assert firings_per_year(recipe, memo) is None and looks_of(recipe, memo)[0].looks_per_year == 365
     assert "365 looks a year by the default" in promise(recipe, 2000, memo)
 
 
@@ -100,7 +100,7 @@ def test_the_number_is_the_same_wherever_the_command_was_started(
     deployed(elsewhere, NIGHTLY)
     for folder in (tmp_path / "project", elsewhere, tmp_path):
         monkeypatch.chdir(folder)
-        assert looks_of(recipe, memo).config.looks_per_year == 12
+        assert looks_of(recipe, memo)[0].looks_per_year == 12
     inner = tmp_path / "project" / "recipes"
     inner.mkdir()
     (inner / "tickets.yaml").write_text(RECIPE)

@@ -21,7 +21,7 @@ from tests.helpers.products import few
 from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.waiting import wait_for
 from tests.launch.processes import marked
-from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.flows.runner.parts.part_makers import refuse_task_runners
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
@@ -131,7 +131,7 @@ def test_a_flow_that_is_killed_leaves_no_worker(api: Api, tmp_path: Path) -> Non
 
 LOCAL_RAY = """
 import contextlib, sys
-from trnflow.flows.recipes.recipe import TaskRunnerConfig
+from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.flows.services.task_runners import _ray
 with contextlib.ExitStack() as stack:
     with _ray(TaskRunnerConfig(kind="ray", workers=1), stack):

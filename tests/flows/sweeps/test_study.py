@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.postgres import Postgres, postgres  # noqa: F401 - a fixture
-from trnflow.flows.recipes.sweep_settings import SweepConfig
+from trnflow.flows.recipes.sections import SweepConfig
 from trnflow.flows.sweeps.plan import read_plan
 from trnflow.flows.sweeps.space import parse
 from trnflow.flows.sweeps.study import SweepStudy, database_errors, open_study

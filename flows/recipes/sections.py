@@ -1,0 +1,182 @@
+"""The sections of a recipe that belong to no stage: the machine, services, what `own` functions read, sweeps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import field_validator, model_validator
+
+from trnflow.tasks.config import (
+    NOT_KEYED,
+    Hook,
+    NonNegative,
+    Parallel,
+    Positive,
+    PositiveCount,
+    Seconds,
+    Seed,
+    StageConfig,
+)
+from trnflow.tasks.evaluation.scores import is_less_better
+from trnflow.tasks.launch import GRACE_SECONDS
+from trnflow.tasks.system.compiler_flags import FLAGS
+
+
+class HardwareConfig(StageConfig):
+    """The machine that the recipe is written for: its price and memory. Which devices train is set by `train.device` and
+    `train.devices`."""
+
+    name: str = "this machine"
+    """The name of the machine, as shown in reports."""
+    price_per_hour: NonNegative = 0.0
+    """The price of the machine in USD per hour. Plans and reports show dollars when it is above 0."""
+    memory_gib: Positive | None = None
+    """The memory of each device, in GiB (2^30 bytes). Default: what is found on the device."""
+    device: Literal["cpu", "cuda", "neuron"] | None = None
+    """The kind of device that the price and the memory belong to. When `train.device` is another kind, price and memory
+    are ignored."""
+
+
+class StoreConfig(StageConfig):
+    """The store: where artifacts are kept, and how long a run that gives no sign of life keeps the right to make a
+    stage's result."""
+
+    root: str | None = None
+    """The folder or fsspec URL (`s3://bucket/prefix`) of the store. Default: the variable TRNFLOW_STORE, else
+    `store` in the home (TRNFLOW_HOME)."""
+    min_free_gb: NonNegative = 1.0
+    """The space that must stay free on the store's disk, in GB (10^9 bytes)."""
+    lease_ttl_seconds: Seconds = 60.0
+    """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
+
+
+class LaunchConfig(StageConfig):
+    """How the processes of stages are started and stopped, and which devices training uses."""
+
+    kind: Literal["local"] = "local"
+    """Where the stages' processes run: `local` is this machine."""
+    grace_seconds: Seconds = GRACE_SECONDS
+    """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
+    120 seconds after its notice."""
+    memory_gib: Positive | None = None
+    """The memory that the processes of a stage may hold together, in GiB (2^30 bytes), files that they map aside; a stage
+    that holds more is ended. Default: what the machine, or its cgroup, has less a tenth (at least 1 GiB), but at least half."""
+    environment: dict[str, str] = {}
+    """Further environment variables of the processes of stages that load PyTorch. Their values are never shown."""
+    device_names: tuple[str, ...] | None = None
+    """The names of the devices that training uses, of which each serves one training at a time: another training of this
+    machine and store that names one of them waits. Default: the GPUs that CUDA_VISIBLE_DEVICES names, all NeuronCores as
+    one, and none on the CPU, whose cores trainings share."""
+
+    @field_validator("environment")
+    @classmethod
+    def _changes_no_result(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in FLAGS:
+            if name in value:
+                raise ValueError(
+                    f"{name} changes results: set train.compiler_flags, or {name} around the command, where the key sees it"
+                )
+        return value
+
+
+class TaskRunnerConfig(StageConfig):
+    """The workers that make parts (pieces of the work) of the data stages in parallel: their kind and number."""
+
+    kind: Literal["threads", "processes", "ray", "dask"] = "threads"
+    """The workers: `threads` of the stage's process, `processes` of this machine, or a `ray` or `dask` cluster."""
+    workers: Parallel | None = None
+    """The number of workers; with `address`, the largest number of parts that are sent to the cluster at once. Default:
+    the number of CPU cores of this machine."""
+    address: str | None = None
+    """The address of a Ray or Dask cluster. Default: a local cluster is started."""
+
+    @model_validator(mode="after")
+    def _address_has_a_cluster(self) -> TaskRunnerConfig:
+        if self.address and self.kind not in ("ray", "dask"):
+            raise ValueError(f"`address` is of a Ray or Dask cluster, but `kind` is {self.kind}")
+        return self
+
+    @property
+    def count(self) -> int:
+        """The number of workers."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+class RunConfig(StageConfig):
+    """What `trnflow run` does before the first stage."""
+
+    rehearse_above_minutes: NonNegative = 10.0
+    """A run that is expected to take longer, in minutes, or of which nothing is known, is rehearsed first, if its model
+    has more than 10 million parameters. `run --no-rehearse` skips that."""
+
+
+class TrackingConfig(StageConfig):
+    """Whether runs are recorded in MLflow, and where."""
+
+    enabled: bool = True
+    """Whether runs are recorded in MLflow."""
+    uri: str | None = None
+    """The address of the MLflow tracking server. Default: the variable MLFLOW_TRACKING_URI, else
+    `sqlite:///<home>/mlflow.db`."""
+    experiment: str = "trnflow"
+    """The name of the MLflow experiment."""
+    also: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Other trackers, each with the extra of its name: `tensorboard` writes its files to `<home>/tensorboard`, `wandb` an
+    offline run to `<home>/wandb` (unless the variable WANDB_MODE says otherwise), `trackio` to `<home>/trackio`."""
+
+
+class OwnConfig(StageConfig):
+    """What your own functions read beside what they are given."""
+
+    files: tuple[str, ...] = ()
+    """The files that your functions read, below the folder of the recipe's file. A file's content is in the key of each stage
+    whose functions name it in a text."""
+    identity: Annotated[Hook | None, NOT_KEYED] = None
+    """A function of yours that returns the state of what `data.make` reads as a text, `package.module:name`, called with
+    `data.arguments` whenever a plan is made. Another state loads the rows anew; `data.version` may then be left out."""
+
+    @field_validator("files")
+    @classmethod
+    def _are_below_the_recipe(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if PurePath(name).is_absolute() or ".." in PurePath(name).parts or not PurePath(name).name:
+                raise ValueError(f"{name!r} is no path below the recipe's folder: put the file there, and name it so")
+        return value
+
+
+class SweepConfig(StageConfig):
+    """Which settings `trnflow sweep` varies, how many trials (trainings with varied settings) it runs, and by which
+    metric it chooses the best trial. Other runs of the recipe ignore this section."""
+
+    settings: dict[str, str | list[Any]] = {}
+    """The settings that vary, by dotted name: a range (`1e-5..1e-4`, `1e-5..1e-4:log`, `16..64:16` with a step) or a list
+    of choices."""
+    trials: PositiveCount | None = None
+    """The number of trials. Default: 20; with `sampler` grid all combinations."""
+    metric: str = "eval_loss"
+    """The metric of stage `train` by which trials are compared, such as eval_loss or eval_accuracy."""
+    direction: Literal["min", "max"] | None = None
+    """Whether a low or a high metric is good. Default: `max` where more is better, as of accuracy, else
+    `min`."""
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """How the settings of a trial are chosen: `tpe` from the results of earlier trials, `random`, or `grid` (every
+    combination)."""
+    pruner: Literal["median", "none"] = "median"
+    """Whether a trial ends early when an evaluation during training is worse than the median of earlier trials."""
+    parallel: Parallel = 1
+    """The number of trials at a time."""
+    seed: Seed = 0
+    """The seed of the sampler."""
+    name: str | None = None
+    """The name of the study and of its folder in `<home>/sweeps`. Default: the recipe's name."""
+    database: str | None = None
+    """The SQLAlchemy URL of Optuna's database. Default: `sqlite:///<home>/optuna.db`."""
+
+    @property
+    def is_maximised(self) -> bool:
+        """Whether a higher `metric` is better."""
+        if self.direction is None:
+            return not is_less_better(self.metric)
+        return self.direction == "max"
