@@ -18,8 +18,7 @@ from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, ConfigError
-from trnflow.tasks.store import Store
-from trnflow.tasks.store.location import default_root
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.model_names import (
     NEWEST,
     Meaning,
@@ -30,7 +29,6 @@ from trnflow.tasks.store.model_names import (
     no_such_model,
     parse_model,
 )
-from trnflow.tasks.system.home import home_folder
 
 
 class FoundModel(NamedTuple):
@@ -84,8 +82,7 @@ def find_model(
             "name a recipe; a text to predict that looks like a setting goes after --",
         )
     else:
-        store = Store(root or default_root(home_folder()), home_folder())
-        store.check()
+        store = made_store(root)
     meaning = find_stored(store, name, want[:1])
     if meaning is None:
         raise _unknown(store, name)

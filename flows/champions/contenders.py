@@ -13,7 +13,6 @@ from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import Record, RecordName, RunRecord
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.layout import newest_runs
 from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import Entry, JudgedModel
 from trnflow.tasks.store.model_names import artifact_of_run, find_stored, no_such_model
@@ -142,7 +141,7 @@ def model_in(run: RunRecord) -> str | None:
 
 def run_of_model(store: Store, digest: str) -> RunRecord | None:
     """Return the record of the newest run that made or found a model, or None."""
-    documents = (store.run(run) or {} for run in newest_runs(store.backend.entries("runs")))
+    documents = (store.run(run) or {} for run in store.run_ids())
     return next((document for document in documents if model_in(document) == digest and "resolved" in document), None)
 
 

@@ -7,10 +7,6 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAc
 from collections.abc import Callable
 from typing import TypeVar
 
-from trnflow.tasks.store import Store
-from trnflow.tasks.store.location import default_root
-from trnflow.tasks.system.home import home_folder
-
 N = TypeVar("N", int, float)
 
 RUN_NAMES = "a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion"
@@ -51,10 +47,3 @@ def add_model(parser: ArgumentParser) -> None:
     names = "a recipe, RECIPE@champion, RECIPE@N or RECIPE@newest; a run or `last`; a digest"
     parser.add_argument("recipe", metavar="MODEL", help=names)
     parser.add_argument("--on", metavar="HARDWARE", help="the model that was trained on this hardware")
-
-
-def store_of(options: Namespace) -> Store:
-    """Open the store of --store, else of TRNFLOW_STORE, else `<home>/store`. Raises ConfigError if there is none."""
-    store = Store(options.store or default_root(home_folder()), home_folder())
-    store.check()
-    return store

@@ -35,7 +35,6 @@ from trnflow.flows.cli.health_report import (
     lines_of,
     page_of,
 )
-from trnflow.flows.cli.history_commands import run_ids
 from trnflow.flows.cli.model.history_command import killed_retrains
 from trnflow.flows.cli.output import emit, exit_at_once
 from trnflow.flows.recipes.names import model_name
@@ -46,10 +45,10 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError, unexpected
 from trnflow.tasks.events import log_file, unsent_runs
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.last_verify import LastVerified, last_verified
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger, recipes_of
 from trnflow.tasks.store.location import default_root
+from trnflow.tasks.store.verify import LastVerified, last_verified
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets, scrub_all
@@ -248,7 +247,7 @@ def _last(store: Store, ledger: Ledger) -> LastFiring | None:
     name, entries = ledger.recipe, map(ledger.entry, ledger.numbers)
     decided = next((entry for entry in entries if entry["by"] == "retrain"), None)
     fired: list[Firing | Entry] = [*read_firings(store.home, name, store.root)[:1]]
-    fired += [*([decided] if decided else []), *killed_retrains(store, name, {*run_ids(store)})]
+    fired += [*([decided] if decided else []), *killed_retrains(store, name, {*store.run_ids()})]
     if not fired:
         return None
     newest = max(fired, key=lambda one: (not is_ahead(one["created"]), one["created"]))

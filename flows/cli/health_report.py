@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from trnflow.flows.display import report
 from trnflow.flows.retraining.firings import Firing
-from trnflow.tasks.store.last_verify import LastVerified
+from trnflow.tasks.store.verify import LastVerified
 
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>

@@ -11,19 +11,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run, store_of
+from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import Record, RunRecord
+from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.keys.lineage import Change, Descendant, Family, FromSource, Made, RunDifference, compare_runs
-from trnflow.tasks.store import Store
-from trnflow.tasks.store.layout import SHARD, newest_runs
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.ledger import read_ledger
-from trnflow.tasks.store.model_names import find_artifact, find_run
+from trnflow.tasks.store.model_names import artifacts_of, find_artifact, find_run
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -39,19 +38,6 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     written = add_command(sub, "report", write_report, store, "write the page of a run and open it in a browser")
     add_run(written)
     written.add_argument("--no-open", action="store_true", help="write the page only")
-
-
-def all_records(store: Store) -> list[Record]:
-    """Return the records of all stages, newest first, without those of shards, of which there may be thousands."""
-    stages = sorted({name.split("/")[1] for name in store.backend.names("records")})
-    stages = [stage for stage in stages if not stage.endswith(SHARD)]
-    found = [record for stage in stages for record in store.records(stage)]
-    return sorted(found, key=lambda record: str(record["created"]), reverse=True)
-
-
-def run_ids(store: Store) -> list[str]:
-    """Return the ids of the store's runs, newest first."""
-    return newest_runs(store.backend.entries("runs"))
 
 
 class RunSummary(TypedDict):
@@ -81,11 +67,11 @@ def run_summary(run: str, document: Mapping[str, Any]) -> RunSummary:
 
 def lineage(options: Namespace) -> int:
     """Print what an artifact was made from, what was made from it, and the runs that made or used it."""
-    store = store_of(options)
-    family = Family(all_records(store))
-    documents = {run: store.run(run) or {} for run in run_ids(store)}
+    store = made_store(options.store)
+    family = Family(store.all_records())
+    documents = {run: store.run(run) or {} for run in store.run_ids()}
     artifact = find_artifact(store, model_name(options.artifact))
-    in_runs = [run for run, document in documents.items() if artifact in _artifacts(document)]
+    in_runs = [run for run, document in documents.items() if artifact in artifacts_of(document)]
     try:
         kind = store.artifact(artifact).kind
     except BlobLost:
@@ -101,10 +87,6 @@ def lineage(options: Namespace) -> int:
         f"runs: {', '.join(in_runs) or 'none'}",
     )
     return 0
-
-
-def _artifacts(run: RunRecord) -> list[str | None]:
-    return [stage.get("artifact") for stage in run.get("stages", [])]
 
 
 def _up_lines(node: Made | FromSource, indent: str, name: str = "") -> Iterator[str]:
@@ -144,7 +126,7 @@ def _listed(value: Any) -> str:
 
 def diff(options: Namespace) -> int:
     """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics."""
-    found = differences(store_of(options), options.before, options.after)
+    found = differences(made_store(options.store), options.before, options.after)
     lines = [
         f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
         for sign, head in zip("-+", (found["before"], found["after"]), strict=True)
@@ -174,7 +156,7 @@ def differences(store: Store, before: str, after: str) -> RunDiff:
 
 def write_report(options: Namespace) -> int:
     """Write a run's page to `<home>/reports/<run>.html`, and open it if stdout is a terminal. Raises StoreError."""
-    store = store_of(options)
+    store = made_store(options.store)
     run = find_run(store, model_name(options.run))
     path = page_of(store, run)
     emit(options, {"run": run, "path": str(path)}, path)
@@ -190,17 +172,18 @@ def page_of(store: Store, run: str) -> Path:
     document = store.run(run)
     if not document:
         raise StoreError(f"the record of run {run} can't be read", "`trnflow verify` says what is damaged")
-    last = next((digest for digest in reversed(_artifacts(document)) if digest), None)
-    lineage = Family(all_records(store)).up(last) if last else None
+    made = artifacts_of(document)
+    lineage = Family(store.all_records()).up(made[-1]) if made else None
     verdict = verdict_on(run, read_ledger(store, str(document["recipe"])).entries())
-    html = run_page(store, run, document, verdict, _previous(store, run, document, run_ids(store)), lineage)
+    html = run_page(store, run, document, verdict, _previous(store, run, document), lineage)
     path = store.home / "reports" / f"{run}.html"
     write_whole(path, html)
     return path
 
 
-def _previous(store: Store, run: str, document: RunRecord, ids: list[str]) -> tuple[str, RunDifference] | None:
-    """Return the recipe's run before `run`, and what changed since. ids: of all runs, newest first."""
+def _previous(store: Store, run: str, document: RunRecord) -> tuple[str, RunDifference] | None:
+    """Return the recipe's run before `run`, and what changed since."""
+    ids = store.run_ids()
     # ids are sorted by time, so the first of the recipe is the one before
     for earlier in ids[ids.index(run) + 1 :]:
         before = store.run(earlier) or {}

@@ -6,15 +6,14 @@ import re
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from trnflow.flows.cli.arguments import add_command, number, store_of
-from trnflow.flows.cli.history_commands import all_records
+from trnflow.flows.cli.arguments import add_command, number
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.finetune import KINDS
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.store import Store
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.garbage.mark import Policy
 from trnflow.tasks.store.garbage.pins import add_pin, pin_names, remove_pin
 from trnflow.tasks.store.layout import SHARD
@@ -58,10 +57,10 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def verify(options: Namespace) -> int:
     """Read every file of the store and print damage; exit code 1 if it was not repaired."""
-    from trnflow.tasks.store.last_verify import note_verified
+    from trnflow.tasks.store.verify import note_verified
     from trnflow.tasks.store.verify import verify as read_all
 
-    store = store_of(options)
+    store = made_store(options.store)
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
     cache = None if store.is_local else store.cache
     result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
@@ -86,7 +85,7 @@ def gc(options: Namespace) -> int:
     """Move what nothing needs to the trash and delete old trash; without --yes only count."""
     from trnflow.tasks.store.garbage.collect import collect
 
-    store = store_of(options)
+    store = made_store(options.store)
     policy = Policy(options.keep_last, options.keep_days, options.grace)
     result = collect(store.backend, policy, yes=options.yes)
     rows = [("", "", "files", "MB")]
@@ -106,7 +105,7 @@ def gc(options: Namespace) -> int:
 
 def pin(options: Namespace) -> int:
     """Pin an artifact, or a run. Raises ConfigError when there is none, or another pin has the name."""
-    store = store_of(options)
+    store = made_store(options.store)
     target = _target(options.target, store)
     kind = "run" if "run" in target else "artifact"
     value = str(target[kind])
@@ -125,7 +124,7 @@ def pin(options: Namespace) -> int:
 
 def unpin(options: Namespace) -> int:
     """Remove a pin. Raises ConfigError when no pin has the name."""
-    store = store_of(options)
+    store = made_store(options.store)
     if not remove_pin(store.backend, options.name):
         pins = ", ".join(pin_names(store.backend)) or "none"
         raise ConfigError(f"there is no pin {options.name}", f"pins: {pins}")
@@ -140,5 +139,5 @@ def _target(text: str, store: Store) -> Meta:
     if meaning is not None and meaning.run is not None:
         return {"run": meaning.run}
     artifact = find_artifact(store, name)
-    makers = [record for record in all_records(store) if record["artifact"] == artifact]
+    makers = [record for record in store.all_records() if record["artifact"] == artifact]
     return {"artifact": artifact, "records": [{"stage": record["stage"], "key": record["key"]} for record in makers]}

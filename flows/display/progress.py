@@ -112,7 +112,7 @@ def clock_face(value: float) -> str:
 class Lines:
     """Writes the progress of stages as lines of a log. Threads may share it.
 
-    Call `begin` and `end` around a stage, `update` after each of its events, and `tick` about once a second.
+    Call `begin` and `end` around a stage, and `update` after each of its events. A thread calls `tick` each second between.
 
     Args:
         say: Writes one line. Its keywords are the line's values by name, for a log of JSON lines.
@@ -124,11 +124,15 @@ class Lines:
         self._lock = threading.RLock()  # `tick` comes from another thread
         self._progress: StageState | None = None
         self._logged = self._spoke = float("-inf")
+        self._ended = threading.Event()
 
     def begin(self, at: StageState) -> None:
         """Follow a stage, whose state others change. Writes no line."""
+        self.end()
         with self._lock:
             self._progress, self._spoke = at, self._clock()
+        self._ended = threading.Event()
+        threading.Thread(target=self._tick_until, args=(self._ended,), name="progress", daemon=True).start()
 
     def say(self, text: str, **fields: Any) -> None:
         with self._lock:
@@ -150,6 +154,7 @@ class Lines:
 
     def end(self) -> None:
         """Stop following the stage. Writes no line."""
+        self._ended.set()
         with self._lock:
             self._progress = None
 
@@ -157,24 +162,6 @@ class Lines:
         now = self._clock()
         self.say(f"  {log_line(progress, now)}", stage=progress.stage, **progress.shown(now))
         self._logged = self._clock()
-
-
-class LineLog(Lines):
-    """`Lines` with a thread of its own, from `begin` to `end`, that calls `tick` each second."""
-
-    def __init__(self, say: Callable[..., None]) -> None:
-        super().__init__(say)
-        self._ended = threading.Event()
-
-    def begin(self, at: StageState) -> None:
-        self.end()
-        super().begin(at)
-        self._ended = threading.Event()
-        threading.Thread(target=self._tick_until, args=(self._ended,), name="progress", daemon=True).start()
-
-    def end(self) -> None:
-        self._ended.set()
-        super().end()
 
     def _tick_until(self, ended: threading.Event) -> None:
         with suppress(OSError, ValueError):  # the reader of the stream has gone
@@ -237,7 +224,7 @@ class Progress(Reader):
                 stream.write(f"{text}\n")
                 stream.flush()
 
-        self._view = Screen(stream) if self._terminal else LineLog(say)
+        self._view = Screen(stream) if self._terminal else Lines(say)
 
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] == "stage_begun":

@@ -19,10 +19,8 @@ from trnflow.flows.models import find_model
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.store import Store
-from trnflow.tasks.store.location import default_root
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.model_names import artifact_of_run
-from trnflow.tasks.system.home import home_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,19 +170,13 @@ def runs() -> pd.DataFrame:
     """Return the runs of the store (TRNFLOW_STORE, else that of the home), newest first, as `trnflow runs`."""
     import pandas as pd
 
-    return pd.DataFrame(list_runs(_store()))
+    return pd.DataFrame(list_runs(made_store()))
 
 
 def diff(before: str | Run, after: str | Run) -> RunDiff:
     """Return how two runs differ in settings, data, code, libraries, artifacts and metrics, as `trnflow diff --json`."""
     names = [run.id if isinstance(run, Run) else run for run in (before, after)]
-    return differences(before._store if isinstance(before, Run) else _store(), *names)
-
-
-def _store() -> Store:
-    store = Store(default_root(home_folder()), home_folder())
-    store.check()
-    return store
+    return differences(before._store if isinstance(before, Run) else made_store(), *names)
 
 
 def _opened(store: Store, artifact: Artifact) -> Path:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Protocol
 
 from trnflow.flows.recipes.recipe import Recipe, load, store_root
+from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.flows.runner.devices import devices_of, filled_environment
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.memory_check import fit_to_machine
-from trnflow.flows.runner.parts.part_makers import PartMaker, refuse_task_runners
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.work_folders import open_home
-from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.launch.job import Job
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Answers, Resolver
 from trnflow.tasks.store import Store
 from trnflow.tasks.training.memory.trace_process import trace_in_process
+
+
+class PartMaker(Protocol):
+    """Interface of what makes a stage's parts in other processes, which share the store: Prefect's task runners."""
+
+    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
+        """Yield what `make_part_apart` returns for each job, in their order; meanwhile, other parts are made."""
 
 
 @dataclass
@@ -149,3 +159,12 @@ def make_plan(graph: Graph, context: RunContext) -> Plan:
 def plan_of(graph: Graph, recipe: Recipe, store: Store) -> Plan:
     """Plan a graph of a recipe in a context of its own, without asking a hub."""
     return make_plan(graph, context_of(recipe, store, offline=True))
+
+
+def refuse_task_runners(config: TaskRunnerConfig) -> None:
+    """Raise ConfigError if a recipe whose run does not use Prefect asks for one of its task runners."""
+    if config.kind != "threads":
+        raise ConfigError(
+            f"task_runner.kind: {config.kind} is one of Prefect's task runners, and this run is without Prefect",
+            "leave out --direct, or set task_runner.kind=threads",
+        )

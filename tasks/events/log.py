@@ -70,9 +70,9 @@ class EventLog:
         lost: Lines that could not be written.
     """
 
-    def __init__(self, *readers: Reader, price_per_hour: float = 0.0) -> None:
+    def __init__(self, *readers: Reader) -> None:
         self.readers = list(readers)
-        self.state = RunState(price_per_hour=price_per_hour)
+        self.state = RunState()
         self.lost = 0
         self._descriptor: int | None = None
         self._lock = threading.RLock()  # a reader may write an event, and parts may end in several threads
@@ -121,7 +121,7 @@ class EventLog:
         try:
             self._open(home, run)
             self._begun -= spent
-            fields: Meta = {"parent": None, "price_per_hour": self.state.price_per_hour, **begun}
+            fields: Meta = {"parent": None, "price_per_hour": 0.0, **begun}
             self.write("run_begun", schema=SCHEMA, run=run, **fields)
             yield self
         except BaseException as error:
@@ -219,7 +219,7 @@ class EventLog:
                 os.fsync(self._descriptor)
 
     def _open(self, home: Path, run: str) -> None:
-        self.state = RunState(price_per_hour=self.state.price_per_hour)
+        self.state = RunState()
         self._next = self._metrics = self._bytes = self.lost = 0
         self._ended, self._begun = False, time.monotonic()
         self._shown.clear()

@@ -134,7 +134,6 @@ class RunState:
     planned: list[str] | None = None
     notes: list[str] = field(default_factory=list)
     error: PlacedError | None = None
-    decisions: list[Meta] = field(default_factory=list)
     lost: int = 0
     skipped: int = 0
     last: float = 0.0
@@ -165,8 +164,6 @@ class RunState:
         elif event["event"] == "stage_failed":
             failed = self._of(event["stage"])
             failed.action, failed.error = "failed", event["error"]
-        elif event["event"] == "decided":
-            self.decisions.append(event["entry"])
         elif event["event"] == "run_ended":
             self._end(event)
         elif event["event"] == "skipped":

@@ -1,4 +1,4 @@
-"""Predict rows with a consolidated text classifier, or with its export.
+"""Predict rows with a consolidated text classifier or reward model, or with its export.
 
 A StableHLO export is for checking what it predicts, not for speed: a graph is compiled at each call, about a second.
 """
@@ -19,13 +19,13 @@ from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
-from trnflow.tasks.data.tokenization.encoders import ClassEncoder, TokenEncoder
+from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
 from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.prediction.prompts import Parts
+from trnflow.tasks.prediction.prompts import Parts, Shape
 from trnflow.tasks.stage import read_json
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -149,3 +149,24 @@ def _exported(folder: Path) -> Program:
 
     batch = program.batch if program.fixed else BATCH
     return Program(program, len(program.inputs), program.lengths[-1], length, batch, program.fixed)
+
+
+class RewardModel(Classifier):
+    """A reward model, loaded from a folder. shape: of the rows that it reads."""
+
+    def __init__(self, folder: Path, rows: RowFormat, shape: Shape, *, exported: bool) -> None:
+        self._framed = shape.framed
+        super().__init__(folder, rows, exported=exported)
+
+    def _encoder_of(self, tokenizer: FastTokenizer, encoder: type[Encoder]) -> CausalEncoder:
+        return CausalEncoder(tokenizer, self.max_length, "truncate", add_eos=True, framed=self._framed)
+
+    def _texts(self, rows: list[Parts]) -> list[list[str]]:
+        return [["".join(part["text"] for part in parts)] for parts in rows]
+
+    def _tokens(self, rows: list[Parts]) -> tuple[list[tuple[Ints, ...]], list[int]]:
+        fields = [("text", pa.string()), ("train", pa.bool_()), ("plain", pa.bool_())]
+        parts = [[{"plain": False, **part} for part in row] for row in rows]
+        encoded = self._encoder.encode(pa.table({"parts": pa.array(parts, pa.list_(pa.struct(fields)))}))
+        ids = np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1])
+        return [(row, np.zeros_like(row)) for row in ids], (encoded.lengths - encoded.sizes).tolist()

@@ -65,7 +65,7 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
     model; `cut` counts tokens left out. The function raises DataError for a row that can't become a text.
     """
     if kind_of(model.rows.task).pairs and kind_of(model.rows.task).per_row:
-        from trnflow.tasks.prediction.rewards import RewardModel
+        from trnflow.tasks.prediction.classification import RewardModel
 
         rewards = RewardModel(model.folder, model.rows, model.shape, exported=model.exported)
         return lambda rows: _classified(model, rewards, iter(rows))

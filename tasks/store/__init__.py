@@ -14,6 +14,6 @@
 """
 
 from trnflow.tasks.store.partial import partial_state
-from trnflow.tasks.store.store import Store
+from trnflow.tasks.store.store import Store, made_store
 
-__all__ = ["Store", "partial_state"]
+__all__ = ["Store", "made_store", "partial_state"]

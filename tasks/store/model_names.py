@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.store.layout import SHARD, blob_name, is_ahead, newest_runs, read_manifest
+from trnflow.tasks.store.layout import blob_name, is_ahead, read_manifest
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.ledger.entries import Entry
 from trnflow.tasks.store.store import Store
@@ -116,9 +116,9 @@ def find_run(store: Store, name: ModelName, more_runs: Iterable[str] = ()) -> st
         raise ConfigError(f"there is no run {name.text}", "`trnflow runs` lists them")
     if meaning.run is not None:
         return meaning.run
-    runs = ((run, store.run(run) or {}) for run in _run_ids(store))
+    runs = ((run, store.run(run) or {}) for run in store.run_ids())
     for run, document in runs:
-        if meaning.artifact in _artifacts(document):
+        if meaning.artifact in artifacts_of(document):
             return run
     raise ConfigError(f"no run in this store made or used {str(meaning.artifact)[:19]}", "`trnflow runs` lists them")
 
@@ -130,7 +130,7 @@ def find_artifact(store: Store, name: ModelName) -> str:
         return meaning.artifact
     if meaning is not None and meaning.run is not None:
         run = store.run(meaning.run) or {}
-        digest = artifact_of_run(run, *MODEL_STAGES) or next(iter(reversed(_artifacts(run))), None)
+        digest = artifact_of_run(run, *MODEL_STAGES) or next(iter(reversed(artifacts_of(run))), None)
         if digest is None:
             raise ConfigError(f"the run {meaning.run} made no artifact", "`trnflow runs` lists others")
         return digest
@@ -141,7 +141,7 @@ def find_artifact(store: Store, name: ModelName) -> str:
 
 def newest_model(store: Store, recipe: str, stages: Sequence[str] = MODEL_STAGES) -> Meaning | None:
     """Return the newest completed run of a recipe with an artifact of `stages`, or None."""
-    for run in _run_ids(store):
+    for run in store.run_ids():
         document = store.run(run) or {}
         if document.get("recipe") == recipe and document.get("outcome") == "completed":
             digest = artifact_of_run(document, *stages)
@@ -217,13 +217,13 @@ def _nth_last(
     raise ConfigError(f"there is no run {name.text}{whose} that {what}", "`trnflow runs` lists the runs")
 
 
-def _run_ids(store: Store, more: Iterable[str] = ()) -> list[str]:
+def _run_ids(store: Store, more: Iterable[str]) -> list[str]:
     """Return the ids of the runs, newest first."""
-    ids = newest_runs(store.backend.entries("runs"))
+    ids = store.run_ids()
     return sorted(sorted({*ids, *more}, reverse=True), key=is_ahead) if (more := [*more]) else ids
 
 
-def _artifacts(run: RunRecord) -> list[str]:
+def artifacts_of(run: RunRecord) -> list[str]:
     """Return the digests of a run's artifacts, in the order of its stages."""
     return [str(stage["artifact"]) for stage in run.get("stages", []) if stage.get("artifact")]
 
@@ -233,10 +233,8 @@ def _digests(store: Store, name: ModelName) -> list[str]:
     beginning = name.digest
     if name.is_whole_digest and store.backend.size(blob_name(beginning)) is not None:
         return [beginning]
-    stages = {path.split("/")[1] for path in store.backend.names("records")}
-    records = (record for stage in stages if not stage.endswith(SHARD) for record in store.records(stage))
-    known = {record["artifact"] for record in records}
-    known.update(digest for run in _run_ids(store) for digest in _artifacts(store.run(run) or {}))
+    known = {record["artifact"] for record in store.all_records()}
+    known.update(digest for run in store.run_ids() for digest in artifacts_of(store.run(run) or {}))
     matching = {digest for digest in known if digest.startswith(beginning)}
     return sorted(matching or set(_manifests(store, beginning)))
 

@@ -26,15 +26,15 @@ HELD_SECONDS = 0.02
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
     """Return access to the partial state of `key` in the store at `root`. Makes no request."""
-    return PartialState(open_backend(root), Path(home) / "cache" / "partial" / key[:16], key)
+    return PartialState(open_backend(root), Path(home), key)
 
 
 class PartialState:
     """The partial state of one key (`trnflow.tasks.stage.Partial`)."""
 
-    def __init__(self, backend: Backend, cache: Path, key: str) -> None:
+    def __init__(self, backend: Backend, home: Path, key: str) -> None:
         self._backend = backend
-        self._cache = cache
+        self._cache = home / "cache" / "partial" / key[:16]
         self._prefix = f"partial/{key}"
         self._hold = backend.local / self._prefix / "HOLD" if backend.local is not None else None
 

@@ -19,9 +19,20 @@ from trnflow.tasks.sources.remote_errors import credentials_fix
 from trnflow.tasks.store.backend import is_unfinished
 from trnflow.tasks.store.blob_store import BlobStore
 from trnflow.tasks.store.garbage.trash import secure
-from trnflow.tasks.store.layout import FORMAT, FORMATS, checked_record, document_name, read_object, record_name
+from trnflow.tasks.store.layout import (
+    FORMAT,
+    FORMATS,
+    SHARD,
+    checked_record,
+    document_name,
+    newest_runs,
+    read_object,
+    record_name,
+)
 from trnflow.tasks.store.lease import Waiter, sweep_leases
+from trnflow.tasks.store.location import default_root
 from trnflow.tasks.store.partial import PartialState
+from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.private_files import make_home
 
 READERS = 16
@@ -110,6 +121,12 @@ class Store(BlobStore):
         read = in_threads(partial(self.record, stage), keys, 1 if self.is_local else READERS)
         return sorted((record for record in read if record), key=lambda record: str(record["created"]), reverse=True)
 
+    def all_records(self) -> list[Record]:
+        """Return the records of all stages, newest first, without those of shards, of which there may be thousands."""
+        stages = {name.split("/")[1] for name in self.backend.names("records")}
+        found = [record for stage in sorted(stages) if not stage.endswith(SHARD) for record in self.records(stage)]
+        return sorted(found, key=lambda record: str(record["created"]), reverse=True)
+
     def publish(self, record: Record, *, replace: bool = False) -> Record:
         """Write a record, which makes the result visible, and return the record that the key then has.
 
@@ -157,6 +174,10 @@ class Store(BlobStore):
         """Return a run record; None without a sound one."""
         return cast(RunRecord | None, self._document(f"runs/{run}.json"))
 
+    def run_ids(self) -> list[str]:
+        """Return the ids of the runs on record, newest first."""
+        return newest_runs(self.backend.entries("runs"))
+
     def _document(self, name: str) -> Meta | None:
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_object(self.backend.read(name))
@@ -164,7 +185,7 @@ class Store(BlobStore):
 
     def partial(self, key: str) -> PartialState:
         """Return access to a key's partial state. Makes no request."""
-        return PartialState(self.backend, self.home / "cache" / "partial" / key[:16], key)
+        return PartialState(self.backend, self.home, key)
 
     def waiter(self, key: str, *, run: str, attempt: str, ttl: float, patient: bool = False) -> Waiter:
         """Return a waiter for a key's lease. ttl: seconds without a heartbeat after which others may take over."""
@@ -191,6 +212,14 @@ class Store(BlobStore):
                 f"{wanted if needed else f'{_size(reserve)} must stay free'}",
                 f"free some space, choose another {other}, or lower store.min_free_gb",
             )
+
+
+def made_store(root: str | None = None) -> Store:
+    """Return the store at a root, else at TRNFLOW_STORE, else `<home>/store`. Raises ConfigError if there is none."""
+    home = home_folder()
+    store = Store(root or default_root(home), home)
+    store.check()
+    return store
 
 
 def _size(count: int) -> str:

@@ -1,6 +1,7 @@
 """Check a whole store: hash each blob, parse each record, attempt, run and root.
 
-Partial states, leases, trash and quarantine are left out; a remote store's blobs are downloaded.
+Partial states, leases, trash and quarantine are left out; a remote store's blobs are downloaded. What the last check found
+is kept in `<home>/verified/<root>.json`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.documents import Manifest
@@ -24,7 +26,10 @@ from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
 from trnflow.tasks.store.garbage.mark import references
 from trnflow.tasks.store.garbage.trash import THREADS, bring_back
 from trnflow.tasks.store.layout import blob_name, checked_record, read_manifest, read_object
-from trnflow.tasks.store.ledger import protected
+from trnflow.tasks.store.ledger import protected, quoted_name
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.redaction import scrub
+from trnflow.tasks.system.whole_file import write_whole
 
 DOCUMENTS = ("records", "attempts", "runs", "roots")
 # where a folder lies in the place of a file
@@ -284,3 +289,29 @@ def _verify_cache(cache: Path, result: Verified, *, repair: bool) -> None:
                 path.unlink(missing_ok=True)
             result.problems.append(Damage("corrupt", str(path), "in the cache on this machine", repair))
     result.checked["cached"] = len(paths)
+
+
+def note_verified(home: Path, root: str, result: Verified) -> None:
+    """Write down how many files are damaged and were not repaired."""
+    damaged = sum(not problem.repaired for problem in result.problems)
+    with contextlib.suppress(OSError):  # a full disk
+        write_whole(_file(home, root), json.dumps({"created": now(), "damaged": damaged}))
+
+
+class LastVerified(TypedDict):
+    """created: None if the store was never verified on this machine. damaged: files."""
+
+    created: str | None
+    damaged: int | None
+
+
+def last_verified(home: Path, root: str) -> LastVerified:
+    """Return what the last verify of a store found."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(_file(home, root).read_text(encoding="utf-8"))
+        return {"created": str(document["created"]), "damaged": int(document["damaged"])}
+    return {"created": None, "damaged": None}
+
+
+def _file(home: Path, root: str) -> Path:
+    return home / "verified" / f"{quoted_name(scrub(root))}.json"

@@ -20,7 +20,7 @@ from trnflow.tasks.system.whole_file import write_whole
 LOCAL_PAGE = "http://127.0.0.1:5000"
 """MLflow's page when `mlflow ui` serves a local database."""
 VIEW = "trnflow"
-"""The saved view of an experiment's runs that its page opens with; the follower makes it (`run_table.py`)."""
+"""The saved view of an experiment's runs that its page opens with; the follower makes it (`saved_view`)."""
 
 
 def tracking_address(home: Path, written: str | None, folder: Path = Path()) -> str:

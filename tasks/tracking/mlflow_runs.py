@@ -17,10 +17,17 @@ from trnflow.tasks.events import Event
 from trnflow.tasks.events.event_types import Champion, Metrics, RunBegun, StageBegun, StageEnded, stages_of
 from trnflow.tasks.system.redaction import hide_secrets, scrub, without_secrets
 from trnflow.tasks.tracking.addresses import note_experiment
-from trnflow.tasks.tracking.figures import lengths_figure
-from trnflow.tasks.tracking.mlflow_values import SUMMARY, flatten, main_figures, numbers, plain_name
+from trnflow.tasks.tracking.mlflow_values import (
+    SUMMARY,
+    VIEW_TAG,
+    flatten,
+    lengths_figure,
+    main_figures,
+    numbers,
+    plain_name,
+    saved_view,
+)
 from trnflow.tasks.tracking.registry import MirroredChampion, mirror_champion
-from trnflow.tasks.tracking.run_table import VIEW_TAG, saved_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

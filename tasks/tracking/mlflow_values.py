@@ -1,14 +1,20 @@
-"""Convert settings and metrics to what MLflow accepts: flat, allowed characters, limited lengths."""
+"""What MLflow shows: settings and metrics as it accepts them (flat, allowed characters, limited lengths), the columns of
+its table of runs, and a figure."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.scores import MAIN, NAMES, TRAINING
+from trnflow.tasks.tracking.addresses import VIEW
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NOT_IN_A_NAME = re.compile(r"[^\w./ -]")
 
@@ -19,6 +25,10 @@ ORDER = (*NAMES, "seconds", "samples_per_second", "tokens_per_second", "mfu", "d
 """The single figures that a run shows first."""
 SUMMARY = (*(f"evaluate_model/{name}" for name in MAIN), *(f"train/{name}" for name in (*TRAINING, "seconds")))
 """The single figures that a run shows of its stages."""
+
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+"""The tag of an experiment that holds the view."""
+NAME_PIXELS, METRIC_PIXELS = 360, 210  # of a run: for a recipe's name of up to 17 letters
 
 
 def main_figures(values: dict[str, float], own: Sequence[str] = ()) -> dict[str, float]:
@@ -55,6 +65,36 @@ def numbers(values: Meta, prefix: str = "") -> dict[str, float]:
 def plain_name(name: str) -> str:
     """Return a name that MLflow allows: other characters as `_`, 250 at most."""
     return _NOT_IN_A_NAME.sub("_", name)[:250]
+
+
+def saved_view() -> str:
+    """Return the value of VIEW_TAG, in the form in which MLflow's page (3.17) saves a view: of itself the page shows no
+    metric, and cuts names."""
+    # the page leaves out a metric that no run has
+    metrics = {f"metrics.`{name}`": METRIC_PIXELS for name in SUMMARY}
+    widths = {"attributes.`Run Name`": NAME_PIXELS} | metrics
+    columns = [*metrics, "attributes.`Dataset`", "attributes.`Models`"]
+    state = {"selectedColumns": columns, "columnOrder": list(widths), "columnWidths": widths}
+    return json.dumps({"name": VIEW, "createdAt": int(time.time() * 1000), "state": json.dumps(state)})
+
+
+def lengths_figure(lengths: dict[str, dict[str, int]]) -> Figure:
+    """Return a bar chart of the share of rows by tokens. lengths: {split: {"<upper bound>": rows}}."""
+    from matplotlib.figure import Figure
+
+    bins = sorted({int(most) for rows in lengths.values() for most in rows})
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(lengths)
+    for number, (split, rows) in enumerate(lengths.items()):
+        total = sum(rows.values())
+        at = [index + (number - (len(lengths) - 1) / 2) * width for index in range(len(bins))]
+        axes.bar(at, [rows.get(str(most), 0) / total for most in bins], width, label=f"{split}: {total:,} rows")
+    axes.set_xticks(range(len(bins)), [f"{most // 2 + 1}-{most}" if most > 2 else str(most) for most in bins])
+    axes.set(xlabel="tokens a row", ylabel="share of rows")
+    axes.tick_params(axis="x", rotation=45)
+    axes.legend(frameon=False)
+    return figure
 
 
 def _text(value: Any) -> str:

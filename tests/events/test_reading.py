@@ -141,7 +141,7 @@ def test_the_fold_of_the_file_is_the_state_that_the_writer_had(
     reports: list[Meta], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
-    with EventLog(price_per_hour=3.6).writing(folder, "r", **BEGUN) as log:
+    with EventLog().writing(folder, "r", price_per_hour=3.6, **BEGUN) as log:
         emit = log.stage("train", key="k", attempt="r-train-1", settings={})
         for report in reports:
             emit(report)

@@ -9,9 +9,8 @@ from typing import Any
 
 from trnflow.flows.finetune import FUNCTIONS
 from trnflow.flows.recipes.recipe import Recipe, load
-from trnflow.flows.runner.context import RunContext, context_of, make_plan
+from trnflow.flows.runner.context import PartMaker, RunContext, context_of, make_plan
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.run import run
 from trnflow.tasks.artifact import Meta

@@ -29,7 +29,7 @@ from tests.tracking.runs import (
 from trnflow.tasks.events import follow, log_file, unsent_runs
 from trnflow.tasks.tracking import send_logs, tracking_page
 from trnflow.tasks.tracking.follower import Unsent
-from trnflow.tasks.tracking.run_table import VIEW_TAG
+from trnflow.tasks.tracking.mlflow_values import VIEW_TAG
 
 
 @pytest.fixture(scope="module")

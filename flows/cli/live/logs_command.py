@@ -8,13 +8,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnflow.flows.cli.arguments import add_command, add_run, store_of
+from trnflow.flows.cli.arguments import add_command, add_run
 from trnflow.flows.cli.live.status_command import leases_of_stages
 from trnflow.flows.cli.output import emit_json
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import is_written, log_file, run_folder
-from trnflow.tasks.store import Store
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.lease import live_leases
 from trnflow.tasks.store.model_names import find_run
 from trnflow.tasks.system.redaction import scrub
@@ -37,7 +37,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def logs(options: Namespace) -> int:
     """Print the logs of a run on this machine, oldest first; with --follow until the run ends. Raises ConfigError."""
-    store = store_of(options)
+    store = made_store(options.store)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
     run = find_run(store, model_name(options.run), {*running, *_logged(store.home)})
     if options.json:

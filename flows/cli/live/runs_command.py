@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from trnflow.flows.cli.arguments import add_command, store_of
-from trnflow.flows.cli.history_commands import RunSummary, run_ids, run_summary
+from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.history_commands import RunSummary, run_summary
 from trnflow.flows.cli.live.status_command import RunningStage, counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
@@ -18,7 +18,7 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.events.retention import PREVIEW
 from trnflow.tasks.events.state import Counted
-from trnflow.tasks.store import Store
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub
 
@@ -31,7 +31,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def runs(options: Namespace) -> int:
     """Print a line for each run: those in progress, then the past ones, each newest first."""
-    store = store_of(options)
+    store = made_store(options.store)
     found = list_runs(store)
     emit(options, {"runs": found}, report.aligned([HEAD, *map(_row, found)]))
     return 0
@@ -49,7 +49,7 @@ NOWHERE = Counted(step=None, of=None, unit=None, eta=None)
 def list_runs(store: Store) -> list[ListedRun]:
     """Return all runs, in the order of `runs`."""
     now = running(store)  # first: a run that ends meanwhile is then on record
-    past = run_ids(store)
+    past = store.run_ids()
     newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
     live = [_live(one) for run, one in newest.items() if run not in past]
     ended: list[ListedRun] = [{**run_summary(run, store.run(run) or {}), "stage": None, **NOWHERE} for run in past]

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from trnflow.flows.cli.arguments import add_command, store_of
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import clock_face
@@ -17,7 +17,7 @@ from trnflow.tasks.documents import Journal
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import log_file, read_tail
 from trnflow.tasks.events.state import Counted, present
-from trnflow.tasks.store import Store
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.lease import Holder, live_leases
 
 
@@ -27,7 +27,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def status(options: Namespace) -> int:
     """Print a line for each stage that runs now."""
-    found = running(store_of(options))
+    found = running(made_store(options.store))
     rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
     emit(options, {"runs": found}, report.aligned(rows) if found else "nothing runs")
     return 0

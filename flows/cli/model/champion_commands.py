@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import Any, TypedDict
 
-from trnflow.flows.cli.arguments import add_command, store_of
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
@@ -16,6 +16,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import PromoteConfig
+from trnflow.tasks.store import made_store
 from trnflow.tasks.store.ledger.entries import Entry, Outcome
 
 
@@ -103,7 +104,7 @@ def champions(options: Namespace) -> int:
     from trnflow.flows.champions.frozen_rows import old_frozen
     from trnflow.tasks.store.ledger import read_ledger, recipes_of
 
-    store = store_of(options)
+    store = made_store(options.store)
     days: dict[str, float] = {}
     if options.recipe and options.recipe.endswith((".yaml", ".yml")):  # a file: its recipe's name
         given = settings.load(options.recipe, [])

@@ -9,15 +9,14 @@ from operator import itemgetter
 from typing import Any
 
 from trnflow.flows.champions.lost import lost_champion
-from trnflow.flows.cli.arguments import add_command, store_of
-from trnflow.flows.cli.history_commands import run_ids
+from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.live.runs_command import killed_runs, killed_summary, place_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.recipes.names import model_name
 from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.store import Store
+from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import FIELDS
@@ -37,7 +36,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 def history(options: Namespace) -> int:
     """Print each decision about a recipe's models and each firing of its retrains, the newest first."""
     gc.disable()  # looking for garbage among 10,000 entries takes a quarter of the time
-    store = store_of(options)
+    store = made_store(options.store)
     name = model_name(options.recipe).recipe
     ledger = read_ledger(store, name)
     firings = list_firings(store, ledger)
@@ -70,7 +69,7 @@ def list_firings(store: Store, ledger: Ledger) -> list[Meta]:
         latest = min(latest, entry["created"])  # clocks differ, so numbers decide among entries
         shown: Meta = {field: value for field, value in entry.items() if field not in HIDDEN}
         timed.append((latest, shown | {"title": _title(entry)}))
-    on_record = {*run_ids(store)}
+    on_record = {*store.run_ids()}
     return [
         firing
         | {"ahead": firing["created"] > present and is_ahead(firing["created"]), "page": _page(firing, on_record)}

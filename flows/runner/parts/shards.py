@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from trnflow.flows.runner.context import PartMaker
 from trnflow.flows.runner.parts.carried_code import packed_code
-from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind, publish_part
 from trnflow.tasks.artifact import CODE, Input, Meta, Source
 from trnflow.tasks.documents import Journal, KeyDocument, RecordName, Shard

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from trnflow.flows.display import report
-from trnflow.flows.display.progress import LineLog
+from trnflow.flows.display.progress import Lines
 from trnflow.flows.runner.graph import Node
 from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.stored import Stored
@@ -74,13 +74,13 @@ class PrefectLog(Reader):
     """Writes each stage's messages, progress, duration and metrics to the log of its task run."""
 
     def __init__(self) -> None:
-        self._log: LineLog | None = None
+        self._log: Lines | None = None
 
     def read(self, event: Event, state: RunState) -> None:
         if event["event"] == "stage_begun":
             self._end()
             logger = get_run_logger()  # the thread that writes the lines has no run of its own
-            self._log = LineLog(lambda text, **fields: logger.info(text.strip()))
+            self._log = Lines(lambda text, **fields: logger.info(text.strip()))
             self._log.begin(state.stages[event["stage"]])
         elif event["event"] == "note":
             get_run_logger().log(logging.WARNING if event["level"] == "warning" else logging.INFO, event["text"])

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.helpers.runs import context, run_graph
+from trnflow.flows.runner.context import PartMaker
 from trnflow.flows.runner.graph import Graph, Node
-from trnflow.flows.runner.parts.part_makers import PartMaker
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.events import Event, Reader, RunState

@@ -22,7 +22,7 @@ from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F40
 from tests.helpers.waiting import wait_for
 from tests.launch.processes import marked
 from trnflow.flows.recipes.sections import TaskRunnerConfig
-from trnflow.flows.runner.parts.part_makers import refuse_task_runners
+from trnflow.flows.runner.context import refuse_task_runners
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError, ConfigError, StoreError
