@@ -46,13 +46,10 @@ def find_texts(columns: dict[str, Column], wanted: str | list[str] | None, witho
     # a text of a pair may stand in several rows
     texts = [column for column in plain if column.is_text or any(column is each for each in pair)]
     if not texts:  # short ones, such as search queries
-        texts = [column for name, column in columns.items() if name.lower() in TEXTS and _is_short_text(column)]
+        usual = [column for name, column in columns.items() if name.lower() in TEXTS and not column.can_be_classes]
+        texts = [column for column in usual if not column.nested and column.numbers is None and column.examples]
     half = max((column.words for column in texts), default=0.0) / 2  # a title is not what a text column's name says
     return sorted(texts, key=lambda column: (column.words < half, _place(column.name, TEXTS), -column.words))
-
-
-def _is_short_text(column: Column) -> bool:
-    return not column.nested and column.numbers is None and bool(column.examples) and not column.can_be_classes
 
 
 def known_pair(texts: list[Column]) -> list[Column]:

@@ -177,16 +177,13 @@ def look(config: SourceConfig, resolver: Resolver) -> Looked:
     if not columns:
         raise DataError(f"{name} is empty", "give a file with rows")
     table = opened["train"][0]
-    if format_of(table.name) in ("csv", "tsv") and any(_is_own_value(column) for column in columns.values()):
+    # the name of a column is one of its classes
+    is_row = any(column.can_be_classes and column.name in column.counts for column in columns.values())
+    if format_of(table.name) in ("csv", "tsv") and is_row:
         raise ConfigError(f"{name}: {no_names([*columns])}", name_columns(name, str(format_of(name)), [*columns]))
     if not rows:
         raise DataError(f"{name} has no rows, only the names of columns", "give a file with rows")
     return Looked(columns, rows, whole, {split: others for split, (others, _, _) in seen.items()}, unread)
-
-
-def _is_own_value(column: Column) -> bool:
-    """Return whether the name of a column is one of its classes."""
-    return column.can_be_classes and column.name in column.counts
 
 
 def _read_split(files: list[RowReader], most: int) -> tuple[dict[str, Column], int, bool]:

@@ -153,14 +153,10 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
-    return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines, *_machine(draft)]
-
-
-def _machine(draft: Draft) -> list[str]:
-    """Return a line about what would train the recipe, unless the user named other hardware."""
     read = read_tree(draft.base, Recipe)
     merge(read.tree, draft.settings, Recipe)
-    return [*filter(None, [read.for_this_machine().machine])]
+    machine = read.for_this_machine().machine  # "" if the user named other hardware
+    return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines, *filter(None, [machine])]
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:

@@ -128,7 +128,8 @@ def _rows(found: Health) -> list[tuple[str, str]]:
     # a part that did not answer is None, and its line says so
     states = {
         "prefect": prefect
-        and f"{prefect['url'] or 'no server'}; next firing {prefect['next'] or 'none'}; {_queue(prefect)}",
+        and f"{prefect['url'] or 'no server'}; next firing {prefect['next'] or 'none'}; {prefect['running']} running, "
+        f"{prefect['waiting']} waiting, {prefect['late']} late",
         "mlflow": mlflow and mlflow["address"],
         "store": store and f"{store['root']}: {_gb(store['bytes'])} in use, {_gb(store['free'])} free",
         "spool": spool and f"{spool['runs']} runs that MLflow lacks, the oldest {spool['oldest_seconds']:.0f} s old",
@@ -151,10 +152,6 @@ def _recipe_rows(one: RecipeHealth) -> list[tuple[str, str]]:
         price = f"{last['dollars']} USD" if last["dollars"] else "no price (hardware.price_per_hour is 0)"
         rows.append((f"{name}: its cost", f"{report.seconds(last['seconds'])} s, {price}"))
     return rows
-
-
-def _queue(prefect: PrefectHealth) -> str:
-    return f"{prefect['running']} running, {prefect['waiting']} waiting, {prefect['late']} late"
 
 
 def _gb(count: int | None) -> str:

@@ -249,13 +249,9 @@ def _figures(document: RunRecord) -> Meta | None:
     rows = [
         (one["stage"], name, f"{number(value)}{_share(one, name, value)}")
         for one in document["stages"]
-        for name, value in sorted({**one.get("figures", {}), **_own_metrics(one)}.items())
+        for name, value in sorted((one.get("figures", {}) | ({} if one["stage"] in STAGES else one["metrics"])).items())
     ]
     return table(("stage", "figure", "value"), rows, ("value",)) if rows else None
-
-
-def _own_metrics(stage: RecordedStage) -> Meta:
-    return {} if stage["stage"] in STAGES else dict(stage["metrics"])
 
 
 def _share(stage: RecordedStage, figure: str, value: Any) -> str:

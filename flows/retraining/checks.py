@@ -83,9 +83,16 @@ def check_data(change: RetrainReason, log: EventLog) -> tuple[Checked, ...]:
         measured_checks = [
             (check, measure(check, laid_out[rows.digest], laid_out[raw.digest], before)) for check in recipe.checks
         ]
-    if champion is not None and earlier is None:
-        measured_checks = [(check, _without_data(check, champion, measured)) for check, measured in measured_checks]
-    return tuple(Checked(check, measured, _result(check, measured)) for check, measured in measured_checks)
+    checked = [Checked(check, measured, _result(check, measured)) for check, measured in measured_checks]
+    if champion is None or earlier is not None:
+        return tuple(checked)
+    gone = f"the store no longer has the data of the champion {champion[:19]}"
+    return tuple(
+        each._replace(measured=each.measured._replace(why=gone))
+        if each.check.what in AGAINST_CHAMPION and each.result == "not applied"
+        else each
+        for each in checked
+    )
 
 
 def check_cheaply(change: RetrainReason) -> tuple[tuple[Checked, ...], str]:
@@ -140,12 +147,6 @@ def _check_labels(recipe: Recipe, labels: list[str] | None, frozen: Frozen) -> N
         f"the data of {recipe.name} has other labels than its frozen rows {frozen.number} ({only})",
         "correct the data; if the new labels are meant, give the recipe another `name`, under which its model is the first",
     )
-
-
-def _without_data(check: CheckConfig, champion: str, measured: Measured) -> Measured:
-    if check.what not in AGAINST_CHAMPION or measured.value is not None:
-        return measured
-    return measured._replace(why=f"the store no longer has the data of the champion {champion[:19]}")
 
 
 def _result(check: CheckConfig, measured: Measured) -> CheckResult:

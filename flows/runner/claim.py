@@ -59,29 +59,26 @@ class Turn:
                 for name in devices:
                     holder = newest_holder(self.store.backend, device_key(name))
                     if holder is None or holder.process != this_process():
-                        device = self._await(f"the devices ({name}): {{}} uses them", self._device_waiter(name))
+                        waiter = self._waiter(device_key(name), f"{self.run} of {self.recipe}", patient=True)
+                        device = self._await(f"the devices ({name}): {{}} uses them", waiter)
                         if isinstance(device, Stored):
                             yield device
                             return
                         held.enter_context(device)
-                lease = self._waiter(key).acquire()
+                lease = self._waiter(key, self.run).acquire()
                 if lease is not None:
                     held.enter_context(lease)
                     # another may have published between this run's last look and its turn
                     yield self.look() or lease
                     return
-            turn = self._await("{}", self._waiter(key))
+            turn = self._await("{}", self._waiter(key, self.run))
             if isinstance(turn, Stored):
                 yield turn
                 return
             turn.release()  # to take the devices first
 
-    def _waiter(self, key: str) -> Waiter:
-        return self.store.waiter(key, run=self.run, attempt=self.attempt, ttl=self.ttl)
-
-    def _device_waiter(self, name: str) -> Waiter:
-        run = f"{self.run} of {self.recipe}"
-        return self.store.waiter(device_key(name), run=run, attempt=self.attempt, ttl=self.ttl, patient=True)
+    def _waiter(self, key: str, run: str, *, patient: bool = False) -> Waiter:
+        return self.store.waiter(key, run=run, attempt=self.attempt, ttl=self.ttl, patient=patient)
 
     def _await(self, text: str, waiter: Waiter) -> Lease | Stored:
         """Take a lease once it is free, or what another run publishes meanwhile. text: with `{}` for the holder."""

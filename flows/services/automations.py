@@ -22,7 +22,6 @@ from trnflow.flows.services.schedules import dates_of
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import DeploymentSchedule
     from prefect.client.schemas.responses import DeploymentResponse
     from prefect.events.schemas.automations import Automation, AutomationCore
 
@@ -67,13 +66,6 @@ def renew(
     if notify is not None:
         forget_addresses(client, block, project)
     return sorted(wanted), block
-
-
-def longest_pause(schedule: DeploymentSchedule) -> timedelta | None:
-    """Return the longest time between two of the schedule's next 1000 dates, or None."""
-    dates = dates_of(schedule.schedule.model_dump(), datetime.now(UTC))
-    pauses = [later - earlier for earlier, later in pairwise(dates)]
-    return max(pauses, default=None)
 
 
 def _prefix(project: str) -> str:
@@ -127,12 +119,14 @@ def _did_not_run(recipe: str, pause: timedelta, block: Block, project: str) -> A
 
 
 def _pauses(retrain: DeploymentResponse, recipe_names: dict[Case, str]) -> dict[str, timedelta]:
-    """Return {recipe: longest pause of its active schedules}."""
+    """Return {recipe: longest time between two of the next 1000 dates of its active schedules}."""
     pauses: dict[str, timedelta] = {}
     for schedule in retrain.schedules:
         parameters = {**retrain.parameters, **schedule.parameters}
         name = recipe_names.get(case_of(parameters))
-        pause = longest_pause(schedule) if schedule.active and not retrain.paused else None
+        is_active = schedule.active and not retrain.paused
+        dates = dates_of(schedule.schedule.model_dump(), datetime.now(UTC)) if is_active else []
+        pause = max((later - earlier for earlier, later in pairwise(dates)), default=None)
         if name is not None and pause is not None:
             # of several schedules the one with the shortest pause counts
             pauses[name] = min(pause, pauses.get(name, pause))

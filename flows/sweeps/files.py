@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 import yaml
 
-from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.recipes.recipe import Recipe, validated
 from trnflow.flows.sweeps.plan import Plan
 from trnflow.flows.sweeps.study import Tried, Winner
 from trnflow.tasks.artifact import Json, Meta
@@ -57,7 +57,7 @@ def write_best(folder: Path, plan: Plan, best: Tried) -> None:
     recipe = plan.with_values(best.settings, plan.recipe.name)
     after = recipe.model_dump(mode="json")
     try:
-        before = plan.plain_recipe().model_dump(mode="json")
+        before = validated(plan.read, plan.named).model_dump(mode="json")
     except ConfigError:  # the recipe is complete only with the overrides: write all settings
         before = {name: {} for name, section in after.items() if isinstance(section, dict)}
     tree = _changes(before, after, recipe)

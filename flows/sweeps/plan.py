@@ -72,10 +72,6 @@ class Plan:
         varied = [override(*pair) for pair in {**values, "name": name}.items()]
         return settings.validated(self.read.with_overrides([*self.overrides, *varied]), self.named)
 
-    def plain_recipe(self) -> Recipe:
-        """Return the recipe as its files say. Raises ConfigError if it is complete only with the overrides."""
-        return settings.validated(self.read, self.named)
-
     def definition(self) -> Meta:
         """Return what must be unchanged when a sweep is resumed: all that shapes the metric of a trial."""
         common = {name: value for name, value in self.recipe.to_json().items() if name not in FREE_SECTIONS}

@@ -197,14 +197,9 @@ def start_guard(
 
     modules: what the warm parent imports first; descriptors: the guard's stdin (lifeline), stdout (events), stderr (log).
     """
-    request: StageRequest = {
-        "entry": entry,
-        "arguments": arguments,
-        "modules": modules,
-        "grace": grace,
-        "memory": memory,
-        "folder": os.getcwd(),
-        "attempt": ATTEMPT,
-        "environ": {name: environ.get(name) for name in LATE},
-    }
+    late = {name: environ.get(name) for name in LATE}
+    request = StageRequest(
+        entry=entry, arguments=arguments, modules=modules, grace=grace, memory=memory, folder=os.getcwd(),
+        attempt=ATTEMPT, environ=late,
+    )  # fmt: skip
     return warm_parent(environ).start(request, descriptors)

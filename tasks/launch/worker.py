@@ -50,7 +50,8 @@ def main(file: str) -> int:
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
     job = _load(file)
-    _keep_temporary_files(job.scratch)
+    job.scratch.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(job.scratch)  # for temporary files of this process and its children
     if job.ranks == 1:
         Path(file).unlink()  # the config may hold a URL with credentials; ranks read the file, too
     document = _call(job, Events(WORKER_EVENTS)) if job.ranks == 1 else _lead(job)
@@ -82,12 +83,6 @@ def _load(file: str) -> Job:
         add_secret(os.environ.get(name, ""))
     add_secrets_of(os.environ.get(PARTIAL_ROOT, ""))
     return job
-
-
-def _keep_temporary_files(folder: Path) -> None:
-    """Let this process and its children put temporary files into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 def _lead(job: Job) -> Meta:

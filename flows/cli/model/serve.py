@@ -53,7 +53,10 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
         ConfigError: The port can't be bound, or the model reads columns of lists or objects.
     """
     with tempfile.TemporaryDirectory() as folder:
-        _prepare_environment(folder)
+        # proxies, and gradio's variables, could open the server
+        for name in [name for name in os.environ if name.startswith("GRADIO_") or name.lower() in PROXIES]:
+            del os.environ[name]
+        os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
         page = _page(model, predict, html.escape(title))
         try:
             _, url, _ = page.launch(**_settings(port))
@@ -67,13 +70,6 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
             pass
         finally:
             page.close(verbose=False)
-
-
-def _prepare_environment(folder: str) -> None:
-    """Remove proxies and gradio's variables, which could open the server. folder: for gradio's temporary files."""
-    for name in [name for name in os.environ if name.startswith("GRADIO_") or name.lower() in PROXIES]:
-        del os.environ[name]
-    os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
 
 
 def _settings(port: int | None) -> Mapping[str, Any]:

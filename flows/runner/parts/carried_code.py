@@ -53,17 +53,13 @@ def unpacked_code(code: Source, folder: Path, home: Path) -> Source:
 
 def refuse_foreign(artifact: Artifact, carried: Meta) -> None:
     """Raise CodeError unless the artifact has exactly the files that this run carried, `.py` but for `own.files`."""
-    given, wanted = [file.path for file in artifact.files], _paths(carried)
+    given, wanted = [file.path for file in artifact.files], {*carried["files"].values(), *carried["read"].values()}
     odd = [path for path in given if ".." in PurePosixPath(path).parts or path.startswith("/") or path not in wanted]
     odd += [path for path in carried["files"].values() if not path.endswith(".py")]
     if odd or len(given) != len(wanted):
         raise CodeError(
             f"the code {artifact.digest[:19]} in the store is not what this run carried: {odd}", "run again"
         )
-
-
-def _paths(carried: Meta) -> set[str]:
-    return {*carried["files"].values(), *carried["read"].values()}
 
 
 def _place(file: Path, tops: Iterable[Path], *, needed: bool = False) -> tuple[Path, PurePosixPath]:

@@ -15,7 +15,8 @@ from typing import cast
 
 from trnflow.flows.runner.context import PartMaker
 from trnflow.flows.runner.parts.carried_code import packed_code
-from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind, publish_part
+from trnflow.flows.runner.parts.worker_process import SHARED, handed_over, part_kind
+from trnflow.flows.runner.stored import publish
 from trnflow.tasks.artifact import CODE, Input, Meta, Source
 from trnflow.tasks.documents import Journal, KeyDocument, RecordName, Shard
 from trnflow.tasks.errors import BlobLost
@@ -150,8 +151,8 @@ class Shards:
         artifact = self.store.ingest(self._folder / f"{number}.kept", part_kind(self.stage), meta, cache=False)
         self._list(number, artifact.digest)
         self._write_journal_now_and_then()
-        document, replaces = self.documents[number], self._replaces(number)
-        recorded = publish_part(self.store, document, artifact, self.journal["attempt"], replaces=replaces)
+        replaces, attempt = self._replaces(number), self.journal["attempt"]
+        recorded = publish(self.store, self.documents[number], artifact, attempt, unusable=lambda record: replaces)
         self._is_on_record(number, made=artifact.digest, recorded=recorded)
         return recorded
 

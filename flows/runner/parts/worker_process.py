@@ -17,7 +17,7 @@ from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.parts.carried_code import refuse_foreign, unpacked_code
 from trnflow.flows.runner.stored import publish
 from trnflow.flows.runner.work_folders import attempt_log, clear, workplace
-from trnflow.tasks.artifact import Artifact, Input, Meta, Source
+from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.errors import CodeError, StoreError
 from trnflow.tasks.keys.code_closure import closure
@@ -70,18 +70,13 @@ def make_part_apart(document: Meta) -> Meta:
                 to = handed_over(near, key)
                 to.parent.mkdir(exist_ok=True)
                 (work / "out").rename(to)
-    recorded = publish_part(store, job.document, artifact, job.attempt, replaces=phase.replace)
+    recorded = publish(store, job.document, artifact, job.attempt, unusable=lambda record: phase.replace)
     return {"artifact": recorded, "made": artifact.digest, "events": events}
 
 
 def handed_over(work: Path, key: str) -> Path:
     """Return the folder through which a worker on the flow's machine hands over a part. work: of the flow's attempt."""
     return work / "handed" / key
-
-
-def publish_part(store: Store, document: KeyDocument, artifact: Artifact, attempt: str, *, replaces: bool) -> str:
-    """Publish a part and return the digest that is on record then."""
-    return publish(store, document, artifact, attempt, unusable=lambda record: replaces)
 
 
 def part_kind(stage: Stage) -> str:

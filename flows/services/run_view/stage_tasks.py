@@ -47,17 +47,17 @@ class StageTasks:
             cached = settled[0].action == "hit"  # on record, or made meanwhile by another run
             return Completed(name="Cached", message=settled[0].why) if cached else step.name
 
-        state = run_stage(return_state=True, wait_for=self._upstream(step.node))
+        wanted = (*step.node.inputs.values(), *step.node.after.values())
+        names = dict.fromkeys(item.name for item in wanted if isinstance(item, Node))
+        above = [
+            self._states[name] for name in names if name in self._states
+        ]  # a hit wants nothing of a deferred stage
+        state = run_stage(return_state=True, wait_for=above)
         self._states[step.name] = state
         if state.is_completed():
             return settled[0]
         state.result()
         raise RuntimeError(f"the task run of {step.name} ended as {state.name}")
-
-    def _upstream(self, node: Node) -> list[State[Any]]:
-        wanted = (*node.inputs.values(), *node.after.values())
-        names = dict.fromkeys(item.name for item in wanted if isinstance(item, Node))
-        return [self._states[name] for name in names if name in self._states]  # a hit wants nothing of a deferred stage
 
     def _show(self, step: Step, stored: Stored) -> None:
         """Show the stage's artifact on Prefect's page."""
