@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.graph import Graph, Lookup, Node, source_of
+from trnflow.flows.runner.graph import Graph, Inputs, Lookup, Node, source_of
 from trnflow.flows.runner.memory_check import refuse_what_cannot_fit
 from trnflow.flows.runner.own_code import own_code, with_own_stages
 from trnflow.flows.runner.plan import Plan
@@ -67,34 +67,23 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     model, start = source_of(model_source, recipe.model), _starting_weights(training.warm_start_from)
     knows = partial(_check_vocabulary, start=start)
 
-    loaded = loading(recipe, frozen)
+    data = rows or loading(recipe, frozen)
     makes = own_code(recipe, "format.make")
-    texts = Node(format_prompts, recipe.format, {"rows": rows or loaded, "model": model, "code": makes})
+    texts = Node(format_prompts, recipe.format, {"rows": data, "model": model, "code": makes})
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     refuse = partial(refuse_unfit_model, training)
-    initial: dict[str, Node | Lookup | None] = {"model": model, "packed": packed, "warm_start": start}
+    initial: Inputs = {"model": model, "packed": packed, "warm_start": start}
     compares = needs_reference(training.objective)
     reference = Node(compute_reference, training, initial, check=knows, needs=refuse) if compares else None
     loss = own_code(recipe, "train.loss", also=(OWN_LOSS,))
     graphs = Node(precompile, training, {"model": model, "packed": packed, "code": loss}, check=knows, needs=refuse)
-    shards = Node(
-        train,
-        training,
-        {
-            **initial, "code": loss, "reference": reference,
-            **choosing(recipe, rows or loaded, texts),
-            **({"graphs": graphs} if measures else {}),
-        },
-        after={} if measures else {"graphs": graphs},
-        check=knows,
-        needs=refuse,
-    )  # fmt: skip
-    weights = Node(
-        consolidate,
-        recipe.consolidate,
-        {"shards": shards, "model": model, "warm_start": start, "texts": texts, "tokens": tokens, "packed": packed},
-    )
+    compiled = {"graphs": graphs}
+    reads: Inputs = {**initial, "code": loss, "reference": reference, **choosing(recipe, data, texts)}
+    if measures:
+        reads |= compiled
+    shards = Node(train, training, reads, after={} if measures else compiled, check=knows, needs=refuse)
+    weights = Node(consolidate, recipe.consolidate, {**initial, "shards": shards, "texts": texts, "tokens": tokens})
     exports = recipe.export.target != "none"
     fits = partial(refuse_long_export, recipe.export.length)
     exported = Node(export_neuron, recipe.export, {"weights": weights}, needs=fits) if exports else None
@@ -104,7 +93,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         {
             "texts": texts,
             "packed": packed,
-            "rows": (rows or loaded) if recipe.evaluate.metrics else None,
+            "rows": data if recipe.evaluate.metrics else None,
             "code": own_code(recipe, "evaluate.metrics"),
             "harness": source_of(harness_source, recipe.evaluate.harness) if recipe.evaluate.harness else None,
             "weights": weights,
@@ -115,15 +104,15 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         },
         needs=lambda known: refuse_messages(recipe.evaluate.prompts, framed=is_framed(recipe.format, known.of("rows"))),
     )
-    nodes = (None if rows else loaded, texts, tokens, packed, reference, graphs, shards, weights, exported, evaluation)
+    nodes = (data, texts, tokens, packed, reference, graphs, shards, weights, exported, evaluation)
     given = {} if rows is None else {ROLES["rows"]: rows}
-    present = with_own_stages(recipe, [node for node in nodes if node is not None], given, KINDS)
+    present = with_own_stages(recipe, [node for node in nodes if isinstance(node, Node)], given, KINDS)
     return Graph(present, partial(_check_run, recipe), lambda known: remarks_of_columns(recipe, known.of("rows")))
 
 
 def loading(recipe: Recipe, frozen: Artifact | None = None) -> Node:
     """Return the node that loads a recipe's rows. frozen: see `finetune`."""
-    inputs = {"source": rows_source(recipe), "frozen": frozen, "code": own_code(recipe, "data.make")}
+    inputs: Inputs = {"source": rows_source(recipe), "frozen": frozen, "code": own_code(recipe, "data.make")}
     return Node(load_data, recipe.loading, inputs)
 
 
@@ -140,7 +129,7 @@ def rows_source(recipe: Recipe) -> Lookup:
     return Lookup(find)
 
 
-def choosing(recipe: Recipe, rows: Node | Artifact, texts: Node) -> dict[str, Node | Artifact | Lookup | None]:
+def choosing(recipe: Recipe, rows: Node | Artifact, texts: Node) -> Inputs:
     """Return the inputs with which train measures `train.best_metric`: a function of the user's reads rows and texts, a
     metric of answers texts."""
     training = recipe.training

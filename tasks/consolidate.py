@@ -103,12 +103,8 @@ def consolidate(
     *,
     out: Workdir,
 ) -> ModelMeta:
-    """Write `config.json`, `model*.safetensors`, tokenizer, card and `trnflow.json`; `generation_config.json`, for LoRA
-    `adapter/`.
-
-    texts, tokens: say how rows were formatted; without them there is no `trnflow.json`. packed: has the validation rows on
-    which a task chooses its threshold. Returns metadata: task, labels, lengths, parameters (their number), dtype; of pairs
-    of answers also preference.
+    """Write `config.json`, `model*.safetensors`, tokenizer, card, of texts and tokens (which say how rows were formatted)
+    `trnflow.json`; `generation_config.json`, for LoRA `adapter/`. packed: the validation rows that thresholds are chosen on.
     """
     from transformers import AutoConfig
 
@@ -150,12 +146,9 @@ def consolidate(
     if packed is not None and kind_of(shards.meta["task"]).decides:
         _decide(packed, out)
     meta: ModelMeta = {
-        "task": shards.meta["task"],
-        "labels": shards.meta["labels"],
-        "lengths": shards.meta["lengths"],
-        "parameters": sum(sizes.values()),
-        "dtype": dtype,
-    }
+        "task": shards.meta["task"], "labels": shards.meta["labels"], "lengths": shards.meta["lengths"],
+        "parameters": sum(sizes.values()), "dtype": dtype,
+    }  # fmt: skip
     if kind_of(shards.meta["task"]).pairs:
         meta["preference"] = {name: value for name, value in shards.meta["settings"].items() if name in WEIGHED}
     return meta

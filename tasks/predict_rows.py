@@ -70,17 +70,10 @@ def predict_rows(
     """Write the columns of `ClassPredictions`, each as a `.npy` file; of a task with targets those of `Outputs`, of a
     language model those of `RowLosses`, or of pairs `Rewards`; of models that write, generations.jsonl.
 
-    Args:
-        exported: Compared with `weights`, unless there is none.
-        base, warm_start: The model that training started from.
-        reference: Of compute_reference, for an objective that compares with it.
-
-    Returns metadata: task (the model's), split, rows (chunks), labels or `total` (nats), export_metrics, and export as in
-    the report.
-
-    Raises:
-        DataError: The split is missing or empty.
-        ModelError: The loss is not finite.
+    exported: compared with `weights`. base, warm_start: the model that training started from. reference: of
+    compute_reference, for an objective that compares with it. Returns metadata: task (the model's), split, rows (chunks),
+    labels or `total` (nats), export_metrics, and export as in the report. Raises DataError when the split is missing or
+    empty, ModelError when the loss is not finite.
     """
     from trnflow.tasks.evaluation.forward import single_row_seconds
 

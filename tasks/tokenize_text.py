@@ -192,14 +192,6 @@ def tokenize_text(
     Files: `input_ids.npy` int32 [tokens], `offsets.npy` int64 [rows + 1], `labels.npy` int32 [rows or tokens] or float32 [rows,
     outputs] or `loss_mask.npy` uint8 [tokens], `source_row.npy` int64 [rows], `source_tokens.npy` int32 [rows] (before any cut);
     of rows with two texts `token_types.npy` uint8 [tokens]; of marked answers `labels.npy`, too.
-
-    Returns metadata:
-        splits, tokens: {split: number}.
-        longest: Tokens of the longest row.
-        overlong, truncated, unsupervised: {split: texts}.
-        dropped: {reason: rows}.
-        row_lengths: {split: percentiles and histogram}.
-        examples: {kind: the first text}.
     """
     special: SpecialIds = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)

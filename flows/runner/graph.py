@@ -38,6 +38,10 @@ def source_of(find: Callable[[Any, Resolver], Source], config: StageConfig) -> L
     return Lookup(lambda store, resolver: resolver.ask_once(find, config))
 
 
+Inputs = dict[str, "Node | Artifact | Source | Lookup | None"]
+"""By parameter name."""
+
+
 class Node:
     """A stage with its config and inputs."""
 
@@ -45,7 +49,7 @@ class Node:
         self,
         function: Callable[..., Meta] | Stage,
         config: StageConfig,
-        inputs: Mapping[str, Node | Artifact | Source | Lookup | None],
+        inputs: Inputs,
         *,
         after: Mapping[str, Node] | None = None,
         check: Callable[[Any], None] = lambda plan: None,
