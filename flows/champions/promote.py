@@ -225,8 +225,7 @@ class _Judging:
 
 
 def _broken_bounds(config: PromoteConfig, challenger: Contender, store: Store) -> list[str]:
-    """Return why `promote.at_least` and `promote.at_most` refuse a challenger. Raises ConfigError for a metric that its
-    newest evaluation lacks, BlobLost."""
+    """Return why `promote.at_least` and `at_most` refuse a challenger. Raises ConfigError for a missing metric, BlobLost."""
     if not (config.at_least or config.at_most):
         return []
     metrics = store.artifact(challenger.evaluation).meta["metrics"] if challenger.evaluation else {}

@@ -137,8 +137,8 @@ def _stages(document: RunRecord, price: float) -> Meta:
 
 
 def _reused(document: RunRecord) -> str:
-    reused = [one["stage"] for one in document["stages"] if one["action"] == "hit"]
-    ran = sum(one["action"] == "ran" for one in document["stages"])
+    reused = [stage["stage"] for stage in document["stages"] if stage["action"] == "hit"]
+    ran = sum(stage["action"] == "ran" for stage in document["stages"])
     return f"{ran} stages ran, {len(reused)} were reused from the store{': ' if reused else ''}{', '.join(reused)}."
 
 
@@ -152,7 +152,7 @@ def _curves(store: Store, document: RunRecord) -> Iterator[Meta]:
 
 def _training_metrics(store: Store, document: RunRecord) -> dict[int, dict[str, float]]:
     """Return {step: {metric: value}} of all attempts of the training's key; the latest attempt counts."""
-    key = next((one["key"] for one in document["stages"] if one["stage"] == ROLES["training"]), None)
+    key = next((stage["key"] for stage in document["stages"] if stage["stage"] == ROLES["training"]), None)
     found: dict[int, dict[str, float]] = {}
     attempts = sorted(document_name(name) for name in store.backend.names(f"attempts/{key}")) if key else []
     for run in dict.fromkeys(map(run_of, attempts)):

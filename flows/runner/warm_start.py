@@ -141,7 +141,8 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
 
 def _training_of(store: Store, model: str) -> KeyDocument | None:
     """Return the key document of the training of which consolidate made a model; None if a record is gone."""
-    made = next((one for one in store.records(MODEL) if one["artifact"] == model), None)
+    made = next((record for record in store.records(MODEL) if record["artifact"] == model), None)
     shards = made["document"]["inputs"].get("shards") if made else None
-    trained = next((one for one in store.records(TRAINING) if one["artifact"] == shards), None) if shards else None
+    records = store.records(TRAINING) if shards else []
+    trained = next((record for record in records if record["artifact"] == shards), None)
     return trained["document"] if trained else None

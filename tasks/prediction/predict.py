@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,19 +65,15 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
     A prediction is {text} and the `Kind`'s answer of a text classifier, {prompt, generated, tokens, ended} of a language
     model; `cut` counts tokens left out. The function raises DataError for a row that can't become a text.
     """
-    if kind_of(model.rows.task).pairs and kind_of(model.rows.task).per_row:
-        from trnflow.tasks.prediction.classification import RewardModel
+    shape, kind = model.shape, kind_of(model.rows.task)
+    if kind.per_row:
+        from trnflow.tasks.prediction.classification import Classifier, RewardModel
 
-        rewards = RewardModel(model.folder, model.rows, model.shape, exported=model.exported)
-        return lambda rows: _classified(model, rewards, iter(rows))
-    if kind_of(model.rows.task).per_row:
-        from trnflow.tasks.prediction.classification import Classifier
-
-        classifier = Classifier(model.folder, model.rows, exported=model.exported)
+        of_task = partial(RewardModel, shape=shape) if kind.pairs else Classifier
+        classifier = of_task(model.folder, model.rows, exported=model.exported)
         return lambda rows: _classified(model, classifier, iter(rows))
     from trnflow.tasks.prediction.generation import Generator
 
-    shape = model.shape
     generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens)
     return lambda rows: (generator.predict(shape.of_row(row, where), where) for where, row in rows)
 

@@ -30,9 +30,9 @@ def publish(options: Namespace) -> int:
     want = (KINDS[options.what].stage,)
     store, artifact, _ = find_model(options.recipe, options.overrides, root=options.store, want=want)
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
-    done = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
-    text = f"published {done.what} {done.artifact[:19]} to {done.to}: {done.files} files, {done.bytes / 1e6:.1f} MB"
-    emit(options, done._asdict(), f"{text}{'' if done.copied else ' (all there already)'}")
+    copy = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
+    text = f"published {copy.what} {copy.artifact[:19]} to {copy.to}: {copy.files} files, {copy.bytes / 1e6:.1f} MB"
+    emit(options, copy._asdict(), f"{text}{'' if copy.copied else ' (all there already)'}")
     return 0
 
 
