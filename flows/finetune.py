@@ -12,7 +12,6 @@ from trnflow.flows.runner.memory_check import refuse_what_cannot_fit
 from trnflow.flows.runner.own_code import own_code, with_own_stages
 from trnflow.flows.runner.plan import Plan
 from trnflow.flows.runner.vocabulary import check_vocabulary, refuse_unknown_vocabulary
-from trnflow.flows.runner.warm_parents import Parent
 from trnflow.flows.runner.warm_start import earlier_model, starting_model
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.compute_reference import compute_reference
@@ -42,6 +41,7 @@ from trnflow.tasks.training.preference_losses import needs_reference
 from trnflow.tasks.training.refusals import refuse_long_export, refuse_unfit_model
 
 if TYPE_CHECKING:
+    from trnflow.flows.runner.warm_parents import Parent
     from trnflow.tasks.metadata import RowsMeta
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (

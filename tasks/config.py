@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -68,13 +69,25 @@ def is_hook(annotation: Any) -> bool:
 
 def hooks_in(config: BaseModel) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (path, `package.module:name`) of the hooks that a config and those in it set."""
-    for name, field in type(config).model_fields.items():
-        hooks = HOOK in field.metadata or is_hook(field.annotation)
+    for name, hooks in _may_hold_hooks(type(config)).items():
         for path, value in _values_in(getattr(config, name), (name,)):
             if isinstance(value, BaseModel):
                 yield from (((*path, *below), named) for below, named in hooks_in(value))
             elif hooks and isinstance(value, str):
                 yield path, value
+
+
+@cache
+def _may_hold_hooks(kind: type[BaseModel]) -> dict[str, bool]:
+    """Return {field: whether it names functions} of the fields that do, and of those that hold configs."""
+    fields = kind.model_fields.items()
+    hooks = {name: HOOK in field.metadata or is_hook(field.annotation) for name, field in fields}
+    return {name: hooks[name] for name, field in fields if hooks[name] or _holds_configs(field.annotation)}
+
+
+def _holds_configs(annotation: Any) -> bool:
+    is_config = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return is_config or any(map(_holds_configs, get_args(annotation)))
 
 
 def _values_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

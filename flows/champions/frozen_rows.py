@@ -10,12 +10,9 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, plan_of
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Plan
-from trnflow.flows.runner.run_log import begin_log
-from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger, remove_newest
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
@@ -87,7 +84,11 @@ def freeze(context: RunContext, log: EventLog) -> Frozen:
 
     Raises DataError if the data has no test split, StoreError if gc removed the rows just before the entry was added.
     """
-    from trnflow.flows.runner.run import settle  # `plan` imports this module, and runs nothing
+    # `plan` imports this module, and runs nothing
+    from trnflow.flows.runner.run import settle
+    from trnflow.flows.runner.run_log import begin_log
+    from trnflow.flows.runner.work_folders import clean
+    from trnflow.tasks.promotion.freeze_rows import FreezeConfig, freeze_rows
 
     recipe, store = context.recipe, context.store
     clean(store)

@@ -9,14 +9,14 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from trnflow.tasks.artifact import Json
 from trnflow.tasks.errors import BlobLost, TrnflowError
-from trnflow.tasks.launch.warm_parents import close_all
-from trnflow.tasks.store.model_names import WITH_WHICH
 from trnflow.tasks.system.log_lines import LogLines
 from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
+
+if TYPE_CHECKING:
+    from trnflow.tasks.artifact import Json
 
 # A suggested command without a recipe means that of the failed command.
 _OWN_RECIPE = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
@@ -38,6 +38,8 @@ def emit_json(document: Json) -> None:
 
 def complete(error: TrnflowError, options: Namespace) -> TrnflowError:
     """Insert the failed command's recipe and overrides, secrets hidden, into the commands of the error's fix."""
+    from trnflow.tasks.store.model_names import WITH_WHICH
+
     recipe = getattr(options, "recipe", None)
     if recipe is not None:
         # `run` takes a recipe, not a model of it
@@ -74,6 +76,8 @@ def print_error(error: TrnflowError, options: Namespace) -> int:
 
 def exit_at_once(code: int) -> NoReturn:
     """End the process without waiting for its threads."""
+    from trnflow.tasks.launch.warm_parents import close_all
+
     close_all()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,13 +9,11 @@ from typing import Any
 
 import yaml
 
-from trnflow.flows.champions.budget import promise
 from trnflow.flows.champions.frozen_rows import newest_frozen, other_model
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, print_error
 from trnflow.flows.display import report
 from trnflow.flows.finetune import finetune
-from trnflow.flows.models import find_model, result_of_recipe
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.forecast import dollars, total
 from trnflow.flows.runner.memory_check import report_memory
@@ -82,9 +80,12 @@ def _notes(context: RunContext, plan: Plan) -> list[str]:
 def _promise(context: RunContext) -> list[str]:
     """Return the note on the smallest gain that can win on the newest frozen rows, if there are any."""
     with suppress(BlobLost):
-        frozen = newest_frozen(context.recipe, context.store)
-        sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo) if frozen else ""
-        return [sentence] if sentence else []
+        if frozen := newest_frozen(context.recipe, context.store):
+            # its statistics and schedules take time to import, and most recipes have no frozen rows
+            from trnflow.flows.champions.budget import promise
+
+            sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo)
+            return [sentence] if sentence else []
     return []
 
 
@@ -119,6 +120,8 @@ def explain(options: Namespace) -> int:
 
 def show(options: Namespace) -> int:
     """Print the results for a recipe's present settings: a table, or one stage's artifact. Raises ConfigError."""
+    from trnflow.flows.models import result_of_recipe
+
     context = open_context(options.recipe, options.overrides, offline=True, create=False)
     recipe, graph = context.recipe, finetune(context.recipe)
     if options.stage is None:
@@ -148,6 +151,8 @@ def get(options: Namespace) -> int:
 
     Raises ConfigError if the folder is not empty or there is no artifact, BlobLost if its files are lost or corrupt.
     """
+    from trnflow.flows.models import find_model
+
     destination = Path(options.dest).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
