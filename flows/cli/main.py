@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from trnflow.flows.cli.output import complete, exit_at_once, print_error, say_error
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
+from trnflow.tasks.system.garbage import no_collections
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
 from trnflow.tasks.system.redaction import scrub_logs, scrubbed
 from trnflow.tasks.system.threads import abandoned
@@ -82,14 +83,13 @@ def _quick_imports() -> Iterator[None]:
     without_plugins = "PYDANTIC_DISABLE_PLUGINS" not in os.environ
     if without_plugins:  # a plugin may watch models, and nobody asked for that of a command's own settings
         os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # modules stay: a later collection need not look at them
-        gc.enable()
-        if without_plugins:
-            del os.environ["PYDANTIC_DISABLE_PLUGINS"]
+    with no_collections():
+        try:
+            yield
+        finally:
+            gc.freeze()  # modules stay: a later collection need not look at them
+            if without_plugins:
+                del os.environ["PYDANTIC_DISABLE_PLUGINS"]
 
 
 def _call(options: argparse.Namespace) -> int:

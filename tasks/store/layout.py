@@ -15,6 +15,7 @@ from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.keys.key_document import TABLES
 from trnflow.tasks.store.backend import Entry, is_unfinished
+from trnflow.tasks.system.garbage import no_collections
 
 SCHEMA = 1
 """The schema number of records."""
@@ -81,7 +82,11 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Manifest, tuple[File, ..
     """
     if sha256_bytes(data) != digest:
         raise ValueError("its bytes have another digest")
-    document = read_object(data)
+    with no_collections():
+        return _checked_document(read_object(data))
+
+
+def _checked_document(document: Meta) -> tuple[Manifest, tuple[File, ...]]:
     try:
         if not isinstance(document["kind"], str) or not isinstance(document["meta"], dict):
             raise ValueError("it has no kind or no metadata")
