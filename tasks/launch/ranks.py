@@ -1,4 +1,4 @@
-"""Start, watch and end the ranks of a stage.
+"""Fork, watch and end the ranks of a stage.
 
 Ranks find each other through a file; torch_xla needs a port. The error reported is the likeliest cause: a rank's
 TrnflowError, else a death without result, else the earliest error.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from trnflow.tasks.artifact import Meta
@@ -32,13 +33,13 @@ STACK_SECONDS = 1.0
 POLL = 0.05
 
 
-def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pass_fds: Sequence[int] = ()) -> Meta:
-    """Start all ranks, wait until they have ended, and return {"meta"}, or {"error": the likeliest cause, "details"}.
+def run_ranks(work: Callable[[int], None], count: int, folder: Path, of_rank_0: Sequence[int] = ()) -> Meta:
+    """Fork all ranks, wait until they have ended, and return {"meta"}, or {"error": the likeliest cause, "details"}.
 
     Args:
-        command: Returns a rank's command line.
+        work: Runs one rank, in its process.
         folder: For the ranks' results; must not exist.
-        pass_fds: Descriptors that rank 0 inherits.
+        of_rank_0: Descriptors that the other ranks close.
     """
     # the guard's signal reaches the whole process group: rank 0 alone handles it, and lets the others save
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -46,21 +47,25 @@ def run_ranks(command: Callable[[int], list[str]], count: int, folder: Path, pas
         return {"error": Interrupted("stopped before the ranks were started", "run the same command again").to_json()}
     folder.mkdir(parents=True)
     port = _free_port()
-    processes = [
-        subprocess.Popen(
-            command(rank),
-            env={**os.environ, **environ(rank, count, folder, port)},
-            pass_fds=tuple(pass_fds) if rank == 0 else (),
-        )
-        for rank in range(count)
-    ]
+
+    def begin(rank: int) -> None:
+        os.environ.update(environ(rank, count, folder, port))
+        for descriptor in of_rank_0 if rank else ():
+            os.close(descriptor)
+        work(rank)
+
+    # not started anew: each rank would import torch and transformers again, which takes seconds
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=begin, args=(rank,)) for rank in range(count)]
     try:
+        for process in processes:
+            process.start()
         left = _watch(processes, folder)
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    return _outcome([process.returncode for process in processes], left, folder)
+            process.join()
+    return _outcome([process.exitcode or 0 for process in processes], left, folder)
 
 
 def environ(rank: int, count: int, folder: Path, port: int) -> dict[str, str]:
@@ -105,16 +110,16 @@ def _free_port() -> int:
         return port
 
 
-def _watch(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:
+def _watch(processes: Sequence[BaseProcess], folder: Path) -> list[int]:
     """Wait for all ranks; return the numbers of those that still ran LAST_WORDS after a failure."""
     deadline: float | None = None
-    while left := [rank for rank, process in enumerate(processes) if process.poll() is None]:
-        if deadline is None and any(process.returncode for process in processes):
+    while left := [rank for rank, process in enumerate(processes) if process.exitcode is None]:
+        if deadline is None and any(process.exitcode for process in processes):
             deadline = time.monotonic() + LAST_WORDS
         if deadline is not None and time.monotonic() > deadline:
             for rank in left:
                 with contextlib.suppress(ProcessLookupError):
-                    processes[rank].send_signal(signal.SIGUSR1)
+                    os.kill(processes[rank].pid or 0, signal.SIGUSR1)
             time.sleep(STACK_SECONDS)
             return left
         time.sleep(POLL)

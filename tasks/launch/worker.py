@@ -28,7 +28,6 @@ from trnflow.tasks.launch.guard import WORKER_EVENTS
 from trnflow.tasks.launch.job import Job, resolve
 from trnflow.tasks.launch.memory import takes_less
 from trnflow.tasks.launch.phases import run_phase
-from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
 from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT
 from trnflow.tasks.launch.watched import pass_permit_on
@@ -52,21 +51,10 @@ def main(file: str) -> int:
     job = _load(file)
     job.scratch.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = tempfile.tempdir = str(job.scratch)  # for temporary files of this process and its children
-    if job.ranks == 1:
-        Path(file).unlink()  # the config may hold a URL with credentials; ranks read the file, too
+    Path(file).unlink()  # the config may hold a URL with credentials
     document = _call(job, Events(WORKER_EVENTS)) if job.ranks == 1 else _lead(job)
     write_whole(job.result, json.dumps(document))
     return int("error" in document)
-
-
-def rank(file: str, number: str, parent: str) -> None:
-    """Run one rank, write its result for `main`, and exit."""
-    faulthandler.enable()
-    job, me = _load(file), int(number)
-    enter(me, int(parent), job.ranks_folder, _interrupt)
-    document = _call(job, Events(WORKER_EVENTS) if me == 0 else _unheard)
-    leave(me, job.ranks_folder, document)
-    _exit(int("error" in document))
 
 
 def _exit(status: int) -> NoReturn:
@@ -87,13 +75,17 @@ def _load(file: str) -> Job:
 
 def _lead(job: Job) -> Meta:
     """Run all ranks of the stage, and return the result of rank 0."""
+    leader = os.getpid()
 
-    def command(number: int) -> list[str]:
-        return python("trnflow.tasks.launch.worker:rank", str(job.file), str(number), str(os.getpid()))
+    def work(rank: int) -> None:
+        enter(rank, leader, job.ranks_folder, _interrupt)
+        document = _call(job, Events(WORKER_EVENTS) if rank == 0 else _unheard)
+        leave(rank, job.ranks_folder, document)
+        _exit(int("error" in document))
 
     shutil.rmtree(job.ranks_folder, ignore_errors=True)
     try:
-        return run_ranks(command, job.ranks, job.ranks_folder, pass_fds=[WORKER_EVENTS])
+        return run_ranks(work, job.ranks, job.ranks_folder, of_rank_0=[WORKER_EVENTS])
     finally:
         shutil.rmtree(job.ranks_folder, ignore_errors=True)
 

@@ -39,6 +39,11 @@ def wait_for(file: Path, read: Callable[[str], Any] = str) -> Any:
     return read(file.read_text())
 
 
+def children(pid: int) -> list[int]:
+    """The children of a process without threads, in the order in which they were started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def marked(mark: str) -> list[int]:
     """The processes that bear `NAME=value` in their environment."""
     found = []

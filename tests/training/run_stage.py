@@ -321,8 +321,8 @@ def main(file: str) -> int:
     if spec["ranks"] == 1:
         result = call(spec, folder, rank=0)
     else:
-        command = [sys.executable, "-m", "tests.training.run_stage", file, str(os.getpid())]
-        result = run_ranks(lambda rank: [*command, str(rank)], spec["ranks"], folder / "ranks")
+        leader = os.getpid()
+        result = run_ranks(lambda rank: one_rank(spec, folder, leader, rank), spec["ranks"], folder / "ranks")
     if "error" in result:
         (folder / "error.json").write_text(json.dumps(result["error"]))
         print(result["details"], file=sys.stderr)
@@ -350,18 +350,13 @@ def call(spec: Meta, folder: Path, rank: int) -> Meta:
         return {"error": told.to_json(), "details": traceback.format_exc()}
 
 
-def one_rank(file: str, parent: str, rank: str) -> None:
-    folder = Path(file).parent
-    enter(int(rank), int(parent), folder / "ranks", signal.default_int_handler)
-    result = call(json.loads(Path(file).read_text()), folder, int(rank))
-    leave(int(rank), folder / "ranks", result)
+def one_rank(spec: Meta, folder: Path, leader: int, rank: int) -> None:
+    enter(rank, leader, folder / "ranks", signal.default_int_handler)
+    result = call(spec, folder, rank)
+    leave(rank, folder / "ranks", result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int("error" in result))
-
-
-if __name__ == "__main__":
-    one_rank(*sys.argv[1:])
 
 
 def check_resumes_after_a_kill(config: TrainConfig, folder: Path, inputs: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.launch.processes import gone, marked
+from tests.helpers.waiting import wait_for
+from tests.launch.processes import children, gone
 from tests.training.run_stage import FolderPartial, Stage, run_stage, traced_and_trained
 from tests.training.toys import BERT, packed_classes, scratch
 from trnflow.tasks.artifact import Input, Meta, Source
@@ -48,10 +49,9 @@ def test_a_lost_rank_ends_the_training_and_is_named(tmp_path: Path) -> None:
     while not FolderPartial(tmp_path / "partial").steps():
         assert started.process.poll() is None
         time.sleep(0.1)
-    meeting = f"TRNFLOW_RENDEZVOUS={tmp_path / 'run' / 'ranks' / 'rendezvous'}"
-    everyone = marked(meeting)
-    (lost,) = set(everyone) & set(marked("LOCAL_RANK=1"))
-    os.kill(lost, signal.SIGKILL)
+    everyone = children(started.process.pid)
+    assert len(everyone) == 2
+    os.kill(everyone[1], signal.SIGKILL)
     with pytest.raises(ProcessFailed, match=r"rank 1 of 2 died without a word \(signal SIGKILL\)"):
         started.result()
     assert gone(everyone)
@@ -78,12 +78,14 @@ def other_rows_on_rank_1(config: TrainConfig, model: Source, packed: Input, out:
 
 def test_ranks_with_other_rows_end_in_one_line(tmp_path: Path) -> None:
     started = Stage(other_rows_on_rank_1, TrainConfig(**CONFIG), tmp_path / "run", **inputs(tmp_path))
+    wait_for(lambda: len(children(started.process.pid)) == 2)
+    everyone = children(started.process.pid)
     with pytest.raises(
         MachineError, match=r"^the ranks differ: packed is \[49, 20\] .* on rank 0 and \[65, 20\] .* on rank 1"
     ):
         started.result()
     assert not [event for event in started.events() if "progress" in event or "metrics" in event]
-    assert gone(marked(f"TRNFLOW_RENDEZVOUS={tmp_path / 'run' / 'ranks' / 'rendezvous'}"))
+    assert gone(everyone)
 
 
 @stage(kind="checkpoint", environ=train_environ, ranks=ranks)
