@@ -145,7 +145,7 @@ class MlflowRuns:
         summary = {name: value for name, value in of_stage.items() if name in shown}
         self._metrics(self._state["parent"], summary, at, 0)
         plots = event.get("plots", [])
-        if event["action"] != "ran" or not (reached or plots or self._nested_id(stage)):
+        if event["action"] != "ran" or not (reached or plots or "run" in self._state["stages"].get(stage, {})):
             return
         run, step = self._nested(stage, at), self._state["stages"].get(stage, {}).get("step", 0)
         self._metrics(run, main_figures({**reached, **spent, **numbers(event["figures"])}, own), at, step)
@@ -177,8 +177,11 @@ class MlflowRuns:
         self._state["ended"] = True
         if "parent" not in self._state:  # the run was killed before its first event
             return
+        own = self._state["tags"]["trnflow.run"]
         for stage in self._state["stages"].values():
-            if "run" in stage and "ended" not in stage and self._is_mine(stage["run"]):
+            is_open = "run" in stage and "ended" not in stage
+            # another run may have taken the nested one over
+            if is_open and self._client.get_run(stage["run"]).data.tags.get("trnflow.run") == own:
                 self._end(stage["run"], status, at)
         self._nest()
         self._end(self._state["parent"], status, at)
@@ -237,14 +240,6 @@ class MlflowRuns:
                 self._tags(run, {"trnflow.run": own, "trnflow.began": known["time"], "mlflow.parentRunId": mine})
                 self._client.update_run(run, "RUNNING")
             return
-
-    def _is_mine(self, run: str) -> bool:
-        """Return whether a nested run still belongs to this run."""
-        return bool(self._client.get_run(run).data.tags.get("trnflow.run") == self._state["tags"]["trnflow.run"])
-
-    def _nested_id(self, stage: str) -> str | None:
-        run: str | None = self._state["stages"].get(stage, {}).get("run")
-        return run
 
     def _nested(self, stage: str, at: float) -> str:
         """Return the id of the nested run for a stage, made when first needed."""
