@@ -14,7 +14,7 @@ import pytest
 
 from tests.training.run_stage import PROJECT, Result, run_in_turn, run_stage
 from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
-from tests.training.xla.replicas import QUICKLY_COMPILED, ReplicasConfig, joining, met_alone, per_device, replicated
+from tests.training.xla.replicas import ReplicasConfig, joining, met_alone, per_device, replicated
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CompileError, ModelError
 from trnflow.tasks.stage import write_json
@@ -155,11 +155,10 @@ def test_replicas_that_drop_out_differently_run_one_graph(tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 def test_replicas_in_bfloat16_train_as_one_device_that_accumulates_their_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """The same products of the same rows, compiled alike, and two gradients summed in fp32. (Of four the sums' order differs, and
     their last bit tips weights in bf16: 3e-5 in the fifth step's loss, so nothing is asked of them here.)"""
-    monkeypatch.setenv("XLA_FLAGS", QUICKLY_COMPILED)
     half: dict[str, Any] = {"dtype": "bfloat16"}
     (alone,) = plain(tmp_path, "llama", TrainConfig(**COMMON, **half, micro_batch=4))
     for found in together(tmp_path, "llama", *[config(**half, zero1=zero1) for zero1 in (True, False)]):

@@ -33,6 +33,7 @@ from trnflow.tasks.train import environ as train_environ
 
 PROJECT = Path(__file__).resolve().parents[2]
 LIBRARIES = ("numpy", "tokenizers", "torch", "torch-xla", "transformers")
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0"  # such small graphs take longer to compile than to run
 
 
 class FolderPartial:
@@ -141,7 +142,7 @@ class Stage:
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         self._log = (folder / "log").open("wb")
-        self.process = Forked(folder / "spec.json", stage_of(function).environ(config), self._log)
+        self.process = Forked(folder / "spec.json", environ_of(function, config), self._log)
 
     def events(self) -> list[dict[str, Any]]:
         file = self.folder / "events"
@@ -167,7 +168,7 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
     takes what the process prints."""
     shutil.rmtree(folder, ignore_errors=True)
     definition, events = stage_of(function), list[dict[str, Any]]()
-    environ = definition.environ(config)
+    environ = environ_of(function, config)
     job = Job.of(
         function,
         config,
@@ -180,6 +181,13 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
     )
     meta = run_job(job, events.append)
     return Result(Input(folder / "out", definition.kind, meta, "sha256:test"), events)
+
+
+def environ_of(function: Callable[..., Any], config: StageConfig) -> dict[str, str]:
+    """The variables of a stage's process; XLA compiles quickly, unless XLA_FLAGS are set."""
+    environ = stage_of(function).environ(config)
+    quick = {"XLA_FLAGS": QUICKLY_COMPILED} if "CPU_NUM_DEVICES" in environ and "XLA_FLAGS" not in os.environ else {}
+    return {**quick, **environ}
 
 
 def kill_after(stage: Stage, step: int, number: int = signal.SIGKILL) -> None:

@@ -29,7 +29,6 @@ from trnflow.tasks.training.partition_specs import Mesh
 from trnflow.tasks.training.world import World
 
 EXPECTED = ("all-reduce", "reduce-scatter", "all-gather")
-QUICKLY_COMPILED = "--xla_backend_optimization_level=0"  # such small graphs take longer to compile than to run
 
 
 class ReplicasConfig(StageConfig):
@@ -44,7 +43,7 @@ class ReplicasConfig(StageConfig):
 
 def cpu_environ(config: ReplicasConfig) -> dict[str, str]:
     variables = train_environ(TrainConfig(devices=config.devices, global_batch=config.devices))
-    return {**variables, "XLA_ENABLE_PARAM_ALIASING": "0", "XLA_FLAGS": os.environ.get("XLA_FLAGS", QUICKLY_COMPILED)}
+    return {**variables, "XLA_ENABLE_PARAM_ALIASING": "0"}
 
 
 def per_device(**fields: Any) -> TrainConfig:
