@@ -18,6 +18,7 @@ from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import Reader
+from trnflow.tasks.system.garbage import no_collections
 from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
 
 QUIET = {
@@ -64,11 +65,12 @@ def call_flow(
     url = os.environ["PREFECT_API_URL"]
     logging.raiseExceptions = False  # Prefect's log sender prints each failure to send by the same rule
 
-    from httpx import TransportError
-    from prefect import tags
-    from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectHTTPStatusError
+    with no_collections():
+        from httpx import TransportError
+        from prefect import tags
+        from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectHTTPStatusError
 
-    from trnflow.flows import deployments
+        from trnflow.flows import deployments
 
     session = deployments.Session(context, (progress,), signal.getsignal(signal.SIGTERM), change)
     token = deployments.SESSION.set(session)
@@ -101,8 +103,9 @@ def reach_server(home: Path) -> ConfigError | None:
     quiet()
     url = os.environ["PREFECT_API_URL"] = ensure_server(home)
 
-    from httpx import TransportError
-    from prefect.client.orchestration import get_client
+    with no_collections():
+        from httpx import TransportError
+        from prefect.client.orchestration import get_client
 
     try:
         with get_client(sync_client=True) as client:

@@ -21,6 +21,7 @@ import traceback
 from typing import TypedDict
 
 from trnflow.tasks.launch import guard
+from trnflow.tasks.system.garbage import no_collections
 
 # seconds between two checks whether the flow still runs
 LOOK_SECONDS = 1.0
@@ -76,8 +77,9 @@ def serve(descriptor: str) -> None:
 def _import(modules: list[str]) -> None:
     if all(name in sys.modules for name in modules):
         return
-    for name in modules:
-        importlib.import_module(name)
+    with no_collections():
+        for name in modules:
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # without this, garbage collection would write to shared memory pages and so copy them
 

@@ -29,6 +29,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import follow, has_end, is_written, log_file, unsent_file, unsent_runs
 from trnflow.tasks.events.retention import first_line
 from trnflow.tasks.system.databases import is_database, missing_driver
+from trnflow.tasks.system.garbage import no_collections
 from trnflow.tasks.system.redaction import Scrubbed, add_secrets_of, scrub, scrub_logs, without_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -196,7 +197,8 @@ def _send_from(state: Meta, unsent: Unsent, is_over: bool) -> None:
 @functools.cache
 def _client(address: str, folder: Path) -> MlflowClient:
     """Return the client of a tracking server."""
-    from mlflow import MlflowClient
+    with no_collections():
+        from mlflow import MlflowClient
 
     if not is_database(address):
         return MlflowClient(address)
