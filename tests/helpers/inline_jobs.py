@@ -39,3 +39,5 @@ def run_inline(job: Job, emit: Callable[[Meta], None]) -> Meta:
 def inline_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("make", "parts.shards"):
         monkeypatch.setattr(f"trnflow.flows.runner.{module}.run_job", run_inline)
+    # parents that no stage would be forked from: each imports torch for seconds
+    monkeypatch.setattr("trnflow.flows.runner.run.start_warm_parents", lambda due, context: None)
