@@ -13,8 +13,9 @@ from trnflow.tasks.launch.memory import TAKES_LESS
 
 def test_a_data_stage_names_the_settings_of_data(trnflow: Shell) -> None:
     row = '{"text": "train is good", "label": "pos"}\n'
-    (trnflow.folder / "rows/train.jsonl").write_text(row * 500_000)  # so that load_data is looked at before it ends
-    said = trnflow.error("run", "mine.yaml", "--direct", "tracking.enabled=false", "launch.memory_gib=0.02", code=1)
+    (trnflow.folder / "rows/train.jsonl").write_text(row * 200_000)  # so that load_data is looked at before it ends
+    alone = ("--until", "load_data", "--direct", "tracking.enabled=false")
+    said = trnflow.error("run", "mine.yaml", *alone, "launch.memory_gib=0.02", code=1)
     assert "load_data took 0." in said and "more than the 0.02 GiB it may take" in said
     assert "lower data.max_cell_mb" in said and "launch.memory_gib" in said and "batch" not in said
 
