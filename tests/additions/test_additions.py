@@ -90,24 +90,25 @@ def check_mlflow(home: Path, value: float) -> None:
         assert values == [value]
 
 
-@pytest.mark.parametrize("by_name", [True, False])
-def test_a_file_format_is_two_places(tmp_path: Path, by_name: bool) -> None:
+def test_a_file_format_is_two_places(tmp_path: Path) -> None:
+    """It is known by the file's name, or by the setting."""
     shell, changed = patched(tmp_path, "format")
     assert changed == [
         "tasks/data/load/readers.py | 5 +++++",
         "tasks/sources/data_files.py | 1 +",
         "2 files changed, 6 insertions(+)",
     ]
-    rows = "text|label\n" + "".join(f"row {number}|{number % 2}\n" for number in range(20))
-    (shell.folder / ("rows.psv" if by_name else "rows")).write_text(rows)
-    data = f"data: {{source: {'rows.psv' if by_name else 'rows'}, text: text, label: label, split: {{}}}}\n"
-    (shell.folder / "piped.yaml").write_text(f"extends: demo\n{data}")
-    more = ["data.name=null"] + ([] if by_name else ["data.format=psv"])
     assert "psv" in shell("settings", "data.format").stdout
-    run = shell.json("run", "piped.yaml", "--until", "load_data", "--direct", "tracking.enabled=false", *more)
-    shell.json("get", "piped.yaml", "load_data", str(shell.folder / "got"), *more)
-    assert pq.read_table(shell.folder / "got/train.parquet")["text"].to_pylist() == [f"row {n}" for n in range(20)]
-    assert artifacts(shell, run["run"])["load_data"]
+    rows = "text|label\n" + "".join(f"row {number}|{number % 2}\n" for number in range(20))
+    for name, more in (("rows.psv", []), ("rows", ["data.format=psv"])):
+        (shell.folder / name).write_text(rows)
+        data = f"data: {{source: {name}, name: null, text: text, label: label, split: {{}}}}\n"
+        (shell.folder / "piped.yaml").write_text(f"extends: demo\n{data}")
+        run = shell.json("run", "piped.yaml", "--until", "load_data", "--direct", "tracking.enabled=false", *more)
+        assert artifacts(shell, run["run"])["load_data"]
+        shell.json("get", "piped.yaml", "load_data", str(shell.folder / f"got-{name}"), *more)
+        texts = pq.read_table(shell.folder / f"got-{name}/train.parquet")["text"].to_pylist()
+        assert texts == [f"row {n}" for n in range(20)]
 
 
 @pytest.mark.slow

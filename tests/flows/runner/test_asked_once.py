@@ -58,7 +58,7 @@ def server() -> Iterator[Counted]:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, server: Counted) -> Shell:
+def shell(tmp_path: Path, server: Counted, inline_jobs: None) -> Shell:  # noqa: F811
     source = f"http://127.0.0.1:{server.server_port}/set.csv"
     split = "split: {validation: 0.1, test: 0.2}"
     (tmp_path / "mine.yaml").write_text(RECIPE.replace("source: rows", f"source: '{source}', {split}"))

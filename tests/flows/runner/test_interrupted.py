@@ -110,7 +110,7 @@ def test_servers_that_refuse_are_a_warning_before_the_first_stage_and_the_run_go
     with refusing_server() if answer == "403" else nullcontext("http://127.0.0.1:9") as url:
         addresses = {"PREFECT_API_URL": f"{url}/api", "MLFLOW_TRACKING_URI": url}
         environ = {**trnflow.environ, **addresses, "TRNFLOW_HOME": str(trnflow.folder / "home")}
-        command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--until", "pack_chunks", "--json"]
+        command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--until", "load_data", "--json"]
         done = subprocess.run(command, cwd=trnflow.folder, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     warning = f"Prefect's server at {url}/api can't be reached"
