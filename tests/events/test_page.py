@@ -16,6 +16,7 @@ from trnflow.tasks.events import SCHEMA, event_types
 
 PAGE = (PROJECT / "docs/events.md").read_text()
 FOLLOWER = PAGE.partition("```python\n")[2].partition("```")[0]
+SMALL = ("train.engine=native", "train.devices=1", "tracking.enabled=false")
 
 
 def test_the_page_has_each_event_and_each_field() -> None:
@@ -31,21 +32,13 @@ def test_the_follower_has_30_lines() -> None:
     assert len(FOLLOWER.strip().splitlines()) <= 30
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_the_follower_of_the_page_shows_a_run_while_it_runs(is_killed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("until", "unit"), [("load_data", "train rows"), ("train", "steps")])
+def test_the_follower_of_the_page_shows_a_run_while_it_runs(until: str, unit: str, tmp_path: Path) -> None:
+    """One that completes, and one that is killed in its training."""
+    is_killed = until == "train"
     shell = Shell(write_project(tmp_path / "project"))
     (tmp_path / "follow.py").write_text(FOLLOWER)
-    command = [
-        sys.executable,
-        "-m",
-        "trnflow",
-        "run",
-        "mine.yaml",
-        "--direct",
-        "--until",
-        "train",
-        "tracking.enabled=false",
-    ]
+    command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--direct", "--until", until, *SMALL]
     endless = ["train.max_steps=1000000"] if is_killed else []
     run = subprocess.Popen([*command, *endless], cwd=shell.folder, env=shell.environ, stderr=subprocess.DEVNULL)
     try:
@@ -56,7 +49,7 @@ def test_the_follower_of_the_page_shows_a_run_while_it_runs(is_killed: bool, tmp
         with subprocess.Popen(follower, stdout=subprocess.PIPE, text=True) as shown:
             assert shown.stdout is not None
             lines = [shown.stdout.readline()]
-            while not re.fullmatch(r"train: \d+/\d+ steps\n", lines[-1]):
+            while not re.fullmatch(rf"{until}: \d+/\d+ {unit}\n", lines[-1]):
                 lines.append(shown.stdout.readline())
                 assert lines[-1], lines
             assert not is_killed or run.poll() is None, "it is seen while the run goes on"
