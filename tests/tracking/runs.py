@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +82,17 @@ def speak(log: EventLog, home: Path, points: int = 1200, *, metrics: bool = True
     end(log, "score_rows", "e" * 64, "e", metrics={"f1_weighted": 0.9})
     begin(log, "tokenize_text", "f" * 64)  # of the rows that are scored
     end(log, "tokenize_text", "f" * 64, "f", metrics={"tokens": 2}, lengths={"test": {"8": 1}})
+
+
+@functools.cache
+def empty_database() -> Path:
+    """A database with MLflow's tables, to copy: MLflow takes a second to make them."""
+    from mlflow import MlflowClient
+
+    file = Path(tempfile.mkdtemp(prefix="trnflow-mlflow-")) / "mlflow.db"
+    atexit.register(shutil.rmtree, file.parent)
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
 
 
 def database_of(home: Path) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.tracking.runs import begin, client_of, end, runs_of, tracked, trained
+from tests.tracking.runs import begin, client_of, empty_database, end, runs_of, tracked, trained
 from trnflow.tasks.events import log_file, run_folder, unsent_runs
 from trnflow.tasks.tracking import send_logs
 from trnflow.tasks.tracking.follower import Unsent
 from trnflow.tasks.tracking.mlflow_values import flatten, numbers
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path) -> None:
+    shutil.copyfile(empty_database(), tmp_path / "mlflow.db")
 
 
 def test_a_log_is_left_to_the_run_that_writes_it_and_to_one_follower(tmp_path):

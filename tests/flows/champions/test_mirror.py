@@ -17,6 +17,7 @@ import yaml
 from tests.flows.champions.conftest import RECIPE
 from tests.helpers.stores import new_store
 from tests.helpers.waiting import wait_for
+from tests.tracking.runs import empty_database
 from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import Decision
@@ -51,20 +52,11 @@ def crown(store: Store, number: int, artifact: str) -> None:
     assert append_ledger(store, "tiny", entry, number - 1)
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from mlflow import MlflowClient
-
-    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{file}").search_experiments()
-    return file
-
-
 @pytest.fixture
-def client(empty_database: Path, tmp_path: Path) -> MlflowClient:
+def client(tmp_path: Path) -> MlflowClient:
     from mlflow import MlflowClient
 
-    shutil.copyfile(empty_database, tmp_path / "mlflow.db")
+    shutil.copyfile(empty_database(), tmp_path / "mlflow.db")
     return MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
 
 
