@@ -34,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Under nohup, or in the background of a script, signals come ignored, and processes that tests start inherit that.
     """
     suite.configure(config)
+    # torch reads it on import: on busy cores its threads, which wait for each other, took five times the processor time
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     settings.register_profile("any machine", settings(), deadline=None)
     settings.load_profile("any machine")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
