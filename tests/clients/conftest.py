@@ -45,6 +45,7 @@ def run_client(tmp_path_factory: pytest.TempPathFactory) -> RunClient:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "USE_TORCH_XLA": "0",
+            "OMP_NUM_THREADS": "1",  # so small a model waits for threads
             **({"PYTHONPATH": str(CLIENTS / name)} if name else {}),
             **environ,
         }
