@@ -57,9 +57,11 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
-def marked(kind: type[BaseModel], mark: Mark) -> set[str]:
+@cache
+def marked(kind: type[BaseModel], mark: Mark) -> frozenset[str]:
     """Return the names of the fields with a mark."""
-    return {name for name, field in kind.model_fields.items() if any(entry is mark for entry in field.metadata)}
+    fields = kind.model_fields.items()
+    return frozenset(name for name, field in fields if any(entry is mark for entry in field.metadata))
 
 
 def is_hook(annotation: Any) -> bool:
