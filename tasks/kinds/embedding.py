@@ -29,6 +29,8 @@ EXCLUDED = -1e9
 """The score of a text that is no choice."""
 CLOSE = 1e-3
 """The difference of two models' vectors, as 1 - cosine, that counts as the same."""
+EQUAL = 1e-6
+"""Cosines of the same vectors differ by less: their last bits depend on the processor and the place in a product."""
 BLOCK = 1024
 """Anchors that are compared with all texts at once."""
 SHOWN, NEAREST = 5, 3
@@ -115,13 +117,13 @@ class Corpus:
             yield start, self.anchors[start : start + BLOCK] @ self.texts.T
 
     def places(self) -> Any:
-        """Return each positive's place, from 1; of equal cosines the last: int64 [rows]."""
+        """Return each positive's place, from 1; of cosines that differ by less than EQUAL the last: int64 [rows]."""
         import numpy as np
 
         found = []
         for start, cosines in self.blocks():
             own = self.own[start : start + BLOCK, None]
-            found.append((cosines >= np.take_along_axis(cosines, own, 1)).sum(1))
+            found.append((cosines >= np.take_along_axis(cosines, own, 1) - EQUAL).sum(1))
         return np.concatenate(found)
 
 

@@ -31,7 +31,15 @@ IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API
 # Modules imported before the fork do not read these, those of WITHOUT_THREADS aside. XLA_FLAGS is none: torch_xla
 # changes it on import. TRNFLOW_HOME is read by our own code, which a stage imports after the fork: a process that works
 # in several homes needs no parent for each.
-LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", "TRNFLOW_HOME", ATTEMPT, PARTIAL_ROOT, *WITHOUT_THREADS, *IRRELEVANT)
+LATE = (
+    "CPU_NUM_DEVICES",
+    "TOKENIZERS_PARALLELISM",
+    "TRNFLOW_HOME",
+    ATTEMPT,
+    PARTIAL_ROOT,
+    *WITHOUT_THREADS,
+    *IRRELEVANT,
+)
 
 LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy")
 """Modules that every stage needs."""
