@@ -73,7 +73,7 @@ class PackConfig(StageConfig):
 
 
 def foresee(config: PackConfig, known: Known) -> Meta:
-    """Return task, labels, splits and strategy, and the lengths if the settings fix them."""
+    """Return what of the metadata is known before the stage runs: of lengths those that the settings fix."""
     lengths = config.lengths if config.strategy == "bucket" else (config.chunk_length,)
     texts = {name: value for name, value in known.of("texts").items() if name in ("task", "labels", "splits")}
     return {**texts, "strategy": config.strategy, **({"lengths": list(lengths)} if lengths else {})}

@@ -113,9 +113,10 @@ def _destination_errors(to: str) -> Iterator[None]:
 
 
 def to_object_store(folder: Path, names: list[str], to: str, report: Report) -> int:
-    """Copy files to a prefix of an object store, and return how many were copied. Arguments as for `to_folder`.
+    """Copy files to a prefix of an object store, and return how many were copied.
 
-    Raises ConfigError when the prefix holds other files, StoreError when the object store refuses or fails.
+    names, report: As of `to_folder`. to: The prefix's URL. Raises ConfigError when the prefix holds other files, StoreError
+    when the object store refuses or fails.
     """
     with _remote_errors(to):
         place = _opened(to)

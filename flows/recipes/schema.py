@@ -92,7 +92,8 @@ def takes_null(annotation: Any) -> bool:
 def merge(into: Tree, other: Tree, annotation: Any) -> None:
     """Merge the settings `other` into `into`, in place; values of `other` win.
 
-    Mappings are merged entry by entry; any other value, and `{}`, replaces. In a table, null removes the entry.
+    Mappings are merged entry by entry; any other value, and `{}`, replaces. In a table, null removes the entry. annotation: the
+    type of the setting whose value `into` is, which tells tables from sections.
     """
     table = annotation is Any or table_in(annotation) is not None
     for name, value in other.items():

@@ -59,7 +59,7 @@ def calibration(bins: list[Meta], title: str, file: Path) -> None:
 
 
 def bars(names: list[str], values: list[float], what: str, title: str, file: Path) -> None:
-    """Draw a horizontal bar from 0 to 1 for each name, the first below."""
+    """Draw a horizontal bar of each value, on an axis from 0 to 1, the first below. what: the axis's label."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

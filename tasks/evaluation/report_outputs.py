@@ -20,7 +20,10 @@ WORST, LONGEST = 10, 500
 
 
 def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folder: Path) -> TaskReport:
-    """Write predictions.parquet and the plots; return the report's entries, with all metrics. texts: the split's rows."""
+    """Write predictions.parquet and the plots to `folder`; return a split's part of report.json.
+
+    found: what the model gave for the split of `packed`; texts: the split's file of format_prompts.
+    """
     import numpy as np
 
     from trnflow.tasks.evaluation import plots

@@ -183,7 +183,7 @@ class Champion(_Champion, total=False):
 
 
 class RunEnded(_Line):
-    """outcome: completed, failed or cancelled. lost: lines that could not be written."""
+    """outcome: completed, failed or cancelled. lost: how many lines of the log could not be written."""
 
     event: Literal["run_ended"]
     outcome: str

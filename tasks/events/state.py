@@ -243,5 +243,5 @@ def fold(events: Iterable[Event], state: RunState | None = None) -> RunState:
 
 
 def present() -> float:
-    """Return the present time as events have it."""
+    """Return the present time as events have it: seconds since 1970, to the millisecond."""
     return round(time.time(), 3)

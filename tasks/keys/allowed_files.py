@@ -46,7 +46,7 @@ def permit_for(
         code: The table `code` of the stage's key document.
         inputs: Artifacts and sources that the stage reads; files of sources are permitted, of the user's code those
             that are in the key.
-        places: Folders that hold no code, such as the home and the store.
+        places: Folders that hold no code, such as the home and the store: files in them may be read.
 
     Raises:
         CodeError: A module has changed since the key was computed.

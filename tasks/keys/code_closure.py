@@ -72,8 +72,9 @@ def closure(
 ) -> Closure:
     """Return the tables code and env of a key document for code in `module`.
 
-    stamp_of: returns a path's stamp; keys that are made together may look at each file once. search: folders to look in
-    before `sys.path`; None for that of an imported module. Raises CodeError when the module has no file.
+    memo: what was read of modules before. stamp_of: returns a path's stamp; keys that are made together may look at each file
+    once. search: folders to look in before `sys.path`; None for a module that is imported. Raises CodeError when the module has
+    no file.
     """
     known = _closure(module, memo, stamp_of, search)
     versions = installed_versions({*known["distributions"]}, memo)

@@ -23,8 +23,8 @@ SEED = 0
 class Generator:
     """A language model, loaded from a folder.
 
-    templates: The recipe's prompt templates. framed: Whether a chat template writes special tokens. max_new_tokens:
-    Lowered to half of the model's positions.
+    templates: The recipe's prompt templates. framed: Whether a chat template writes special tokens, so that the tokenizer
+    adds none. max_new_tokens: At most half of the model's positions; more is lowered to that.
     """
 
     def __init__(self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int) -> None:

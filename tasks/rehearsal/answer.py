@@ -17,7 +17,7 @@ class AnswerConfig(StageConfig):
 
 
 def environ(config: AnswerConfig) -> dict[str, str]:
-    """Return the environment of the process."""
+    """Return the variables that the stage's process has beside the flow's."""
     return model_environ()
 
 

@@ -206,7 +206,7 @@ class _Nvml:
 
 
 def by_nvml() -> Driver | None:
-    """Return what NVML says; None where there is no driver."""
+    """Return the driver and its GPUs as NVML describes them; None where there is no driver."""
     for path in NVML:
         try:
             nvml = _Nvml(ctypes.CDLL(path))

@@ -25,7 +25,7 @@ from trnflow.tasks.training.graphs import neuron_precompile as neuron
 from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
 from trnflow.tasks.training.model.adapters import loaded_dtype, prepared, reads_parts
 from trnflow.tasks.training.objective import learnt
-from trnflow.tasks.training.optim.optimizer import check_learning_rates
+from trnflow.tasks.training.optim.learning_rate import check_learning_rates
 from trnflow.tasks.training.selection import Chosen, check_selection
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World

@@ -64,7 +64,7 @@ class TrainingState:
 
 @dataclass
 class Run:
-    """One process's training, from `progress` on. Every rank makes one, and the same calls in the same order."""
+    """The training of one rank, from the step of `progress` on. All ranks make the same calls in the same order."""
 
     config: TrainConfig
     built: Built

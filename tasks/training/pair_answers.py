@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def numbers_of(config: TrainConfig, found: Answers, surprise_share: float | Tensor, kl: Tensor | float = 0.0) -> Tensor:
-    """Return the sums over pairs of [loss, *`metrics_of`]; the loss has a gradient.
+    """Return the sums over pairs of the loss, which has a gradient, and of each metric, in the order of `metrics_of`.
 
-    surprise_share: `Batch.surprise_share`, perhaps on the device; kl: of `Answers`.
+    surprise_share: `Batch.surprise_share`, perhaps on the device; kl: what to add to `Answers.kl`.
     """
     found = found._replace(surprise=found.surprise * surprise_share, kl=found.kl + kl)
     entry = PREFERENCES[config.objective]
@@ -47,13 +47,14 @@ def answers(
     whole: bool = False,
     chunk: int = 0,
 ) -> Answers:
-    """Run the model on packed pairs.
+    """Run the model on packed pairs, and return what it says of each answer.
 
     Args:
         columns: As of `loss_in_chunks`, of all positions.
-        reference, marks: As of `Batch`; None for pairs without marks.
-        whole: Compute `Answers.surprise`.
-        chunk: `chunk_positions`.
+        reference: As of `Batch`.
+        marks: As of `Batch`; None for pairs, of which the first is preferred.
+        whole: Also compute `Answers.surprise`.
+        chunk: Positions whose logits are held at once (`chunk_positions`); 0 for all.
     """
     ids, targets, segments, *_ = columns
     numbers = torch.arange(1, reference.shape[1] + 1, device=segments.device, dtype=segments.dtype)

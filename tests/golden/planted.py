@@ -121,7 +121,7 @@ FAULTS = [
           "if cost[-1] < best:", "if cost[-1] > best:", "data/pack/test_packers.py"),
     Fault("packing: a row's first token counts as a target", "tasks/data/pack/packers.py",
           "np.stack([first + 1, first + size]", "np.stack([first, first + size]", "data/pack/test_packers.py"),
-    Fault("training: warm-up begins above zero", "tasks/training/optim/optimizer.py",
+    Fault("training: warm-up begins above zero", "tasks/training/optim/learning_rate.py",
           "return peak * step / warmup", "return peak * (step + 1) / warmup", "training/optim/test_optimizer.py"),
     Fault("training: norms and biases decay", "tasks/training/optim/optimizer.py",
           "return len(shape) > 1\n", "return len(shape) > 0\n", "training/optim training/native/test_updates.py"),

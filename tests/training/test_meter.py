@@ -23,7 +23,7 @@ def batch() -> Batch:
     return Batch(8, ids, targets, segments, ids, samples=4)
 
 
-def test_rates_count_tokens_by_kind() -> None:
+def test_rate_factors_count_tokens_by_kind() -> None:
     meters = Meters()
     meters.count(batch(), flops=10)
     meters.count(batch(), flops=10)

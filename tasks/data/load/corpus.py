@@ -48,8 +48,10 @@ class Docstring(NamedTuple):
 
 
 def corpus_source(source: str, view: str | None, resolver: Resolver) -> Source:
-    """Return the Source of `builtin:stdlib`, whose digest is remembered, or of the rows of a shipped recipe. Raises
-    ConfigError for an unknown corpus or view."""
+    """Return the Source of `builtin:stdlib`, or of the rows of a shipped recipe, `builtin:NAME`.
+
+    view: `data.name`: which rows of stdlib (`VIEWS`). Raises ConfigError for an unknown corpus or view.
+    """
     rows = _ROWS / f"{source.removeprefix('builtin:')}.jsonl"
     if rows in _ROWS.glob("*.jsonl"):
         return resolve_source(str(rows), None, None, FileSettings(None, {}), resolver)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.layout.rules import tp_rules
-from trnflow.tasks.training.optim.rates import rate_factors
+from trnflow.tasks.training.optim.rate_factors import rate_factors
 from trnflow.tasks.training.partition_specs import Mesh, Shape, Spec, covers, parameter_specs, state_spec
 from trnflow.tasks.training.shared_types import Built
 from trnflow.tasks.training.world import World

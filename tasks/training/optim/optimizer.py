@@ -1,4 +1,4 @@
-"""Learning rate schedules, AdamW with decoupled weight decay, and the shapes of both optimizers' states.
+"""The numbers of an update, AdamW with decoupled weight decay, and the shapes of both optimizers' states.
 
 All numbers that vary from step to step go to the device as one small vector, so that no value changes the graph.
 """
@@ -6,11 +6,11 @@ All numbers that vary from step to step go to the device as one small vector, so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.optim.learning_rate import learning_rate
 from trnflow.tasks.training.partition_specs import Shape
 from trnflow.tasks.training.shared_types import COLUMN, FIRST_MOMENT, ROW, SECOND_MOMENT
 
@@ -49,7 +49,8 @@ class Scalars(NamedTuple):
 
 
 def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scalars:
-    """Return the numbers of update `step` (from 0) of `total`. targets: of the batch, or their weights' sum."""
+    """Return what update `step` (from 0) of `total` computes with. targets: their number in the batch, or the sum of their
+    class weights, by which the loss is divided."""
     # Adafactor's grows with the steps: 1 - t^-0.8
     beta2 = config.beta2 if config.optimizer != "adafactor" else 1 - (step + 1) ** -0.8
     return Scalars(
@@ -66,37 +67,6 @@ def scalars(config: TrainConfig, step: int, total: int, targets: float) -> Scala
         correction2=math.sqrt(1 - config.beta2 ** (step + 1)),
         scale=1 / targets if targets else 1.0,
     )
-
-
-def learning_rate(config: TrainConfig, step: int, total: int) -> float:
-    """Return the learning rate of update `step` (from 0) of `total`, as transformers' schedules."""
-    # given for another batch, the rate is scaled with the batch
-    peak = config.learning_rate * config.global_batch / (config.learning_rate_batch or config.global_batch)
-    warmup = math.ceil(total * config.warmup_ratio)
-    # update k of W has peak x k / W; a peak one update early was a mistake, twice
-    if step < warmup:
-        return peak * step / warmup
-    return peak * SCHEDULES[config.schedule]((step - warmup) / max(1, total - warmup), config.decay_ratio)
-
-
-def check_learning_rates(config: TrainConfig, total: int) -> None:
-    """Raise ModelError when all updates would have rate 0: a short run that is all warm-up."""
-    if any(learning_rate(config, step, total) for step in range(total)):
-        return
-    raise ModelError(
-        f"the learning rate of every update is 0: the run has {total} in all, and warm-up (train.warmup_ratio="
-        f"{config.warmup_ratio}) begins at 0",
-        "set train.warmup_ratio=0, or train for more updates (train.max_steps, train.epochs)",
-    )
-
-
-SCHEDULES: dict[str, Callable[[float, float], float]] = {
-    "constant": lambda share, decay: 1.0,
-    "linear": lambda share, decay: 1 - share,
-    "cosine": lambda share, decay: (1 + math.cos(math.pi * share)) / 2,
-    "warmup_stable_decay": lambda share, decay: 1.0 if share < 1 - decay else (1 - share) / decay,
-}
-"""{schedule: (share of the steps after warm-up, `decay_ratio`) -> share of the peak}."""
 
 
 def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:

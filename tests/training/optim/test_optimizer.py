@@ -13,14 +13,8 @@ from tests.training.toys import BERT, packed_classes, scratch
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.optim.adafactor import adafactor
-from trnflow.tasks.training.optim.optimizer import (
-    adamw,
-    check_learning_rates,
-    clip_factor,
-    learning_rate,
-    scalars,
-    state_shapes,
-)
+from trnflow.tasks.training.optim.learning_rate import check_learning_rates, learning_rate
+from trnflow.tasks.training.optim.optimizer import adamw, clip_factor, scalars, state_shapes
 
 
 def test_adamw_is_pytorch_s() -> None:

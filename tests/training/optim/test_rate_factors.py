@@ -17,7 +17,7 @@ from trnflow.tasks.training.model.adapters import adapt
 from trnflow.tasks.training.model.build import build
 from trnflow.tasks.training.native.optimizers import UPDATES
 from trnflow.tasks.training.optim.optimizer import scalars
-from trnflow.tasks.training.optim.rates import rate_factors
+from trnflow.tasks.training.optim.rate_factors import rate_factors
 from trnflow.tasks.training.partition_specs import Mesh, Shape
 from trnflow.tasks.training.world import ALONE
 
