@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from trnflow.flows.finetune import ROLES, finetune, loading
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, plan_of
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Plan
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger, remove_newest
 from trnflow.tasks.store.ledger.entries import Entry, NewEntry
+
+
+class FrozenDocument(TypedDict):
+    """artifact: its digest; rows: how many."""
+
+    number: int
+    artifact: str
+    rows: int
 
 
 class Frozen(NamedTuple):
@@ -24,7 +32,7 @@ class Frozen(NamedTuple):
     number: int
     artifact: Artifact
 
-    def to_json(self) -> Meta:
+    def to_json(self) -> FrozenDocument:
         return {"number": self.number, "artifact": self.artifact.digest, "rows": self.artifact.meta["rows"]}
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from trnflow.flows.champions.budget import looks_of, next_look
 from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
-from trnflow.flows.champions.frozen_rows import Frozen, append_secured, freeze, newest_frozen
+from trnflow.flows.champions.frozen_rows import Frozen, FrozenDocument, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.lost import restoring
 from trnflow.flows.champions.own_judges import compare_by_own, less_is_better, own_metric, refusals
 from trnflow.flows.champions.scoring import Scored, score
@@ -40,6 +40,19 @@ class Round:
     confirm: Callable[[], None]
 
 
+class PromoteDocument(TypedDict):
+    """What `trnflow promote --json` prints of a decision."""
+
+    promoted: bool
+    number: int
+    champion: str | None
+    challenger: str
+    comparison: Meta | None
+    frozen: FrozenDocument
+    froze: bool
+    why: str
+
+
 class Decision(NamedTuple):
     """The result of a promotion.
 
@@ -61,12 +74,12 @@ class Decision(NamedTuple):
     why: str
     entry: int | None = None
 
-    def to_json(self) -> Meta:
-        """Return what `trnflow promote --json` prints: all but `entry`."""
-        comparison = self.comparison.to_json() if self.comparison else None
-        document = {**self._asdict(), "comparison": comparison, "frozen": self.frozen.to_json()}
-        del document["entry"]
-        return document
+    def to_json(self) -> PromoteDocument:
+        return {
+            "promoted": self.promoted, "number": self.number, "champion": self.champion, "challenger": self.challenger,
+            "comparison": self.comparison.to_json() if self.comparison else None, "frozen": self.frozen.to_json(),
+            "froze": self.froze, "why": self.why,
+        }  # fmt: skip
 
 
 class _Verdict(NamedTuple):
