@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from trnflow.flows.champions.contenders import model_in
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
@@ -15,7 +15,6 @@ from trnflow.flows.retraining.ended import data_digest
 from trnflow.flows.runner.context import RunContext, make_plan
 from trnflow.flows.runner.graph import Node
 from trnflow.flows.runner.plan import Plan
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import KeyDocument, RunRecord
 from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.keys.explain import difference
@@ -36,6 +35,18 @@ REASONS = {
     "schema": "the form of keys",
 }  # fmt: skip
 """{table of a key document: its name in a sentence}"""
+
+
+class ReasonDocument(TypedDict):
+    """What `trnflow retrain --dry-run --json` prints of a reason: digests, and why."""
+
+    schema: int
+    recipe: str
+    changed: bool
+    champion: str | None
+    challenger: str | None
+    why: str
+    frozen: str | None
 
 
 class RetrainReason(NamedTuple):
@@ -61,8 +72,7 @@ class RetrainReason(NamedTuple):
     def recipe(self) -> Recipe:
         return self.context.recipe
 
-    def to_json(self) -> Meta:
-        """Return what `trnflow retrain --dry-run --json` prints of a reason: digests, and why."""
+    def to_json(self) -> ReasonDocument:
         return {
             "schema": 1, "recipe": self.recipe.name, "changed": self.is_changed, "champion": self.champion,
             "challenger": self.challenger, "why": self.why, "frozen": self.frozen.artifact.digest if self.frozen else None,
