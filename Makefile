@@ -7,7 +7,7 @@ VENV := .venv$(if $(LOCK),-$(LOCK))
 BIN := $(VENV)/bin
 LOCKED := requirements$(if $(LOCK),-$(LOCK)).lock
 RECIPE ?= demo
-PYTEST = $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE # each process would compile the tests, and each worker rewrite their asserts, anew
@@ -55,7 +55,7 @@ clients: $(CLIENTS) ## programs that open what we make, such as an older transfo
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
 	$(BIN)/trnflow run $(RECIPE) $(if $(LOCK),--on auto)
 
-test: check ## check everything, then run the tests, the longest files first; four at a time on any machine, since many of them wait
+test: check ## check everything, then run the tests, a file at a time on each of up to four cores, the longest first
 	$(PYTEST)
 
 test-pure: setup ## the tests that start no process
