@@ -66,7 +66,7 @@ asyncio.run(main())
 
 
 def start(script: str, steps: int, home: Path) -> subprocess.Popen[str]:
-    environ = {**os.environ, "TRNFLOW_HOME": str(home)}
+    environ = {**os.environ, "TRNFLOW_HOME": str(home), "TEST_MARK": str(home)}
     return subprocess.Popen(
         [sys.executable, "-c", script, str(steps)], env=environ, text=True, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -82,7 +82,7 @@ def wait_for_state(home: Path, process: subprocess.Popen[str]) -> None:
 def end(home: Path, process: subprocess.Popen[str]) -> None:
     """Wait until no process works in a home."""
     process.wait(60)
-    wait_for(lambda: not marked(f"TRNFLOW_HOME={home}\0"), 30)
+    wait_for(lambda: not marked(f"TEST_MARK={home}\0"), 30)
 
 
 @pytest.mark.slow
