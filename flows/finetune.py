@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.graph import Graph, Inputs, Lookup, Node, source_of
+from trnflow.flows.runner.graph import Graph, Lookup, Node, NodeInputs, source_of
 from trnflow.flows.runner.memory_check import refuse_what_cannot_fit
 from trnflow.flows.runner.own_code import own_code, with_own_stages
 from trnflow.flows.runner.plan import Plan
@@ -73,13 +73,13 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     tokens = Node(tokenize_text, recipe.tokenize, {"texts": texts, "model": model})
     packed = Node(pack_chunks, recipe.pack, {"tokens": tokens})
     refuse = partial(refuse_unfit_model, training)
-    initial: Inputs = {"model": model, "packed": packed, "warm_start": start}
+    initial: NodeInputs = {"model": model, "packed": packed, "warm_start": start}
     compares = needs_reference(training.objective)
     reference = Node(compute_reference, training, initial, check=knows, needs=refuse) if compares else None
     loss = own_code(recipe, "train.loss", also=(OWN_LOSS,))
     graphs = Node(precompile, training, {"model": model, "packed": packed, "code": loss}, check=knows, needs=refuse)
     compiled = {"graphs": graphs}
-    reads: Inputs = {**initial, "code": loss, "reference": reference, **choosing(recipe, data, texts)}
+    reads: NodeInputs = {**initial, "code": loss, "reference": reference, **choosing(recipe, data, texts)}
     if measures:
         reads |= compiled
     shards = Node(train, training, reads, after={} if measures else compiled, check=knows, needs=refuse)
@@ -112,7 +112,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
 
 def loading(recipe: Recipe, frozen: Artifact | None = None) -> Node:
     """Return the node that loads a recipe's rows. frozen: see `finetune`."""
-    inputs: Inputs = {"source": rows_source(recipe), "frozen": frozen, "code": own_code(recipe, "data.make")}
+    inputs: NodeInputs = {"source": rows_source(recipe), "frozen": frozen, "code": own_code(recipe, "data.make")}
     return Node(load_data, recipe.loading, inputs)
 
 
@@ -129,7 +129,7 @@ def rows_source(recipe: Recipe) -> Lookup:
     return Lookup(find)
 
 
-def choosing(recipe: Recipe, rows: Node | Artifact, texts: Node) -> Inputs:
+def choosing(recipe: Recipe, rows: Node | Artifact, texts: Node) -> NodeInputs:
     """Return the inputs with which train measures `train.best_metric`: a function of the user's reads rows and texts, a
     metric of answers texts."""
     training = recipe.training

@@ -60,14 +60,16 @@ OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command, print its error, and return its exit code. Raises SystemExit for wrong usage and --help."""
-    has_process, arguments = arguments is None, sys.argv[1:] if arguments is None else arguments
+    is_own_process = arguments is None  # else another program calls
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with log_as_asked():
             overrides, rest, texts = _separated(arguments)
             with _quick_imports():
                 options = _parsed(rest, texts)
-            if has_process:  # of another's process this would keep all that it holds, unused files too
-                gc.freeze()  # modules stay: later collections need not look at them
+            if is_own_process:
+                # modules stay: later collections need not look at them. Another program's garbage would stay, too
+                gc.freeze()
             options.overrides = [*([f"on={options.on}"] if getattr(options, "on", None) else []), *overrides]
             scrub_logs()
             signal.signal(signal.SIGTERM, _interrupt)

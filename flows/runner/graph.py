@@ -38,7 +38,7 @@ def source_of(find: Callable[[Any, Resolver], Source], config: StageConfig) -> L
     return Lookup(lambda store, resolver: resolver.ask_once(find, config))
 
 
-Inputs = dict[str, "Node | Artifact | Source | Lookup | None"]
+NodeInputs = dict[str, "Node | Artifact | Source | Lookup | None"]
 """By parameter name."""
 
 
@@ -49,7 +49,7 @@ class Node:
         self,
         function: Callable[..., Meta] | Stage,
         config: StageConfig,
-        inputs: Inputs,
+        inputs: NodeInputs,
         *,
         after: Mapping[str, Node] | None = None,
         check: Callable[[Any], None] = lambda plan: None,

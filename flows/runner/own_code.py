@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trnflow.flows.recipes.files import nearest
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.graph import Inputs, Lookup, Node
+from trnflow.flows.runner.graph import Lookup, Node, NodeInputs
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.hooks import KIND, code_source, stage_kind
@@ -48,7 +48,7 @@ def with_own_stages(
     def behind(name: str) -> Iterator[Node]:
         for own, config in recipe.stages.items():
             if config.after == name:
-                inputs: Inputs = {"given": made[name], "code": own_code(recipe, f"stages.{own}")}
+                inputs: NodeInputs = {"given": made[name], "code": own_code(recipe, f"stages.{own}")}
                 made[own] = node = Node(named_stage(own, _kind(recipe, own, kinds)), config, inputs)
                 yield node
                 yield from behind(own)

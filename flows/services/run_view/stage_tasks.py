@@ -49,9 +49,8 @@ class StageTasks:
 
         wanted = (*step.node.inputs.values(), *step.node.after.values())
         names = dict.fromkeys(item.name for item in wanted if isinstance(item, Node))
-        above = [
-            self._states[name] for name in names if name in self._states
-        ]  # a hit wants nothing of a deferred stage
+        # a hit wants nothing of a deferred stage
+        above = [self._states[name] for name in names if name in self._states]
         state = run_stage(return_state=True, wait_for=above)
         self._states[step.name] = state
         if state.is_completed():
