@@ -20,7 +20,7 @@ NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_
 NATIVE_ALL := $(addprefix tests/,training parity evaluation model_folder system flows/recipes flows/runner/test_without_torch_xla.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test test-pure test-slow test-native test-nightly test-times check format bench week chaos plan ui up down deploy worker lock clean
+.PHONY: help setup clients run test test-pure test-slow test-native test-nightly test-times check format bench wheels week chaos plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -85,6 +85,9 @@ format: setup ## let ruff format and fix
 bench: setup ## measure beside what one would use instead
 	for file in tests/bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
+wheels: setup ## in .whl what a machine lacks that is lent for minutes, to measure on its GPU (CALL=3: beside Unsloth)
+	$(BIN)/python -m tests.bench.gpu_wheels $(if $(CALL),--call $(CALL))
+
 week: setup ## a week of scheduled retrains in a quarter of an hour, over data that changes, breaks and is mended
 	$(BIN)/python -m tests.chaos.week
 
@@ -124,4 +127,4 @@ endef
 
 clean:      ## stop the server, remove the virtual environment and what tools left (the store stays)
 	test ! -x $(BIN)/trnflow || $(BIN)/trnflow down
-	rm -rf .venv .venv-native .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .venv-native .clients .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

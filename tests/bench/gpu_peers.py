@@ -1,47 +1,40 @@
-"""The programs beside which `gpu` measures engine native: HF Trainer, TRL and Unsloth, each as its users run it."""
+"""The programs beside which `gpu_training` measures engine native: HF Trainer, TRL and Unsloth, each as its users run it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-if TYPE_CHECKING:
-    from tests.bench.gpu import Case
+from tests.bench.bench_preference import LENGTH
+from tests.bench.gpu_cases import Case, columns, model_class, pairs_in, tweets
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LEARNING_RATE = 1e-5
 
 
 class Way(NamedTuple):
-    """run: gets `Work`; cases: for which it exists; settings: of its trainer."""
+    """run: gets `Work`; settings: of its trainer."""
 
     run: Callable[..., dict[str, Any]]
-    cases: tuple[str, ...]
     settings: dict[str, Any] = {}
 
 
 class Work(NamedTuple):
-    """model: the folder of the weights; folder: for what is written; data: packed rows; settings: of the trainer."""
+    """models: the folder of models and pairs; folder: for what is written; data: of `emotion.npz`; settings: of the trainer."""
 
     case: Case
-    model: Path
+    models: Path
     folder: Path
-    data: dict[str, np.ndarray]
+    data: Path
     device: str
     steps: int
     settings: dict[str, Any]
 
-
-def model_class(fields: dict[str, Any]) -> tuple[Any, Any]:
-    """Return (transformers' config, its auto class)."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    causal = fields["model_type"] == "llama"
-    config = AutoConfig.for_model(**fields, use_cache=False, **({} if causal else {"num_labels": 6}))
-    return config, AutoModelForCausalLM if causal else AutoModelForSequenceClassification
+    @property
+    def model(self) -> Path:
+        return self.models / self.case.model
 
 
 def loaded(work: Work) -> Any:
@@ -49,8 +42,9 @@ def loaded(work: Work) -> Any:
     import torch
 
     case = work.case
-    _, kind = model_class(case.model)
-    options: dict[str, Any] = {"dtype": torch.float32 if case.method == "full" else torch.bfloat16}
+    _, kind = model_class(case.config)
+    whole = case.method in ("full", "dpo")
+    options: dict[str, Any] = {"dtype": torch.float32 if whole else torch.bfloat16}
     if case.method == "qlora":
         from transformers import BitsAndBytesConfig
 
@@ -62,7 +56,7 @@ def loaded(work: Work) -> Any:
         )
         options["device_map"] = {"": work.device}
     model = kind.from_pretrained(work.model, attn_implementation="sdpa", **options)
-    if case.method == "full":
+    if whole:
         return model
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
@@ -76,6 +70,7 @@ def options_of(work: Work) -> dict[str, Any]:
         "output_dir": str(work.folder / "out"),
         "max_steps": work.steps,
         "per_device_train_batch_size": work.case.rows,
+        "learning_rate": LEARNING_RATE,
         "bf16": True,
         "optim": "adamw_torch_fused",
         "logging_steps": work.steps,
@@ -112,15 +107,18 @@ def timed(work: Work, make: Callable[[Any], Any]) -> dict[str, Any]:
 def trainer(work: Work) -> dict[str, Any]:
     from transformers import Trainer, TrainingArguments, default_data_collator
 
-    causal, data = work.case.model["model_type"] == "llama", work.data
-    sizes = data["segment_ids"].astype(bool).sum(1)
-    rows = [
-        {"input_ids": ids[:size], "labels": label}
-        for ids, label, size in zip(data["input_ids"], data["labels"], sizes, strict=True)
-    ]
-    options = TrainingArguments(**options_of(work))
-    made, collator = loaded(work), default_data_collator if causal else _padded
+    rows = _rows(work)
+    options, made = TrainingArguments(**options_of(work)), loaded(work)
+    collator = default_data_collator if work.case.causal else _padded
     return timed(work, lambda clock: Trainer(made, options, collator, rows, callbacks=clock))
+
+
+def _rows(work: Work) -> list[dict[str, Any]]:
+    if work.case.causal:
+        data = columns(work.case)
+        return [{name: data[name][row] for name in ("input_ids", "labels")} for row in range(len(data["input_ids"]))]
+    rows = tweets(work.case, work.data)[0]
+    return [{"input_ids": ids, "labels": label} for ids, label in zip(rows.ids, rows.labels or (), strict=True)]
 
 
 def trl(work: Work) -> dict[str, Any]:
@@ -153,13 +151,30 @@ def _sft(work: Work, made: Any, clock: list[Any]) -> Any:
     from trl import SFTConfig, SFTTrainer
 
     case = work.case
-    documents = work.data["input_ids"].reshape(-1, case.length // case.documents).tolist()
+    documents = columns(case)["input_ids"].reshape(-1, case.length // case.documents).tolist()
     options = {
         **options_of(work), "max_length": case.length, "gradient_checkpointing": False, "packing": True,
         "packing_strategy": "wrapped",
     }  # fmt: skip
     rows = Dataset.from_dict({"input_ids": documents})
     return SFTTrainer(made, SFTConfig(**options), train_dataset=rows, processing_class=_tokenizer(), callbacks=clock)
+
+
+def dpo(work: Work) -> dict[str, Any]:
+    """TRL's trainer of pairs, which computes the reference by a second model at each step, or beforehand."""
+    from datasets import load_dataset
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    pairs, made = pairs_in(work.models), loaded(work)
+    tokenizer = AutoTokenizer.from_pretrained(pairs.packed.path / "tokenizer")
+    rows = load_dataset("json", data_files=str(pairs.file), cache_dir=str(work.folder / "rows"), split="train")
+    batch = {"per_device_train_batch_size": pairs.an_update, "gradient_checkpointing": False}
+    options = DPOConfig(**{**options_of(work), **batch}, max_length=LENGTH)
+    return timed(
+        work,
+        lambda clock: DPOTrainer(made, args=options, train_dataset=rows, processing_class=tokenizer, callbacks=clock),
+    )
 
 
 def _tokenizer() -> Any:
@@ -180,18 +195,20 @@ def _padded(rows: list[dict[str, Any]]) -> dict[str, Any]:
     longest = max(len(row["input_ids"]) for row in rows)
     ids, mask = (torch.zeros(len(rows), longest, dtype=torch.int64) for _ in range(2))
     for number, row in enumerate(rows):
-        ids[number, : len(row["input_ids"])] = torch.from_numpy(row["input_ids"].astype(np.int64))
+        ids[number, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
         mask[number, : len(row["input_ids"])] = 1
-    labels = torch.tensor([int(row["labels"]) for row in rows])
+    labels = torch.tensor([row["labels"] for row in rows])
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-TEXT = ("llama", "packed", "lora", "qlora")
 WAYS = {
-    "HF Trainer": Way(trainer, (*TEXT, "bert")),
-    "HF Trainer compile": Way(trainer, (*TEXT, "bert"), {"torch_compile": True}),
-    "HF Trainer liger": Way(trainer, TEXT, {"use_liger_kernel": True}),
-    "TRL": Way(trl, TEXT),
-    "TRL liger": Way(trl, TEXT, {"use_liger_kernel": True}),
-    "Unsloth": Way(unsloth, TEXT),
+    "HF Trainer": Way(trainer),
+    "HF Trainer by-length": Way(trainer, {"train_sampling_strategy": "group_by_length"}),
+    "HF Trainer compile": Way(trainer, {"torch_compile": True}),
+    "HF Trainer liger": Way(trainer, {"use_liger_kernel": True}),
+    "TRL wrapped": Way(trl),
+    "TRL liger": Way(trl, {"use_liger_kernel": True}),
+    "TRL DPO": Way(dpo),
+    "TRL DPO precomputed": Way(dpo, {"precompute_ref_log_probs": True}),
+    "Unsloth": Way(unsloth),
 }

@@ -96,6 +96,27 @@ def test_the_global_batch_stays(machine, recipe) -> None:
     assert "4 x NVIDIA H100 80GB HBM3" in chosen.machine and "of 8: a global batch of 100" in chosen.machine
 
 
+@pytest.mark.parametrize(
+    ("card", "train", "named"),
+    [
+        (H100, "global_batch: 32", True),
+        (H100, "compile: false", False),
+        (H100, "deterministic: true", False),
+        (H100, "dtype: float32", False),
+        (T4, "global_batch: 32", False),
+    ],
+)
+def test_a_plan_names_the_settings_that_train_faster_and_does_not_choose_them(
+    machine, recipe, card, train: str, named: bool
+) -> None:
+    machine(Machine((card,)))
+    chosen = recipe(train)
+    assert ("train.compile=true train.deterministic=false" in chosen.machine) == named
+    assert (chosen.train.compile, chosen.train.deterministic) == (False, True)
+    faster = recipe(train, "train.compile=true", "train.deterministic=false")
+    assert "train.compile" not in faster.machine and faster.train.compile
+
+
 def test_overrides_beside_on_gpu_decide_what_is_chosen(machine, recipe) -> None:
     machine(Machine((H100,) * 8))
     chosen = recipe("global_batch: 32", "on=gpu", "train.global_batch=100", "train.method=lora", "train.micro_batch=5")

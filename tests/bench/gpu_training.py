@@ -1,0 +1,214 @@
+"""Engine native on a GPU beside what people use there: tokens per second, MFU, and peak memory against the estimate.
+
+    python -m tests.bench.gpu_training [--cases llama,lora] [--ways NAME,...] [--steps 12] [--results FILE] [--toy]
+
+The cases are described in `gpu_cases`; bf16, AdamW, clipping. Each way has a process of its own; the first third of its steps,
+which compile, does not count. --toy runs every line on the CPU. A program that is not installed says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.bench import gpu_peers
+from tests.bench.gpu_cases import CASES, Case, flops, make_model, make_pairs, packed_rows, pairs_in, tweets
+from tests.bench.gpu_items import COMPILED, DEFAULT, FASTEST
+from tests.bench.gpu_results import Results, add_options, device_name, results_of
+from tests.conftest import PROJECT
+from tests.training.toys import pretrained
+from trnflow.tasks.artifact import Input, Meta
+from trnflow.tasks.stage import Workdir
+from trnflow.tasks.train import TrainConfig, environ
+
+LORA = {"rank": 16, "alpha": 32, "dropout": 0.0, "targets": gpu_peers.TARGETS}
+OURS: dict[str, dict[str, Any]] = {
+    DEFAULT: {},
+    COMPILED: {"compile": True},
+    FASTEST: {"compile": True, "deterministic": False},
+    "trnflow by-length": {"group_by_length": True},
+    "trnflow compile by-length": {"group_by_length": True, "compile": True},
+}
+MAKE, ESTIMATE = "make", "estimate"
+
+
+def config_of(case: Case, way: str, arguments: argparse.Namespace) -> TrainConfig:
+    fields = OURS.get(way, {})
+    if case.method == "dpo":
+        fields = {**fields, "objective": "dpo"}
+    elif case.method != "full":
+        base = {"base_dtype": "nf4"} if case.method == "qlora" else {}
+        fields = {**fields, "method": "lora", "lora": {**LORA, **base}}
+    return TrainConfig(
+        engine="native",
+        device=arguments.device,
+        global_batch=case.rows,
+        max_steps=arguments.steps,
+        learning_rate=gpu_peers.LEARNING_RATE,
+        dtype="bfloat16",
+        log_every=arguments.steps // 3,
+        checkpoint_every=10**6,
+        eval_every_epoch=False,
+        allow_overcommit=True,
+        **fields,
+    )
+
+
+def rows_of(case: Case, folder: Path, arguments: argparse.Namespace) -> Input:
+    return pairs_in(arguments.work).packed if case.method == "dpo" else packed_rows(case, arguments.data, folder)
+
+
+def ours(case: Case, way: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train in this process, which has the environment of the stage's."""
+    from tests.training.run_stage import traced_and_trained
+    from trnflow.tasks.training import fit
+
+    fit._write_weights = lambda run: None  # written for as long as the steps take
+    config, model = config_of(case, way, arguments), pretrained(arguments.work / case.model)
+    packed, events = rows_of(case, folder / "packed", arguments), list[Meta]()
+    inputs: dict[str, Any] = {"model": model, "packed": packed}
+    reference = {} if case.method != "dpo" else _reference(config, inputs, folder, arguments)
+    meta = traced_and_trained(config, **inputs, **reference.pop("inputs", {}), out=_workdir(folder / "train", events))
+    points = [event["metrics"] for event in events if "loss" in event.get("metrics", {}).get("values", {})]
+    figures = {name: value for event in events for name, value in event.get("figures", {}).items()}
+    first, last = points[0], points[-1]
+    return {
+        "seconds": (last["time"] - first["time"]) / (last["step"] - first["step"]),
+        "memory": figures.get("device_memory_bytes", 0),
+        "loss": meta["metrics"]["train_loss"],
+        **reference,
+    }
+
+
+def _reference(config: TrainConfig, inputs: dict[str, Any], folder: Path, arguments: argparse.Namespace) -> Meta:
+    """Return the input that training compares with, and the seconds that its pairs of an update took."""
+    from trnflow.tasks.compute_reference import compute_reference
+
+    begun = time.perf_counter()
+    meta = compute_reference(config, **inputs, out=_workdir(folder / "reference", []))
+    pairs = sum(meta["splits"].values())
+    seconds = (time.perf_counter() - begun) / pairs * pairs_in(arguments.work).an_update
+    return {"inputs": {"reference": Input(folder / "reference", "reference", meta, "")}, "reference_seconds": seconds}
+
+
+def _workdir(path: Path, events: list[Meta]) -> Workdir:
+    scratch = path.with_name(f"{path.name}-scratch")
+    path.mkdir()
+    scratch.mkdir()
+    return Workdir(path, scratch, events.append)
+
+
+def estimate(case: Case, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the bytes that the plan says that training without compiling takes."""
+    from trnflow.tasks.training.memory.traced_memory import trace_memory
+
+    packed = rows_of(case, folder / "packed", arguments)
+    config = config_of(case, DEFAULT, arguments)
+    return {"memory": trace_memory(config, pretrained(arguments.work / case.model), packed.meta).total}
+
+
+def inner(arguments: argparse.Namespace) -> None:
+    """Run one way in this process; print what it measured, as JSON."""
+    case, way = case_of(arguments.cases[0], arguments), arguments.way
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if way == MAKE:
+            figures = make(case, arguments)
+        elif way == ESTIMATE:
+            figures = estimate(case, folder, arguments)
+        elif way in OURS:
+            figures = ours(case, way, folder, arguments)
+        else:
+            peer = gpu_peers.WAYS[way]
+            given = (case, arguments.work, folder, arguments.data, arguments.device, arguments.steps, peer.settings)
+            figures = peer.run(gpu_peers.Work(*given))
+        print(json.dumps(figures))
+
+
+def make(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the model, and the pairs of dpo, unless they are there; return the FLOPs of an update."""
+    if not (arguments.work / case.model).exists():
+        make_model(case.config, arguments.work / case.model, arguments.device)
+    if case.method == "dpo":
+        make_pairs(case, arguments.work)
+    rows = {} if case.causal else {"rows": tweets(case, arguments.data)[1]}
+    return {"flops": flops(case, arguments.data), **rows}
+
+
+def case_of(name: str, arguments: argparse.Namespace) -> Case:
+    return CASES[name].as_toy() if arguments.toy else CASES[name]
+
+
+def call(arguments: argparse.Namespace, name: str, way: str) -> dict[str, Any]:
+    """Run one way in a process of its own; return what it measured, or {"failed": why}."""
+    command = [sys.executable, "-m", "tests.bench.gpu_training", "--cases", name, "--way", way]
+    command += ["--steps", str(arguments.steps), "--work", str(arguments.work), "--data", str(arguments.data)]
+    environment = {**os.environ, "USE_TORCH_XLA": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= environ(config_of(case_of(name, arguments), way, arguments)) if way in OURS else {}
+    command += ["--toy"] if arguments.toy else []
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=PROJECT, check=False)
+    if done.returncode:
+        print(done.stderr[-4000:], file=sys.stderr, flush=True)
+        return {"failed": " | ".join(done.stderr.strip().splitlines()[-2:])[-300:]}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(arguments: argparse.Namespace, name: str, results: Results) -> None:
+    """Measure a case's ways in turn, and write each as it ends; the estimate is made beside the first."""
+    case, made = case_of(name, arguments), call(arguments, name, MAKE)
+    if "failed" in made:
+        return results.add(name, MAKE, **made)
+    with ThreadPoolExecutor(1) as beside:
+        planned = beside.submit(call, arguments, name, ESTIMATE)
+        for way in arguments.ways:
+            begun = time.monotonic()
+            found = call(arguments, name, way)
+            if "failed" not in found:
+                found |= rates(case, found, made, arguments)
+            results.add(name, way, **found, **_rows_of(made), wall=round(time.monotonic() - begun, 1))
+        return results.add(name, ESTIMATE, **planned.result())
+
+
+def rates(case: Case, found: Meta, made: Meta, arguments: argparse.Namespace) -> Meta:
+    """Return {"rate": a second, "unit", "mfu"}."""
+    from trnflow.tasks.training.device_kinds import KINDS
+
+    counted, unit = case.rows * case.length, "tokens/s"
+    if not case.causal:
+        counted, unit = case.rows, "rows/s"
+    elif case.method == "dpo":
+        counted, unit = pairs_in(arguments.work).an_update, "pairs/s"
+    peak = KINDS["cuda"].peak_flops(device_name(arguments.device))
+    share = {"mfu": made["flops"] / found["seconds"] / peak} if peak and made["flops"] else {}
+    return {"rate": counted / found["seconds"], "unit": unit, **share}
+
+
+def _rows_of(made: Meta) -> Meta:
+    return {"rows": made["rows"]} if "rows" in made else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, cases=["llama", "packed", "lora", "qlora", "bert"], ways=[*OURS, *gpu_peers.WAYS])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.device = "cpu" if arguments.toy else "cuda"
+    if arguments.way:
+        return inner(arguments)
+    with results_of(arguments) as results:
+        for name in arguments.cases:
+            compare(arguments, name, results)
+    return None
+
+
+if __name__ == "__main__":
+    main()
