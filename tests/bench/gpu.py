@@ -1,6 +1,6 @@
 """Measure engine native on a GPU beside other programs: the items of `gpu_items`, in order of worth, each within its seconds.
 
-    python3 -m tests.bench.gpu --call 1 --out DIR [--items NAME,...] [--seconds 300] [--toy]
+    python3 -m tests.bench.gpu --call 1 --out DIR [--items NAME,...] [--ways NAME,...] [--seconds 300] [--toy]
 
 For a machine that is lent for minutes: packages in `.whl` (`make wheels`) are installed first, into a folder that a second call
 finds again. An item that overruns is ended, with all its processes; time that earlier items left is added to its own. One for
@@ -73,7 +73,7 @@ def run_items(items: Sequence[Item], seconds: float, arguments: argparse.Namespa
 
 def command_of(item: Item, arguments: argparse.Namespace) -> list[str]:
     """Return the command that measures an item."""
-    ways = dict.fromkeys(way for ways in item.cases.values() for way in ways)
+    ways = dict.fromkeys(way for ways in item.cases.values() for way in ways if way in (arguments.ways or ways))
     command = [sys.executable, "-u", "-m", f"tests.bench.{item.program}", "--item", item.name]
     command += ["--cases", ",".join(item.cases), "--ways", ",".join(ways)]
     command += [
@@ -139,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--call", type=int, choices=(1, 2, 3), help="the items of one command on the lent machine")
     parser.add_argument("--items", type=lambda text: text.split(","), help=", ".join(NAMES))
+    parser.add_argument("--ways", type=lambda text: text.split(","), help="of the items' ways; default: all")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--seconds", type=float, help="for all items; default: as many as they have together")
     parser.add_argument("--wheels", type=Path, default=Path(".whl"), help="the folder of packages to install")

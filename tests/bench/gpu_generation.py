@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.bench.gpu_cases import CASES, make_model
-from tests.bench.gpu_results import CPU, add_options, results_of
+from tests.bench.gpu_results import CPU, QUIET, add_options, results_of
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.stage import Workdir
 
@@ -123,8 +124,10 @@ def measured(texts: Texts, way: str, work: Path) -> Meta:
     try:
         if way == "trnflow":
             # one prompt at a time, so that not all of them end in time
-            _seconds(texts, way, texts.prompts[:1], work)
-            count = max(1, min(count, int(SECONDS / _seconds(texts, way, texts.prompts[:1], work)[1])))
+            short = texts._replace(new=min(texts.new, 16))
+            _seconds(short, way, texts.prompts[:1], work)
+            tokens, seconds, _ = _seconds(short, way, texts.prompts[:1], work)
+            count = max(1, min(count, int(SECONDS * tokens / seconds / (2 * texts.new))))
         else:
             _seconds(texts, way, texts.prompts, work)
         tokens, seconds, memory = _seconds(texts, way, texts.prompts[:count], work)
@@ -152,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, cases=[CASE], ways=[*WAYS])
     arguments = parser.parse_args()
+    os.environ.update(QUIET)
     with results_of(arguments) as results:
         texts = texts_of(arguments)
         for way in arguments.ways:

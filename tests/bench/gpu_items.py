@@ -10,7 +10,7 @@ DEFAULT, COMPILED, FASTEST = "trnflow", "trnflow compile", "trnflow compile any-
 
 BASE = ("pydantic", "transformers", "datasets", "peft")
 """What each item needs of packages that the lent machine lacks, or has in another version."""
-UNSLOTH = ("unsloth==2026.10.9", "unsloth_zoo==2026.10.9", "datasets==4.8.5", "pydantic")
+UNSLOTH = ("unsloth==2026.10.9", "unsloth_zoo==2026.10.9", "trl==1.15.0", "datasets==4.8.5", "pydantic")
 """Unsloth wants older ones than BASE: transformers stays the machine's."""
 
 
@@ -37,7 +37,8 @@ class Item(NamedTuple):
     steps: int = 12
 
 
-TRL, LIGER, BITSANDBYTES = "trl==1.15.0", "liger-kernel==0.8.5", "bitsandbytes"
+TRL, LIGER, BITSANDBYTES = "trl==1.16.0", "liger-kernel==0.8.5", "bitsandbytes"
+"""TRL 1.15 computes losses by kernels that no processor runs, so it can't be rehearsed."""
 INSTALL = 20
 """Seconds until the wheels are installed."""
 
@@ -84,7 +85,7 @@ ITEMS = (
         240,
         TRAINING,
         dict.fromkeys(("llama", "lora", "qlora"), ("Unsloth", FASTEST)),
-        (TRL, BITSANDBYTES),
+        (BITSANDBYTES,),
         base=UNSLOTH,
     ),
 )

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 CPU = "cpu"
+QUIET = {"USE_TORCH_XLA": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Environment variables of all that is measured."""
 
 
 class Results:

@@ -17,12 +17,12 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.bench import gpu_peers
-from tests.bench.gpu_cases import CASES, Case, flops, make_model, make_pairs, packed_rows, pairs_in, tweets
+from tests.bench.gpu_cases import CASES, PAIRS, Case, flops, make_model, make_pairs, packed_rows, pairs_in, tweets
 from tests.bench.gpu_items import COMPILED, DEFAULT, FASTEST
-from tests.bench.gpu_results import Results, add_options, device_name, results_of
+from tests.bench.gpu_results import QUIET, Results, add_options, device_name, results_of
 from tests.conftest import PROJECT
 from tests.training.toys import pretrained
 from trnflow.tasks.artifact import Input, Meta
@@ -115,7 +115,7 @@ def estimate(case: Case, folder: Path, arguments: argparse.Namespace) -> dict[st
     return {"memory": trace_memory(config, pretrained(arguments.work / case.model), packed.meta).total}
 
 
-def inner(arguments: argparse.Namespace) -> None:
+def inner(arguments: argparse.Namespace) -> NoReturn:
     """Run one way in this process; print what it measured, as JSON."""
     case, way = case_of(arguments.cases[0], arguments), arguments.way
     with tempfile.TemporaryDirectory() as name:
@@ -130,14 +130,20 @@ def inner(arguments: argparse.Namespace) -> None:
             peer = gpu_peers.WAYS[way]
             given = (case, arguments.work, folder, arguments.data, arguments.device, arguments.steps, peer.settings)
             figures = peer.run(gpu_peers.Work(*given))
-        print(json.dumps(figures))
+    print(json.dumps(figures), flush=True)
+    os._exit(0)  # at once: some libraries hang when they unload
+
+
+def is_made(case: Case, arguments: argparse.Namespace) -> bool:
+    """Return whether the model, and the pairs of dpo, are there."""
+    return (arguments.work / case.model).exists() and (case.method != "dpo" or (arguments.work / PAIRS).exists())
 
 
 def make(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the model, and the pairs of dpo, unless they are there; return the FLOPs of an update."""
     if not (arguments.work / case.model).exists():
         make_model(case.config, arguments.work / case.model, arguments.device)
-    if case.method == "dpo":
+    if not is_made(case, arguments):
         make_pairs(case, arguments.work)
     rows = {} if case.causal else {"rows": tweets(case, arguments.data)[1]}
     return {"flops": flops(case, arguments.data), **rows}
@@ -151,7 +157,7 @@ def call(arguments: argparse.Namespace, name: str, way: str) -> dict[str, Any]:
     """Run one way in a process of its own; return what it measured, or {"failed": why}."""
     command = [sys.executable, "-m", "tests.bench.gpu_training", "--cases", name, "--way", way]
     command += ["--steps", str(arguments.steps), "--work", str(arguments.work), "--data", str(arguments.data)]
-    environment = {**os.environ, "USE_TORCH_XLA": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = dict(os.environ)
     environment |= environ(config_of(case_of(name, arguments), way, arguments)) if way in OURS else {}
     command += ["--toy"] if arguments.toy else []
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=PROJECT, check=False)
@@ -163,22 +169,25 @@ def call(arguments: argparse.Namespace, name: str, way: str) -> dict[str, Any]:
 
 def compare(arguments: argparse.Namespace, name: str, results: Results) -> None:
     """Measure a case's ways in turn, and write each as it ends; the estimate is made beside the first."""
-    case, made = case_of(name, arguments), call(arguments, name, MAKE)
-    if "failed" in made:
-        return results.add(name, MAKE, **made)
-    with ThreadPoolExecutor(1) as beside:
+    case = case_of(name, arguments)
+    with ThreadPoolExecutor(2) as beside:
+        making = beside.submit(call, arguments, name, MAKE)
+        if not is_made(case, arguments) and "failed" in making.result():
+            return results.add(name, MAKE, **making.result())
         planned = beside.submit(call, arguments, name, ESTIMATE)
+        planned.add_done_callback(lambda made: results.add(name, ESTIMATE, **made.result()))
         for way in arguments.ways:
             begun = time.monotonic()
-            found = call(arguments, name, way)
+            found, made = call(arguments, name, way), making.result()
             if "failed" not in found:
-                found |= rates(case, found, made, arguments)
-            results.add(name, way, **found, **_rows_of(made), wall=round(time.monotonic() - begun, 1))
-        return results.add(name, ESTIMATE, **planned.result())
+                found |= rates(case, found, made.get("flops"), arguments)
+            rows = {"rows": made["rows"]} if "rows" in made else {}
+            results.add(name, way, **found, **rows, wall=round(time.monotonic() - begun, 1))
+    return None
 
 
-def rates(case: Case, found: Meta, made: Meta, arguments: argparse.Namespace) -> Meta:
-    """Return {"rate": a second, "unit", "mfu"}."""
+def rates(case: Case, found: Meta, needed: float | None, arguments: argparse.Namespace) -> Meta:
+    """Return {"rate": a second, "unit", perhaps "mfu"}. needed: the FLOPs of an update."""
     from trnflow.tasks.training.device_kinds import KINDS
 
     counted, unit = case.rows * case.length, "tokens/s"
@@ -187,12 +196,8 @@ def rates(case: Case, found: Meta, made: Meta, arguments: argparse.Namespace) ->
     elif case.method == "dpo":
         counted, unit = pairs_in(arguments.work).an_update, "pairs/s"
     peak = KINDS["cuda"].peak_flops(device_name(arguments.device))
-    share = {"mfu": made["flops"] / found["seconds"] / peak} if peak and made["flops"] else {}
+    share = {"mfu": needed / found["seconds"] / peak} if peak and needed else {}
     return {"rate": counted / found["seconds"], "unit": unit, **share}
-
-
-def _rows_of(made: Meta) -> Meta:
-    return {"rows": made["rows"]} if "rows" in made else {}
 
 
 def main() -> None:
@@ -203,11 +208,11 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.device = "cpu" if arguments.toy else "cuda"
     if arguments.way:
-        return inner(arguments)
+        inner(arguments)
+    os.environ.update(QUIET)
     with results_of(arguments) as results:
         for name in arguments.cases:
             compare(arguments, name, results)
-    return None
 
 
 if __name__ == "__main__":

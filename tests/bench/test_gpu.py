@@ -44,8 +44,8 @@ def test_an_item_that_overruns_is_ended_with_its_processes_and_its_output_stays(
     assert not is_running(child)
 
 
-def given(tmp_path: Path, **options: Any) -> argparse.Namespace:
-    return argparse.Namespace(out=tmp_path, work=tmp_path, wheels=tmp_path / "none", toy=True, **options)
+def given(tmp_path: Path) -> argparse.Namespace:
+    return argparse.Namespace(out=tmp_path, work=tmp_path, wheels=tmp_path / "none", toy=True, ways=None)
 
 
 @pytest.fixture
@@ -158,43 +158,59 @@ def test_more_than_may_be_taken_along_is_refused() -> None:
         gpu_wheels.check_size(51 << 20, 14 << 20)
 
 
-def toy(out: Path, *items: str) -> list[dict[str, Any]]:
+def toy(out: Path, items: tuple[str, ...], *options: str) -> list[dict[str, Any]]:
     """Measure items as toys, with the packages that are here; return the lines of the results."""
-    command = [sys.executable, "-m", "tests.bench.gpu", "--toy", "--items", ",".join(items), "--seconds", "3600"]
-    folders = ["--out", str(out), "--work", str(out / "work"), "--wheels", str(out / "none")]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.gpu",
+        "--toy",
+        "--items",
+        ",".join(items),
+        "--seconds",
+        "7200",
+        *options,
+    ]
+    folders = ["--out", str(out / "out"), "--work", str(out / "work"), "--wheels", str(out / "none")]
     environ = os.environ | {"PYTHONPATH": str(PROJECT / ".clients/trl")}
     done = subprocess.run([*command, *folders], cwd=PROJECT, env=environ, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in (out / "results.jsonl").open()]
+    assert {file.name for file in (out / "out").iterdir()} == {"results.jsonl", "log.txt"}
+    lines = [json.loads(line) for line in (out / "out/results.jsonl").open()]
     states = {line["item"]: line["state"] for line in lines if "state" in line}
-    assert states == dict.fromkeys(items, "ended"), f"{done.stdout}\n{(out / 'log.txt').read_text()[-4000:]}"
-    assert len([*out.iterdir()]) <= 3  # of which the work folder stays there
+    assert states == dict.fromkeys(items, "ended"), f"{done.stdout}\n{(out / 'out/log.txt').read_text()[-4000:]}"
     return [line for line in lines if "way" in line]
 
 
-def check_all_measured(lines: list[dict[str, Any]], *items: str) -> None:
-    """Each way has a rate, or is Liger's, whose kernels no processor runs."""
-    found = {Row(line["item"], line["case"], line["way"]): line for line in lines}
-    for row in rows():
-        if row.item in items:
-            assert "rate" in found[row] or "liger" in row.way, found[row]
+def losses_of(lines: list[dict[str, Any]], item: str) -> list[float]:
+    return [line["loss"] for line in lines if line["item"] == item and "loss" in line]
 
 
 @pytest.mark.slow
 def test_tests_texts_and_a_classifier_are_measured_as_toys(tmp_path: Path) -> None:
-    lines = toy(tmp_path, "tests", "generation", "bert")
-    check_all_measured(lines, "tests", "generation", "bert")
+    texts = ["trnflow", "transformers generate", "transformers generate_batch"]
+    ways = [*texts, "trnflow by-length", "HF Trainer by-length"]
+    lines = toy(tmp_path, ("tests", "generation", "bert"), "--ways", ",".join(ways))
+    rates = [line for line in lines if "rate" in line]
+    assert [line["way"] for line in rates if line["item"] == "generation"] == texts
+    assert {line["way"] for line in rates if line["item"] == "bert"} == {"trnflow", *ways[3:]}
+    assert all(line["rate"] > 0 for line in rates if line["item"] != "tests")
     (outcome,) = [line for line in lines if line["case"] == "test_cuda.py"]
-    assert outcome["unit"] == f"tests passed of {len([line for line in lines if line['case'].startswith('test_')]) - 1}"
-    assert {line["rows"] for line in lines if line["case"] == "bert" and "rate" in line} == {"random tokens"}
-    assert all(line["memory"] > 0 for line in lines if line["way"] == "estimate")
+    tests = [line["way"] for line in lines if line["item"] == "tests" and line is not outcome]
+    assert outcome["unit"] == f"tests passed, 0 failed, {tests.count('skipped')} skipped" and "skipped" in tests
+    assert {line["rows"] for line in rates if line["item"] == "bert"} == {"random tokens"}
+    # the same weights and rows, in another order
+    assert max(losses_of(lines, "bert")) - min(losses_of(lines, "bert")) < 0.1
 
 
 @pytest.mark.nightly
-def test_every_item_is_measured_as_a_toy(tmp_path: Path) -> None:
-    """But those that other tests measure, and Unsloth, which takes a GPU."""
-    items = ("packed", "qlora", "dpo", "llama")
-    lines = toy(tmp_path, *items)
-    check_all_measured(lines, *items)
-    losses = {item: [line["loss"] for line in lines if line["item"] == item and "loss" in line] for item in items}
-    # the same weights and rows; TRL draws its rows in another order
-    assert all(max(values) - min(values) < 0.1 for values in losses.values()), losses
+def test_every_way_is_measured_as_a_toy(tmp_path: Path) -> None:
+    """All but Unsloth, which takes a GPU, and Liger's kernels, which no processor runs."""
+    items = tuple(item.name for item in gpu.items_of(None, None))
+    lines = toy(tmp_path, items)
+    found = {Row(line["item"], line["case"], line["way"]): line for line in lines}
+    wanted = [row for row in rows() if row.item in items]
+    assert [row for row in wanted if "rate" not in found[row] and "liger" not in row.way] == []
+    trained = [item.name for item in ITEMS if item.name in items and item.program == "gpu_training"]
+    assert {row.item for row in found if row.way == "estimate" and found[row]["memory"] > 0} == {*trained}
+    for item in trained:
+        assert max(losses_of(lines, item)) - min(losses_of(lines, item)) < 0.1, item
