@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.bench.gpu_items import INSTALL, NAMES, Item, items_of
+from tests.bench.gpu_results import described
 
 PROJECT = Path(__file__).resolve().parents[2]
 GRACE = 2.0
@@ -39,21 +40,21 @@ def within(command: Sequence[str], seconds: float, log: Path, environ: dict[str,
         )
     try:
         status = process.wait(seconds)
+        return "ended" if status == 0 else f"failed ({status})"
     except subprocess.TimeoutExpired:
-        _end(process)
+        _signal(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
         return f"ended at its limit of {seconds:.0f} s"
     finally:
-        with suppress(ProcessLookupError):  # what an item leaves running would disturb the next
-            os.killpg(process.pid, signal.SIGKILL)
-    return "ended" if status == 0 else f"failed ({status})"
+        _signal(process, signal.SIGKILL)  # what an item leaves running would disturb the next
+        process.wait()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to all of a process group that are left."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def run_items(items: Sequence[Item], seconds: float, arguments: argparse.Namespace) -> None:
@@ -76,14 +77,8 @@ def command_of(item: Item, arguments: argparse.Namespace) -> list[str]:
     ways = dict.fromkeys(way for ways in item.cases.values() for way in ways if way in (arguments.ways or ways))
     command = [sys.executable, "-u", "-m", f"tests.bench.{item.program}", "--item", item.name]
     command += ["--cases", ",".join(item.cases), "--ways", ",".join(ways)]
-    command += [
-        "--results",
-        str(results_in(arguments.out)),
-        "--work",
-        str(arguments.work),
-        "--data",
-        str(arguments.wheels),
-    ]
+    folders = {"results": results_in(arguments.out), "work": arguments.work, "data": arguments.wheels}
+    command += [f"--{name}={path}" for name, path in folders.items()]
     steps = ["--steps", str(3 if arguments.toy else item.steps)] if item.program == "gpu_training" else []
     return [*command, *steps, *(["--toy"] if arguments.toy else [])]
 
@@ -98,14 +93,9 @@ def say(out: Path, item: str, state: str, seconds: float) -> None:
     with results_in(out).open("a") as results:
         results.write(json.dumps({"item": item, "state": state, "wall": round(seconds, 1)}) + "\n")
     print(f"{item}: {state}, {seconds:.0f} s", flush=True)
-    for line in lines:
-        if (measured := json.loads(line))["item"] == item and "way" in measured:
-            shown = {
-                name: value
-                for name, value in measured.items()
-                if name not in ("item", "device", "torch", "transformers")
-            }
-            print(f"    {json.dumps(shown)}", flush=True)
+    for measured in map(json.loads, lines):
+        if measured["item"] == item and "way" in measured:
+            print(f"    {measured['case']}, {measured['way']}: {described(measured)}", flush=True)
 
 
 def install(arguments: argparse.Namespace) -> dict[str, str]:
@@ -116,18 +106,8 @@ def install(arguments: argparse.Namespace) -> dict[str, str]:
         return environ
     if not site.exists():
         since, unfinished = time.monotonic(), arguments.work / "unfinished"
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-index",
-            "--no-deps",
-            "--no-compile",
-            "--no-cache-dir",
-        ]
-        command += ["--upgrade", "--target", str(unfinished), *map(str, wheels)]
+        options = ["-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade", "--target"]
+        command = [sys.executable, "-m", "pip", "install", *options, str(unfinished), *map(str, wheels)]
         state = within(command, 3 * INSTALL, arguments.out / "log.txt", environ)
         if state == "ended":
             unfinished.rename(site)

@@ -20,7 +20,7 @@ class Results:
     """Adds lines to a file, and prints them.
 
     Keys of a line: item, case, way; device, torch, transformers; rate and unit, or failed: why; perhaps mfu, memory (bytes at
-    most), loss, reference_seconds, rows, wall (seconds of all).
+    most), loss, seconds (of an update), reference_seconds (of an update's pairs), rows, wall (seconds of all).
     """
 
     def __init__(self, file: Path, item: str, device: str) -> None:
@@ -40,6 +40,9 @@ def described(figures: dict[str, Any]) -> str:
     texts = []
     if "rate" in figures:
         texts.append(f"{figures['rate']:{',.0f' if figures['rate'] >= 1000 else '.4g'}} {figures['unit']}")
+    if "reference_seconds" in figures:
+        whole = figures["rate"] * figures["seconds"] / (figures["seconds"] + figures["reference_seconds"])
+        texts.append(f"{whole:.4g} with its reference")
     texts += [f"MFU {figures['mfu']:.3f}"] if "mfu" in figures else []
     texts += [f"{figures['memory'] / 2**30:.1f} GiB"] if figures.get("memory") else []
     texts += [f"loss {figures['loss']:.4f}"] if "loss" in figures else []

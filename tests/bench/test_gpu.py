@@ -17,10 +17,11 @@ from packaging.requirements import Requirement
 
 from tests.bench import gpu, gpu_table, gpu_wheels
 from tests.bench.gpu_items import ITEMS, Item, Row, rows
+from tests.bench.gpu_results import described
 from tests.conftest import PROJECT
 
 PAGE = (PROJECT / "docs/machines.md").read_text()
-STUBBORN = 'trap "" TERM; echo begun; sleep 600 & echo $! > "$0"; wait'
+STUBBORN = 'trap "" TERM; '
 CARD = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.11.0+cu130", "transformers": "5.23.0"}
 
 
@@ -31,9 +32,10 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_an_item_that_overruns_is_ended_with_its_processes_and_its_output_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignores", ["", STUBBORN], ids=["ends at TERM", "ignores TERM"])
+def test_an_item_that_overruns_is_ended_with_its_processes_and_its_output_stays(ignores: str, tmp_path: Path) -> None:
     begun = time.monotonic()
-    command = ["sh", "-c", STUBBORN, str(tmp_path / "child")]
+    command = ["sh", "-c", f'{ignores}echo begun; sleep 600 & echo $! > "$0"; wait', str(tmp_path / "child")]
     state = gpu.within(command, 1.0, tmp_path / "log", dict(os.environ))
     assert state == "ended at its limit of 1 s" and time.monotonic() - begun < 60
     assert (tmp_path / "log").read_text() == "begun\n"
@@ -109,6 +111,11 @@ def test_results_become_rows_of_the_table_and_other_rows_stay(tmp_path: Path) ->
     changed = {*map(tuple, gpu_table.table_rows(page))} ^ {*map(tuple, gpu_table.table_rows(PAGE))}
     assert {cells[2] for cells in changed} == {"trnflow", "TRL wrapped"}
     assert gpu_table.updated(page, {}) == page
+
+
+def test_the_seconds_of_a_reference_are_said_beside_those_of_training() -> None:
+    figures = {"rate": 16.0, "unit": "pairs/s", "seconds": 1.0, "reference_seconds": 0.25, "loss": 0.6931}
+    assert described(figures) == "16 pairs/s, 12.8 with its reference, loss 0.6931"
 
 
 def test_results_of_a_processor_are_no_rows_of_the_table(tmp_path: Path) -> None:
