@@ -155,7 +155,7 @@ def model_class(fields: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def make_model(fields: dict[str, Any], folder: Path, device: str) -> None:
-    """Write a model of random weights, in bf16; whole, or not at all."""
+    """Write a model of random weights, in bf16, and a tokenizer; whole, or not at all."""
     import torch
     from safetensors.torch import save_file
 
@@ -174,7 +174,19 @@ def make_model(fields: dict[str, Any], folder: Path, device: str) -> None:
     save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
     config.architectures, config.dtype = [type(blank).__name__], "bfloat16"
     config.save_pretrained(unfinished)
+    _write_tokenizer(unfinished, config.vocab_size)
     unfinished.rename(folder)
+
+
+def _write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Write a tokenizer that reads `w7` as token 7."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel({f"w{number}": number for number in range(vocabulary)}, "w0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"unk_token": "w0", "pad_token": "w0", "eos_token": "w1"}
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
 
 
 def flops(case: Case, data: Path) -> float | None:

@@ -10,9 +10,9 @@ warmed up; memory is the most of each way.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class Texts(NamedTuple):
 
 
 def texts_of(arguments: argparse.Namespace) -> Texts:
-    """Load the model, which is made first where it is not there, and its tokenizer of one word a token."""
+    """Load the model, which is made first where it is not there."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -47,23 +47,12 @@ def texts_of(arguments: argparse.Namespace) -> Texts:
     folder, device = arguments.work / case.model, CPU if arguments.toy else "cuda"
     if not folder.exists():
         make_model(case.config, folder, device)
-    _write_tokenizer(folder, case.config["vocab_size"])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     model.generation_config.eos_token_id = None  # a random model ends texts at random
     random = np.random.default_rng(0)
     sizes = random.integers(4, 8, 4) if arguments.toy else random.integers(32, 257, 64)
     prompts = [random.integers(5, case.config["vocab_size"], size).tolist() for size in sizes]
     return Texts(model, folder, prompts, 4 if arguments.toy else 128, device)
-
-
-def _write_tokenizer(folder: Path, vocabulary: int) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    made = Tokenizer(models.WordLevel({f"w{number}": number for number in range(vocabulary)}, "w0"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "pad_token": "w0"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def ours(texts: Texts, prompts: Sequence[list[int]], work: Path) -> int:
@@ -132,6 +121,7 @@ def measured(texts: Texts, way: str, work: Path) -> Meta:
             _seconds(texts, way, texts.prompts, work)
         tokens, seconds, memory = _seconds(texts, way, texts.prompts[:count], work)
     except Exception as error:
+        traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}"[-300:]}
     return {"rate": tokens / seconds, "unit": "tokens/s", "memory": memory, "prompts": count}
 

@@ -148,6 +148,7 @@ def unsloth(work: Work) -> dict[str, Any]:
 
 def _sft(work: Work, made: Any, clock: list[Any]) -> Any:
     from datasets import Dataset
+    from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
     case = work.case
@@ -156,8 +157,8 @@ def _sft(work: Work, made: Any, clock: list[Any]) -> Any:
         **options_of(work), "max_length": case.length, "gradient_checkpointing": False, "packing": True,
         "packing_strategy": "wrapped",
     }  # fmt: skip
-    rows = Dataset.from_dict({"input_ids": documents})
-    return SFTTrainer(made, SFTConfig(**options), train_dataset=rows, processing_class=_tokenizer(), callbacks=clock)
+    rows, tokenizer = Dataset.from_dict({"input_ids": documents}), AutoTokenizer.from_pretrained(work.model)
+    return SFTTrainer(made, SFTConfig(**options), train_dataset=rows, processing_class=tokenizer, callbacks=clock)
 
 
 def dpo(work: Work) -> dict[str, Any]:
@@ -174,17 +175,6 @@ def dpo(work: Work) -> dict[str, Any]:
     return timed(
         work,
         lambda clock: DPOTrainer(made, args=options, train_dataset=rows, processing_class=tokenizer, callbacks=clock),
-    )
-
-
-def _tokenizer() -> Any:
-    """Return any tokenizer: rows are ids already."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")), eos_token="b", pad_token="a", unk_token="a"
     )
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,8 +76,10 @@ def ours(case: Case, way: str, folder: Path, arguments: argparse.Namespace) -> d
     config, model = config_of(case, way, arguments), pretrained(arguments.work / case.model)
     packed, events = rows_of(case, folder / "packed", arguments), list[Meta]()
     inputs: dict[str, Any] = {"model": model, "packed": packed}
-    reference = {} if case.method != "dpo" else _reference(config, inputs, folder, arguments)
-    meta = traced_and_trained(config, **inputs, **reference.pop("inputs", {}), out=_workdir(folder / "train", events))
+    reference = {} if case.method != "dpo" else _reference(config, inputs, folder)
+    meta = traced_and_trained(
+        config, **inputs, **reference.pop("inputs", {}), out=_workdir(folder / "train", events.append)
+    )
     points = [event["metrics"] for event in events if "loss" in event.get("metrics", {}).get("values", {})]
     figures = {name: value for event in events for name, value in event.get("figures", {}).items()}
     first, last = points[0], points[-1]
@@ -88,22 +91,28 @@ def ours(case: Case, way: str, folder: Path, arguments: argparse.Namespace) -> d
     }
 
 
-def _reference(config: TrainConfig, inputs: dict[str, Any], folder: Path, arguments: argparse.Namespace) -> Meta:
-    """Return the input that training compares with, and the seconds that its pairs of an update took."""
+def _reference(config: TrainConfig, inputs: dict[str, Any], folder: Path) -> Meta:
+    """Return the input that training compares with, and the seconds that an update's chunks took of it."""
     from trnflow.tasks.compute_reference import compute_reference
 
-    begun = time.perf_counter()
-    meta = compute_reference(config, **inputs, out=_workdir(folder / "reference", []))
-    pairs = sum(meta["splits"].values())
-    seconds = (time.perf_counter() - begun) / pairs * pairs_in(arguments.work).an_update
+    times: list[tuple[float, int]] = []
+
+    def note(event: Meta) -> None:
+        if "progress" in event:
+            times.append((time.perf_counter(), event["progress"]["done"]))
+
+    meta = compute_reference(config, **inputs, out=_workdir(folder / "reference", note))
+    # the first forward pass, which is not counted, waits for kernels
+    (began, first), *_, (ended, last) = times
+    seconds = (ended - began) / (last - first) * config.global_batch
     return {"inputs": {"reference": Input(folder / "reference", "reference", meta, "")}, "reference_seconds": seconds}
 
 
-def _workdir(path: Path, events: list[Meta]) -> Workdir:
+def _workdir(path: Path, emit: Callable[[Meta], None]) -> Workdir:
     scratch = path.with_name(f"{path.name}-scratch")
     path.mkdir()
     scratch.mkdir()
-    return Workdir(path, scratch, events.append)
+    return Workdir(path, scratch, emit)
 
 
 def estimate(case: Case, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:

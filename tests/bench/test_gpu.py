@@ -211,7 +211,7 @@ def test_tests_texts_and_a_classifier_are_measured_as_toys(tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_every_way_is_measured_as_a_toy(tmp_path: Path) -> None:
-    """All but Unsloth, which takes a GPU, and Liger's kernels, which no processor runs."""
+    """All but Unsloth, which wants other versions, and Liger's kernels, which no processor runs."""
     items = tuple(item.name for item in gpu.items_of(None, None))
     lines = toy(tmp_path, items)
     found = {Row(line["item"], line["case"], line["way"]): line for line in lines}
