@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.bench.gpu_items import INSTALL, NAMES, Item, items_of
+from tests.bench.gpu_items import INSTALL, NAMES, TRAINING, Item, items_of
 from tests.bench.gpu_results import described
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def command_of(item: Item, arguments: argparse.Namespace) -> list[str]:
     command += ["--cases", ",".join(item.cases), "--ways", ",".join(ways)]
     folders = {"results": results_in(arguments.out), "work": arguments.work, "data": arguments.wheels}
     command += [f"--{name}={path}" for name, path in folders.items()]
-    steps = ["--steps", str(3 if arguments.toy else item.steps)] if item.program == "gpu_training" else []
+    steps = ["--steps", str(3 if arguments.toy else item.steps)] if item.program == TRAINING else []
     return [*command, *steps, *(["--toy"] if arguments.toy else [])]
 
 

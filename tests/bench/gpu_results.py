@@ -64,7 +64,7 @@ def _version(name: str) -> str:
         return ""
 
 
-def add_options(parser: argparse.ArgumentParser, cases: list[str], ways: list[str]) -> None:
+def add_options(parser: argparse.ArgumentParser, cases: list[str], ways: list[str] | None) -> None:
     """Add the options that `gpu` gives to every program. cases, ways: the default."""
     parser.add_argument("--cases", type=lambda text: text.split(","), default=cases)
     parser.add_argument("--ways", type=lambda text: text.split(","), default=ways)

@@ -2,8 +2,9 @@
 
     python -m tests.bench.gpu_training [--cases llama,lora] [--ways NAME,...] [--steps 12] [--results FILE] [--toy]
 
-The cases are described in `gpu_cases`; bf16, AdamW, clipping. Each way has a process of its own; the first third of its steps,
-which compile, does not count. --toy runs every line on the CPU. A program that is not installed says so.
+The cases are described in `gpu_cases`, and their ways are in `gpu_items`; bf16, AdamW, clipping. Each way has a process of its
+own; the first third of its steps, which compile, does not count. --toy runs every line on the CPU. A program that is not
+installed says so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 
 from tests.bench import gpu_peers
 from tests.bench.gpu_cases import CASES, PAIRS, Case, flops, make_model, make_pairs, packed_rows, pairs_in, tweets
-from tests.bench.gpu_items import COMPILED, DEFAULT, FASTEST
+from tests.bench.gpu_items import COMPILED, DEFAULT, FASTEST, ITEMS, TRAINING
 from tests.bench.gpu_results import QUIET, Results, add_options, device_name, results_of
 from tests.conftest import PROJECT
 from tests.training.toys import pretrained
@@ -39,6 +40,7 @@ OURS: dict[str, dict[str, Any]] = {
     "trnflow compile by-length": {"group_by_length": True, "compile": True},
 }
 MAKE, ESTIMATE = "make", "estimate"
+LISTED = {case: ways for item in ITEMS if item.program == TRAINING for case, ways in item.cases.items()}
 
 
 def config_of(case: Case, way: str, arguments: argparse.Namespace) -> TrainConfig:
@@ -185,7 +187,7 @@ def compare(arguments: argparse.Namespace, name: str, results: Results) -> None:
             return results.add(name, MAKE, **making.result())
         planned = beside.submit(call, arguments, name, ESTIMATE)
         planned.add_done_callback(lambda made: results.add(name, ESTIMATE, **made.result()))
-        for way in arguments.ways:
+        for way in arguments.ways or LISTED[name]:
             begun = time.monotonic()
             found, made = call(arguments, name, way), making.result()
             if "failed" not in found:
@@ -211,7 +213,7 @@ def rates(case: Case, found: Meta, needed: float | None, arguments: argparse.Nam
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, cases=["llama", "packed", "lora", "qlora", "bert"], ways=[*OURS, *gpu_peers.WAYS])
+    add_options(parser, cases=[*LISTED], ways=None)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

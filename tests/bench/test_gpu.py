@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.bench import gpu, gpu_table, gpu_wheels
-from tests.bench.gpu_items import ITEMS, Item, Row, rows
+from tests.bench import gpu, gpu_generation, gpu_peers, gpu_table, gpu_training, gpu_wheels
+from tests.bench.gpu_cases import CASES
+from tests.bench.gpu_items import ITEMS, TRAINING, Item, Row, rows
 from tests.bench.gpu_results import described
 from tests.conftest import PROJECT
 
@@ -85,6 +86,13 @@ def test_the_items_of_a_call_fit_the_lease() -> None:
     """Fifteen minutes with the machine's start, and time for one repeat."""
     seconds = {call: gpu.INSTALL + sum(item.seconds for item in gpu.items_of(call, None)) for call in (1, 2, 3)}
     assert seconds == {1: 300, 2: 260, 3: 260} and 90 + seconds[1] + seconds[2] <= 900 - 200
+
+
+def test_each_case_and_way_of_the_list_is_known_to_its_program() -> None:
+    assert {*gpu_training.LISTED} == {*CASES}
+    assert {way for ways in gpu_training.LISTED.values() for way in ways} <= {*gpu_training.OURS, *gpu_peers.WAYS}
+    (texts,) = [item for item in ITEMS if item.program == "gpu_generation"]
+    assert texts.cases == {gpu_generation.CASE: (*gpu_generation.WAYS,)}
 
 
 def test_the_table_has_a_row_for_each_way_of_the_list() -> None:
@@ -217,7 +225,7 @@ def test_every_way_is_measured_as_a_toy(tmp_path: Path) -> None:
     found = {Row(line["item"], line["case"], line["way"]): line for line in lines}
     wanted = [row for row in rows() if row.item in items]
     assert [row for row in wanted if "rate" not in found[row] and "liger" not in row.way] == []
-    trained = [item.name for item in ITEMS if item.name in items and item.program == "gpu_training"]
+    trained = [item.name for item in ITEMS if item.name in items and item.program == TRAINING]
     assert {row.item for row in found if row.way == "estimate" and found[row]["memory"] > 0} == {*trained}
     for item in trained:
         assert max(losses_of(lines, item)) - min(losses_of(lines, item)) < 0.1, item
