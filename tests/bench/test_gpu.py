@@ -12,14 +12,17 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 from packaging.requirements import Requirement
+from tokenizers import Tokenizer
 
 from tests.bench import gpu, gpu_generation, gpu_peers, gpu_table, gpu_training, gpu_wheels
-from tests.bench.gpu_cases import CASES
+from tests.bench.gpu_cases import CASES, packed_rows, tweets
 from tests.bench.gpu_items import ITEMS, TRAINING, Item, Row, rows
 from tests.bench.gpu_results import described
 from tests.conftest import PROJECT
+from tests.training.toys import minilm
 
 PAGE = (PROJECT / "docs/machines.md").read_text()
 STUBBORN = 'trap "" TERM; '
@@ -146,6 +149,19 @@ def test_what_is_taken_along_is_what_the_machine_lacks() -> None:
 
 def has(machine: dict[str, Requirement], text: str) -> bool:
     return gpu_wheels.has(machine, Requirement(text))
+
+
+def test_the_rows_that_are_taken_along_are_emotion(shared: Path, tmp_path: Path) -> None:
+    assert tweets(CASES["bert"], tmp_path)[1] == "random tokens"
+    assert gpu_wheels.write_rows(tmp_path) == ""
+    rows, name = tweets(CASES["bert"], tmp_path)
+    train = parquet.read_table(shared / "data/emotion/train.parquet")
+    assert name == "emotion" and rows.labels == train["label"].to_pylist()
+    tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    texts = [tokenizer.decode(ids).replace(" ", "") for ids in rows.ids[:200]]
+    assert texts == [text.replace(" ", "") for text in train["text"].to_pylist()[:200]]
+    counts = packed_rows(CASES["bert"], tmp_path, tmp_path / "packed").meta["rows"]["train"]
+    assert len(counts) == 4 and sum(counts.values()) == 16_000
 
 
 def test_bitsandbytes_keeps_the_library_of_one_cuda(tmp_path: Path) -> None:
