@@ -156,8 +156,9 @@ def _on_gpus(usable: Usable, tree: Tree) -> tuple[Tree, str]:
 
 
 def _faster(dtype: str, tree: Tree) -> str:
-    """Name the settings of FASTER that a recipe's tree leaves open; "" where their gain was not measured."""
-    if dtype != "bfloat16" or any(_at(tree, "train", name) is not None for name in FASTER):
+    """Name the settings of FASTER for a recipe's tree that has neither; "" where their gain was not measured."""
+    splits_layers = _at(tree, "train", "tensor_parallel_size") not in (None, 1)  # which are compiled whole
+    if dtype != "bfloat16" or splits_layers or any(_at(tree, "train", name) is not None for name in FASTER):
         return ""
     named = " ".join(f"train.{name}={str(value).lower()}" for name, value in FASTER.items())
     return f"; for a long run set {named} ({GAIN})"

@@ -117,6 +117,12 @@ def test_a_plan_names_the_settings_that_train_faster_and_does_not_choose_them(
     assert "train.compile" not in faster.machine and faster.train.compile
 
 
+def test_compiling_is_not_named_where_layers_are_split(machine, recipe) -> None:
+    machine(Machine((H100,) * 2))
+    chosen = recipe("global_batch: 32", "on=gpu", "train.tensor_parallel_size=2")
+    assert chosen.train.tensor_parallel_size == 2 and "train.compile" not in chosen.machine
+
+
 def test_overrides_beside_on_gpu_decide_what_is_chosen(machine, recipe) -> None:
     machine(Machine((H100,) * 8))
     chosen = recipe("global_batch: 32", "on=gpu", "train.global_batch=100", "train.method=lora", "train.micro_batch=5")
