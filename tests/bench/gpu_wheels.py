@@ -97,23 +97,14 @@ def resolve(roots: Iterable[str], out: Path) -> list[Path]:
 
 
 def download(wanted: Requirement, out: Path) -> Path:
-    """Download the wheel for the machine's Python, without what it needs."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--python-version",
-        "3.12",
-    ]
-    command += ["--implementation", "cp", *(f"--platform={name}_x86_64" for name in PLATFORMS)]
+    """Download the wheel for the machine's Python, without what it needs. Raises SystemExit with pip's reason."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--implementation=cp"]
+    command += ["--python-version=3.12", *(f"--platform={name}_x86_64" for name in PLATFORMS)]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [*command, "-d", folder, f"{wanted.name}{wanted.specifier}"], check=True, stderr=subprocess.DEVNULL
-        )
+        command += ["-d", folder, f"{wanted.name}{wanted.specifier}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{wanted} can't be downloaded: {(done.stderr.strip() or 'pip failed').splitlines()[-1]}")
         (made,) = Path(folder).iterdir()
         return Path(shutil.move(made, out / made.name))
 

@@ -151,6 +151,36 @@ def has(machine: dict[str, Requirement], text: str) -> bool:
     return gpu_wheels.has(machine, Requirement(text))
 
 
+NEEDS = {"trl": ("datasets>=4.7.0", "torch>=2.4", "vllm>=0.10; extra == 'vllm'"), "datasets": ("dill<0.4.2", "pandas")}
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index that has every package in the version asked for, with NEEDS."""
+
+    def download(wanted: Requirement, out: Path) -> Path:
+        name, version = wanted.name, next(iter(wanted.specifier)).version
+        wheel = out / f"{name}-{version}-py3-none-any.whl"
+        described = ["Metadata-Version: 2.1", *(f"Requires-Dist: {need}" for need in NEEDS.get(name, ()))]
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(described))
+        return wheel
+
+    monkeypatch.setattr(gpu_wheels, "download", download)
+
+
+def test_needs_of_what_is_taken_along_go_along_in_the_locks_versions(index: None, tmp_path: Path) -> None:
+    lock = gpu_wheels.pinned(gpu_wheels.LOCK)
+    wheels = {wheel.name for wheel in gpu_wheels.resolve(["trl==1.16.0"], tmp_path)}
+    locked = {f"{name}-{next(iter(lock[name].specifier)).version}" for name in ("datasets", "dill")}
+    assert wheels == {f"{name}-py3-none-any.whl" for name in (*locked, "trl-1.16.0")}
+
+
+def test_a_version_that_another_package_refuses_is_named(index: None, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"trl needs datasets>=4\.7\.0, and datasets-4\.0\.0-py3-none-any\.whl"):
+        gpu_wheels.resolve(["datasets==4.0.0", "trl==1.16.0"], tmp_path)
+
+
 def test_the_rows_that_are_taken_along_are_emotion(shared: Path, tmp_path: Path) -> None:
     assert tweets(CASES["bert"], tmp_path)[1] == "random tokens"
     assert gpu_wheels.write_rows(tmp_path) == ""
