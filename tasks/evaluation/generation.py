@@ -74,9 +74,9 @@ def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Pa
     """
     from transformers import AutoTokenizer
 
-    tokenizer = (
-        None if all(isinstance(given_prompt, str) for given_prompt in given) else AutoTokenizer.from_pretrained(folder)
-    )
+    tokenizer = None
+    if not all(isinstance(given_prompt, str) for given_prompt in given):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     refuse_messages(given, framed=bool(texts.get("framed")) and (tokenizer is None or bool(tokenizer.chat_template)))
     settings = texts.get("rows", {}).get("settings", {})
     return [

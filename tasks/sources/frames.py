@@ -28,6 +28,24 @@ WHOLE = 1 << 53
 KINDS = "a DataFrame, a datasets.Dataset, a list of dicts, a path, or a dict of these by split"
 
 
+def rows_of(data: Any) -> list[Any]:
+    """Return the rows of a DataFrame, or of a list, as dicts with None where a value is missing; texts as they are.
+
+    Raises DataError for a DataFrame with two columns of one name.
+    """
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        if not data.columns.is_unique:
+            twice = data.columns[data.columns.duplicated()][0]
+            raise DataError(f"the rows have two columns named {twice}", "rename one")
+        columns = [_listed(data[name]) for name in data.columns]
+        data = [dict(zip(data.columns, row, strict=True)) for row in zip(*columns, strict=True)] if columns else []
+    return [
+        row if isinstance(row, str) else {name: None if _is_missing(value) else value for name, value in row.items()}
+        for row in data
+    ]
+
+
 class Frame(NamedTuple):
     """Rows in memory. cells: (column, first row, row after the last) -> the values of a column."""
 

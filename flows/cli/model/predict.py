@@ -18,17 +18,12 @@ from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import FoundModel, find_model
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
 from trnflow.tasks.prediction.row_files import RowFile, new_lines
-from trnflow.tasks.system.model_process import ENVIRON
-
-# without torch_xla, which transformers imports where it can and no prediction asks of it: 3 of 9 s of processor time
-QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "USE_TORCH_XLA": "0"}
-"""Environment variables that keep transformers from showing progress beside ours, and from slow imports."""
+from trnflow.tasks.system.model_process import predicting_environ
 
 TEXTS_SHOWN = 60
 """The most characters of a text that are printed beside its label."""
@@ -61,8 +56,7 @@ def predict(options: Namespace) -> int:
     export, weights = ROLES["export"], ROLES["model"]
     want = (export, weights) if options.export else (weights, export)
     named = find_model(options.recipe, options.overrides, root=options.store, want=want)
-    for name, value in {**EAGER, **ENVIRON, **QUIET}.items():  # read by libraries when they are imported
-        os.environ.setdefault(name, value)
+    os.environ.update(predicting_environ())  # read by libraries when they are imported
     with named.folder() as folder:
         model = open_model(folder, named.artifact.kind, named.artifact.meta)
         if options.serve:
