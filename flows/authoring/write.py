@@ -19,6 +19,7 @@ from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
+from trnflow.tasks.sources.hub_errors import is_out_of_reach
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Resolver
 
@@ -59,17 +60,17 @@ def _stem(name: str) -> str:
 
 
 def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
-    """Return False if the recipe's model is on a hub that can't be reached. Raises ModelError if the hub refuses."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
+    """Return False if the recipe's model is on a hub that can't be reached. Raises ModelError if the hub refuses, or
+    does not answer as a hub does."""
     if _names_model(given):
         return True
     try:
         model_source(load(base).model, resolver)
     except ModelError as error:
-        if isinstance(error.__cause__, HfHubHTTPError) and not isinstance(error.__cause__, OfflineModeIsEnabled):
-            raise
-        return False
+        if is_out_of_reach(error):
+            return False
+        error.fix += "; with HF_HUB_OFFLINE=1 the recipe gets a tiny model from scratch"
+        raise
     return True
 
 

@@ -13,7 +13,7 @@ from pydantic import field_validator, model_validator
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError, ModelError
-from trnflow.tasks.sources.hub_errors import hub_errors
+from trnflow.tasks.sources.hub_errors import asked, hub_errors
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.system.redaction import fill_variables
@@ -160,8 +160,8 @@ def _ask_hub(repo: str, revision: str) -> Meta:
     from huggingface_hub import HfApi, hf_hub_download
 
     with hub_errors("model", repo, revision):
-        info = HfApi().model_info(repo, revision=revision)
-        config = hf_hub_download(repo, "config.json", revision=info.sha)
+        info = asked(lambda seconds: HfApi().model_info(repo, revision=revision, timeout=seconds))
+        config = hf_hub_download(repo, "config.json", revision=info.sha)  # which asks again by itself
     _refuse_pickles(repo, [file.rfilename for file in info.siblings or ()])
     return {"commit": info.sha, "config": _read_config(Path(config))}
 
