@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -60,7 +61,7 @@ def new(options: Namespace) -> int:
     name = name_of(options.data, given)
     file, deployment = Path(f"{name}.yaml"), Path(PREFECT_FILE)
     for path in (file, *([deployment] if options.deploy else [])):
-        if path.exists():
+        if os.path.lexists(path):
             raise exists(path)
     if options.deploy:
         from trnflow.flows.services.deploy import check_cron
@@ -74,7 +75,7 @@ def new(options: Namespace) -> int:
     written = [str(file)]
     functions = code_of(draft) if options.code else {}
     for path in functions:
-        if path.exists():
+        if os.path.lexists(path):
             raise exists(path)
     for path, text in functions.items():
         path.write_text(text, encoding="utf-8")

@@ -182,7 +182,7 @@ class Embedding(TargetKind):
         Metric("spearman", _of_scores(ranks_of), _correlation, hub="spearmanr", may_promote=True),
     )  # fmt: skip
     plots = {"cosines.png": "cosines of the texts of a row"}
-    answers = {"text": "string", "vector": "any"}
+    answers = {"text": "string", "vector": "numbers"}
 
     def target_shape(self, rows: int, length: int, outputs: int) -> tuple[int, ...]:
         return (rows, 1 if outputs == 1 else 2 * outputs)

@@ -77,7 +77,7 @@ class Kind:
     plots: Mapping[str, str] = {}
     """{file that `draw` writes: what it shows}."""
     answers: Mapping[str, str] = {}
-    """{column of a prediction: MLflow's type}."""
+    """{column of a prediction: its type}: string, long, boolean, list (of texts), numbers, map (text to number), entities."""
 
     @property
     def target_type(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.texts import PAIR
@@ -20,21 +21,29 @@ def answer_types(rows: RowFormat) -> dict[str, str]:
     return {**kind.answers, **pair, CUT: "long", REMARK: "string"}
 
 
-def carried_columns(rows: RowFormat, there: Iterable[str], chosen: Sequence[str] | None = None) -> list[str]:
+class Carried(NamedTuple):
+    """Columns of rows that their predictions carry, and those that they would, had a prediction's own not the same name."""
+
+    columns: list[str]
+    left_out: list[str]
+
+
+def carried_columns(rows: RowFormat, there: Iterable[str], chosen: Sequence[str] | None = None) -> Carried:
     """Return the columns of rows that their predictions carry: `chosen`, else those that the model does not read.
 
-    there: All columns of the rows. Without `chosen`, a column whose name is one of the prediction's own is left out.
-    Raises ConfigError for a chosen column that is not there, or has such a name.
+    there: All columns of the rows. Raises ConfigError for a chosen column that is not there, or has the name of a
+    prediction's own.
     """
     there, own = [*there], {ROW, *answer_types(rows)}
     if chosen is None:
-        # a function of the user's may read every column: what it makes is no copy of one
         columns, optional = columns_of(rows)
-        read = {*columns, *rows.text} if rows.own else {*columns, *optional}
-        return [name for name in there if name not in read | own]
+        # a function of the user's may read every column: what it makes of them is no copy
+        read = {*columns, *rows.text, *(() if rows.own else optional)}
+        unread = [name for name in there if name not in read]
+        return Carried([name for name in unread if name not in own], [name for name in unread if name in own])
     for name in chosen:
         if name not in there:
             raise ConfigError(f"the rows have no column {name}", f"choose of {', '.join(there)}")
         if name in own:
             raise ConfigError(f"the column {name} has the name of a prediction's own", f"rename {name} in the rows")
-    return list(dict.fromkeys(chosen))
+    return Carried(list(dict.fromkeys(chosen)), [])

@@ -71,7 +71,8 @@ class PredictingProcess:
         """
         rows = rows_of(data)
         given = [row for row in rows if not isinstance(row, str)]
-        carried = carried_columns(self.rows, dict.fromkeys(name for row in given for name in row), columns)
+        there = dict.fromkeys(name for row in given for name in row)
+        carried = carried_columns(self.rows, there, columns).columns
         predicted: list[Meta] = self._ask([(f"row {number}", self._read(row)) for number, row in enumerate(rows, 1)])
         return [
             predictions if isinstance(row, str) else {**{name: row.get(name) for name in carried}, **predictions}
