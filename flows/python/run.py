@@ -125,7 +125,7 @@ class Model:
 
     def predict(
         self,
-        rows: str | Sequence[str] | Sequence[Meta] | pd.DataFrame,
+        rows: str | Sequence[str] | Sequence[Meta] | pd.Series[str] | pd.DataFrame,
         max_new_tokens: int = 256,
         columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
@@ -146,7 +146,7 @@ class Model:
             process = PredictingProcess(self.path, self._artifact.kind, self._artifact.meta, max_new_tokens)
             self._process = process
         predicted = process.predict([rows] if isinstance(rows, str) else rows, columns)
-        return pd.DataFrame(predicted, rows.index if isinstance(rows, pd.DataFrame) else None)
+        return pd.DataFrame(predicted, rows.index if isinstance(rows, pd.DataFrame | pd.Series) else None)
 
     def __repr__(self) -> str:
         return f"Model({self.digest[:19]}, {self._artifact.meta['task']})"

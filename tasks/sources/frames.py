@@ -29,21 +29,24 @@ KINDS = "a DataFrame, a datasets.Dataset, a list of dicts, a path, or a dict of 
 
 
 def rows_of(data: Any) -> list[Any]:
-    """Return the rows of a DataFrame, or of a list, as dicts with None where a value is missing; texts as they are.
-
-    Raises DataError for a DataFrame with two columns of one name.
-    """
+    """Return the rows of a DataFrame, or of any other iterable, as dicts with None where a value is missing; texts as they
+    are. Raises DataError for two columns of one name, and for a row that is neither."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(data, pandas.DataFrame):
         if not data.columns.is_unique:
             twice = data.columns[data.columns.duplicated()][0]
             raise DataError(f"the rows have two columns named {twice}", "rename one")
         columns = [_listed(data[name]) for name in data.columns]
-        data = [dict(zip(data.columns, row, strict=True)) for row in zip(*columns, strict=True)] if columns else []
-    return [
-        row if isinstance(row, str) else {name: None if _is_missing(value) else value for name, value in row.items()}
-        for row in data
-    ]
+        data = [dict(zip(data.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [_row(row, number) for number, row in enumerate(data, 1)]
+
+
+def _row(row: Any, number: int) -> Any:
+    if isinstance(row, str):
+        return row
+    if not isinstance(row, Mapping):
+        raise DataError(f"row {number} is {row!r}", "give a text, or a dict with the columns of training")
+    return {name: None if _is_missing(value) else value for name, value in row.items()}
 
 
 class Frame(NamedTuple):

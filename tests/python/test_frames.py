@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.sources.frames import ROWS, data_settings
+from trnflow.tasks.sources.frames import ROWS, data_settings, rows_of
 
 CELLS = st.fixed_dictionaries(
     {
@@ -126,3 +126,30 @@ def test_a_large_frame_is_never_copied_whole(tmp_path: Path) -> None:
 
     done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, env=os.environ)
     assert float(done.stdout) <= 0.3, done.stderr
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(CELLS, min_size=1, max_size=6))
+def test_rows_to_predict_are_alike_whatever_holds_them(rows: list[dict[str, Any]]) -> None:
+    """A missing value is None, and never the text `nan`."""
+    kinds = [
+        rows,
+        iter(rows),
+        pd.DataFrame(rows, index=[7] * len(rows)),
+        pd.DataFrame(rows).convert_dtypes(),
+        pd.DataFrame(rows, dtype=object),
+        pd.DataFrame(
+            [{**row, "count": np.nan if row["count"] is None else row["count"]} for row in rows], dtype=object
+        ),
+        datasets.Dataset.from_list(rows),
+    ]
+    for data in kinds:
+        assert rows_of(data) == rows
+
+
+def test_what_is_no_row_to_predict_is_named() -> None:
+    assert rows_of(pd.Series(["a", "b"])) == ["a", "b"]
+    with pytest.raises(DataError, match="row 2 is nan"):
+        rows_of(pd.Series(["a", None]))
+    with pytest.raises(DataError, match="two columns named text"):
+        rows_of(pd.DataFrame([["a", "b"]], columns=["text", "text"]))

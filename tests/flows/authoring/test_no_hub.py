@@ -123,6 +123,7 @@ def looked(folder: Path, urls: dict[str, str], **environ: str) -> dict[str, Any]
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow  # it waits for hubs that do not answer
 def test_only_a_hub_that_is_out_of_reach_is_none(tmp_path: Path) -> None:
     asked: dict[str, list[bytes]] = {name: [] for name in (*ANSWERS, "late")}
     with ExitStack() as stack:

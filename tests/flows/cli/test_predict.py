@@ -141,6 +141,7 @@ def test_other_programs_read_what_was_written_and_find_each_row_by_its_id(projec
     assert [*frame.index] == [*rows.index] and [*frame["label"].fillna("")] == [*found["label"].fillna("")]
     assert [*frame["id"]] == [*rows["id"]] and frame["seen"].equals(rows["seen"])
     assert [*in_home(shell, lambda: model.predict(rows, columns=["id"])).columns[:2]] == ["id", "text"]
+    assert [*in_home(shell, lambda: model.predict(rows["text"])).index] == [*rows.index]
 
 
 def in_home(shell: Shell, call: Callable[[], Any]) -> Any:
