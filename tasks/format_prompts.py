@@ -32,7 +32,7 @@ from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
-from trnflow.tasks.data.texts import NEGATIVE, PAIR
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, TOKEN
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -177,7 +177,8 @@ def format_prompts(
     one.
 
     Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
-    `parts: list<struct<text, train>>`, of pairs also `rejected` of the same type, of marked answers `label: int64`.
+    `parts: list<struct<text, train>>`, of a chat also `plain` or `token`, of pairs also `rejected` of the same type, of
+    marked answers `label: int64`.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -252,9 +253,11 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     if kind.per_row:
         texts = ["text", *([PAIR] if config.text_pair else ()), *([NEGATIVE] if config.negative else ())]
         return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
-    plain = [("plain", pa.bool_())] if is_framed(config, meta) else []
+    more = [("plain", pa.bool_())] if is_framed(config, meta) else []
+    if is_chat(config, meta) and not is_framed(config, meta):
+        more = [(TOKEN, pa.string())]
     names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
-    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain]))
+    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *more]))
     return pa.schema([*((name, parts) for name in names), *([("label", pa.int64())] if kind.marked else [])])
 
 

@@ -96,7 +96,26 @@ class SpecialIds(TypedDict):
     """Of `tokenize.new_tokens`, ascending, one after the other."""
 
 
-class TokensMeta(SpecialIds, TaskMeta, SplitMeta):
+class EndToken(TypedDict):
+    """A special token that ends answers of train. answers: how many."""
+
+    id: int
+    text: str
+    answers: int
+
+
+class EndsMeta(TypedDict, total=False):
+    """How the answers of a language model's rows end."""
+
+    ends: list[EndToken]
+    """The most frequent first."""
+    cut_answers: Counts
+    """{split: answers whose end is cut off}."""
+    unended: Counts
+    """{split: answers that should end, and that no special token ends}."""
+
+
+class TokensMeta(SpecialIds, EndsMeta, TaskMeta, SplitMeta):
     """Metadata of `tokenize_text`."""
 
     tokens: Counts

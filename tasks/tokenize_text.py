@@ -23,8 +23,9 @@ from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
-from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
+from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, report_ends, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
+from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
 from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
@@ -37,7 +38,7 @@ from trnflow.tasks.system.arrays import load_array
 from trnflow.tasks.system.threads import call_in_thread
 
 if TYPE_CHECKING:
-    from trnflow.tasks.metadata import SpecialIds, TextsMeta, TokensMeta
+    from trnflow.tasks.metadata import EndsMeta, SpecialIds, TextsMeta, TokensMeta
 
 BATCH = 1024
 
@@ -160,6 +161,8 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     if config.overlong == "drop":
         count.dropped["overlong"] = len(long)
     encoded = without_unsupervised(encoded) if encoder.extra == "loss_mask" else encoded
+    if encoded.ends is not None:
+        count.add_ends(encoded.ends.of(encoded.row), rows)
     count.dropped["unsupervised"] = encoded.unsupervised
     if encoder.extra == "loss_mask":
         count.unsupervised = count.read - count.dropped["overlong"] - len(np.unique(encoded.row))
@@ -202,11 +205,16 @@ def tokenize_text(
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
     examples = report(config.max_length, config.overlong, counts, dropped, out)
+    is_language = not kind_of(texts.meta["task"]).per_row
+    ends = _ends(config, texts.meta, counts, out.path / "tokenizer") if is_language else {}
+    if is_answered(texts.meta):
+        examples |= report_ends(config.max_length, counts, out)
     lengths = {split: row_lengths(out.path / split) for split in counts}
     overlong = {split: count.overlong for split, count in counts.items()}
     truncated = overlong if config.overlong == "truncate" else dict.fromkeys(counts, 0)
     unsupervised = {split: count.unsupervised for split, count in counts.items()}
     lost = {"rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values())}
+    lost["answers_cut"] = sum(ends.get("cut_answers", {}).values())
     meta: TokensMeta = {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -230,6 +238,7 @@ def tokenize_text(
             **{name: rows for name, rows in lost.items() if rows},
             **next(iter(lengths.values()))["percentiles"],
         },
+        **ends,  # type: ignore[typeddict-item]  # mypy fears other keys in it
     }
     if "new_tokens" in special:
         meta["new_tokens"] = special["new_tokens"]
@@ -284,6 +293,8 @@ def _identity(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> 
     """Return what a shard's tokens depend on besides its rows."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
     params = {**shape, **keyed_params(config)}
+    if end_tokens := template_tokens(out.path / "tokenizer", texts.meta):
+        shape["end_tokens"] = end_tokens
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
     # of a trained tokenizer its files count, not the training's settings
     del params["train"]
@@ -326,6 +337,24 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir, m
     return count
 
 
+def is_answered(texts: TextsMeta) -> bool:
+    """Return whether rows hold answers, whose end a language model learns."""
+    return not kind_of(texts["task"]).per_row and texts["rows"]["settings"]["task"] != "text"
+
+
+def _ends(config: TokenizeConfig, texts: TextsMeta, counts: dict[str, Count], folder: Path) -> EndsMeta:
+    """Return how the answers of a language model's rows end. folder: of the tokenizer, in which end tokens become special."""
+    train = counts.get("train", Count()).ends
+    ends: EndsMeta = {"ends": mark_ends(folder, {int(number): answers for number, answers in train.items()})}
+    if is_answered(texts):
+        if cut := {split: count.cut for split, count in counts.items() if count.cut}:
+            ends["cut_answers"] = cut
+        # without add_eos, somebody wants no end
+        if config.add_eos and (unended := {split: count.unended for split, count in counts.items() if count.unended}):
+            ends["unended"] = unended
+    return ends
+
+
 def _write_marks(texts: Path, folder: Path) -> None:
     """Write the labels of the rows that were kept."""
     import numpy as np
@@ -363,4 +392,5 @@ def _encoder(folder: Path, config: str, texts: str) -> Encoder:
         add_eos=settings.add_eos,
         framed=meta["framed"],
         templates=tuple(meta.get("templates", ())),
+        end_tokens=tuple(template_tokens(folder, meta)),
     )

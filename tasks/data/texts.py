@@ -9,6 +9,8 @@ PAIR = "text_pair"
 """The column of a second text, where examples have two."""
 NEGATIVE = "negative"
 """The column of a third text."""
+TOKEN = "token"
+"""The field of a part that is no text, but the tokenizer's special token of this role."""
 TYPES_FILE = "token_types.npy"
 """The file of their tokens' types, uint8 [tokens]: what belongs to which text; of texts read apart their number from 0."""
 

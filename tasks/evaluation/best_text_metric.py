@@ -6,7 +6,7 @@ trained parameters written to scratch, and a second copy of the model in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +39,12 @@ def measure(
     given = metric.location["generation"]
     settings = GenerationConfig(prompts=given["prompts"], max_new_tokens=given["max_new_tokens"])
     asked = prompts(texts.path / f"{SPLIT}.parquet", settings.prompts)
+    ends = [end["id"] for end in packed.meta.get("ends", ())]
     generations = Generations(asked, settings, packed.path / "tokenizer", texts.meta)
 
     def value(seen: Validated) -> float | None:
         assert seen.weights is not None
-        answering = trained_model(seen.weights, model, warm_start).to(given["device"])
+        answering = trained_model(seen.weights, model, warm_start, ends).to(given["device"])
         write, values = generations.writer(answering), []
         for count, prompt in enumerate(asked, 1):
             line = write(prompt, sample=False)
@@ -55,8 +56,8 @@ def measure(
     return value
 
 
-def trained_model(weights: Input, base: Source, warm_start: Input | None) -> PreTrainedModel:
-    """Return a checkpoint as a language model of transformers, in fp32 on the CPU."""
+def trained_model(weights: Input, base: Source, warm_start: Input | None, ends: Sequence[int]) -> PreTrainedModel:
+    """Return a checkpoint as a language model of transformers, in fp32 on the CPU. ends: as of `generation_settings`."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -70,6 +71,7 @@ def trained_model(weights: Input, base: Source, warm_start: Input | None) -> Pre
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values.tensor(name))
-    model.generation_config = GenerationConfig(**generation_settings(config.to_dict(), generation_config(base)))
+    settings = generation_settings(config.to_dict(), generation_config(base), ends)
+    model.generation_config = GenerationConfig(**settings)
     trained: PreTrainedModel = model.eval()
     return trained

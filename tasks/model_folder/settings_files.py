@@ -11,15 +11,24 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.stage import read_json, write_json
 
 
-def generation_settings(config: Json, base: Meta | None) -> Meta:
-    """Return `generation_config.json`: the base model's, with the special tokens of `config` where it lacks them."""
+def generation_settings(config: Json, base: Meta | None, ends: Sequence[int] = (), pads: Sequence[int] = ()) -> Meta:
+    """Return `generation_config.json`: the base model's, with the special tokens of `config` where it lacks them.
+
+    ends: ids of the tokens that end answers in training, which stand before the base's own; pads: of tokens for padding.
+    """
     known: Meta = {name: value for name, value in (base or {}).items() if value is not None}
-    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    if ids["pad_token_id"] is None:
-        # the end token takes the place of a missing padding token
-        eos = known.get("eos_token_id", ids["eos_token_id"])
-        ids["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
-    return {**{name: value for name, value in ids.items() if value is not None}, **known}
+    ids = {name: known.get(name, config.get(name)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    eos = ids["eos_token_id"]
+    own = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    stops = [*dict.fromkeys([*ends, *own])]
+    if stops != own:
+        ids["eos_token_id"] = stops if len(stops) > 1 else stops[0]
+    # a token that ends texts is padding only where there is no other
+    padding = [
+        number for number in (ids["pad_token_id"], config.get("pad_token_id"), *pads, *own) if number is not None
+    ]
+    ids["pad_token_id"] = min(padding, key=lambda number: (number in ends) + (number in stops), default=None)
+    return known | {name: value for name, value in ids.items() if value is not None}
 
 
 def write_tokenizer(folder: Path, to: Path, positions: int | None, inputs: Sequence[str] = ()) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Schedule
 from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
@@ -20,8 +21,11 @@ from trnflow.tasks.training.objective import class_weights, refuse_loss
 from trnflow.tasks.training.selection import check_selection
 
 if TYPE_CHECKING:
-    from trnflow.tasks.metadata import PackedMeta
+    from trnflow.tasks.metadata import PackedMeta, TokensMeta
     from trnflow.tasks.stage import Known
+
+MOST_ENDS = 4
+"""Special tokens that may end answers."""
 
 
 def needs(config: TrainConfig, known: Known) -> Iterator[str]:
@@ -41,6 +45,8 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
         class_weights(config, chunks, None)
     if task:
         refuse_loss(config, task)
+    if config.objective != "reward":
+        refuse_endless(cast("TokensMeta", known.of("tokens")))
     if "splits" in chunks and "task" in chunks:
         check_selection(config, chunks)
     if "rows" in chunks:
@@ -50,6 +56,33 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
         check_positions(max(chunks["lengths"]), positions, "the model")
     elif positions is not None and known.of("tokens").get("max_length", 0) > positions:
         yield f"the model has {positions} positions: no row may be longer, and tokenize.max_length allows it"
+
+
+def refuse_endless(tokens: TokensMeta) -> None:
+    """Raise ConfigError or ModelError for answers of train that no special token ends, or that too many of them do."""
+    ends, lacking = tokens.get("ends", []), tokens.get("unended", {}).get("train", 0)
+    if len(ends) > MOST_ENDS:
+        raise ConfigError(
+            f"format.chat_template: answers of train end with {len(ends)} special tokens "
+            f"({', '.join(end['text'] for end in ends)}), and at most {MOST_ENDS} can end a text of the published model",
+            "choose a template that ends each answer with the same token",
+        )
+    if not lacking:
+        return
+    first = tokens["examples"]["unended"]
+    where = f"{lacking} of train; the first: split {first['split']} row {first['row']}, {first['what']}"
+    what = f"no special token ends the answers, so the model would never learn to stop ({where})"
+    if tokens["eos_id"] is None:
+        raise ModelError(
+            f"the tokenizer has no eos token, and {what}",
+            'name one in its tokenizer_config.json, e.g. "eos_token": "</s>", or set model.tokenizer; '
+            "tokenize.add_eos=false trains without an end",
+        )
+    raise ConfigError(
+        f"format.chat_template: {what}",
+        "let the template write {{ eos_token }} after an answer (within its {% generation %} block), or name the token that it "
+        "writes in tokenize.new_tokens; tokenize.add_eos=false trains without an end",
+    )
 
 
 def positions_of(config: Meta) -> int | None:

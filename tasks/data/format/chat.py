@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from trnflow.tasks.data.format.conversation import ROLES, THINKING, Conversation, Row
 from trnflow.tasks.data.format.spelled_tokens import replace_spelled, split_spelled, stand_ins_for
 from trnflow.tasks.data.format.templates import ChatTemplate, rendering
+from trnflow.tasks.data.texts import TOKEN
 from trnflow.tasks.errors import ConfigError, DataError
 
 Example = list[Row]
-"""Parts of a text: dicts with `text`, `train`, and optionally `plain`."""
+"""Parts of a text: dicts with `text`, `train`, and optionally `plain` or `token`."""
 
 REWRITTEN = "rewritten"
 OUTSIDE = "outside"
@@ -61,8 +62,12 @@ def templated(
 
 
 def sections(messages: list[Row], where: str, *, last: bool) -> Example:
-    """Write a conversation under headings such as `### User`. Raises DataError for content that is no text or lost."""
-    trained, parts = _trained(messages, last), []
+    """Write a conversation under headings such as `### User`, each answer with its end. Raises DataError for content that
+    is no text or lost.
+
+    `sections_template` writes the same text.
+    """
+    trained, parts = _trained(messages, last), [{"text": "", "train": False, TOKEN: "bos_token"}]
     for number, message in enumerate(messages):
         before, content = "\n\n" if number else "", message.get("content") or ""
         if not isinstance(content, str):
@@ -71,6 +76,8 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
             _check_written(message, content, f"{where}: message {number + 1}")
         parts.append({"text": f"{before}### {ROLES[message['role']]}\n", "train": False})
         parts.append({"text": content, "train": number in trained})
+        if message["role"] == "assistant":
+            parts.append({"text": "", "train": number in trained, TOKEN: "eos_token"})
     return parts
 
 

@@ -9,9 +9,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trnflow.tasks.data.tokenization.answer_ends import AnswerEnds, EndFinder
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
+from trnflow.tasks.data.tokenization.written_tokens import write_tokens
 from trnflow.tasks.kinds.kind import IGNORED
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Encoded(NamedTuple):
         unsupervised: Rows that `without_unsupervised` removed.
         types: Of rows with two texts uint8 [tokens], the token types of the tokenizer's template, of pairs which text; else
             None.
+        ends: Of a language model how the answers of the source rows end.
     """
 
     ids: Ints
@@ -46,6 +49,7 @@ class Encoded(NamedTuple):
     forged: list[tuple[int, str]]
     unsupervised: int = 0
     types: Extra | None = None
+    ends: AnswerEnds | None = None
 
 
 class ClassEncoder:
@@ -160,6 +164,7 @@ class CausalEncoder:
     Args:
         framed: A chat template wrote all special tokens.
         templates: A special token's text counts only if it occurs in one, or with `framed`, never in `plain` parts.
+        end_tokens: Tokens that can end an answer beside the special ones.
     """
 
     extra = "loss_mask"
@@ -173,11 +178,16 @@ class CausalEncoder:
         add_eos: bool,
         framed: bool = False,
         templates: tuple[str, ...] = (),
+        end_tokens: tuple[str, ...] = (),
     ) -> None:
-        eos = loaded.id_of("eos_token") if add_eos and not framed else None
+        eos, tokenizer = loaded.id_of("eos_token"), loaded.tokenizer
         self._prefix = [] if framed else loaded.prefix()
-        self._suffix = [] if eos is None else [eos]
-        self._words = WordEncoder(loaded.tokenizer)
+        self._suffix = [] if eos is None or not add_eos or framed else [eos]
+        self._words = WordEncoder(tokenizer)
+        self._roles = self._words.roles(self._prefix, [] if eos is None else [eos])
+        # an unknown word is no mark
+        unknown = loaded.special.get("unk_token")
+        self._ends = EndFinder(tokenizer, [mark for mark in (*self._words.special, *end_tokens) if mark != unknown])
         self._special = {
             text: number
             for text, number in self._words.special.items()
@@ -187,19 +197,24 @@ class CausalEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table whose column `parts` is list<struct<text, train[, plain]>>."""
+        """Encode a table whose column `parts` is list<struct<text, train[, plain][, token]>>."""
         import numpy as np
 
-        texts = texts_of(rows)
+        texts, written = texts_of(rows), None
+        if texts.tokens is not None:
+            texts, written = write_tokens(texts, self._roles, self._words.blanks)
         added = _outside_plain(texts, self._words.find_added(texts.data, texts.rows, self._special))
+        added = sorted([*added, *(written or ())])
         pieces = self._words.pieces(texts.array, texts.rows, added)
         ids, per_piece = self._words.encode(texts.data, pieces)
         mask = self._mask(texts, pieces, per_piece)
-        ids, mask, sizes = self._whole(texts, ids, mask, row_tokens(texts, pieces, per_piece))
+        bounds = row_tokens(texts, pieces, per_piece)
+        ids, mask, sizes = self._whole(texts, ids, mask, bounds) if written is None else (ids, mask, np.diff(bounds))
         row, starts, kept = self._cut(sizes, np.cumsum(sizes) - sizes)
+        ends = self._ends.find(ids, mask, sizes, np.bincount(row, kept, len(sizes)))
         whole = len(starts) == len(sizes) and kept.sum() == len(ids)
         given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
-        return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added))
+        return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added), ends=ends)
 
     def _mask(self, texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Extra:
         """Compute the loss mask, uint8 [tokens]."""
@@ -279,7 +294,7 @@ def without_unsupervised(encoded: Encoded) -> Encoded:
     kept, sizes = starts[taught], encoded.sizes[taught]
     ids, mask = (gather(values, kept, sizes) for values in (encoded.ids, encoded.extra))
     left_out = int((~taught).sum())
-    return Encoded(ids, sizes, mask, encoded.row[taught], encoded.lengths, encoded.forged, left_out)
+    return Encoded(ids, sizes, mask, encoded.row[taught], encoded.lengths, encoded.forged, left_out, ends=encoded.ends)
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.data.texts import PAIR, TOKEN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,6 +65,7 @@ class Texts(NamedTuple):
         first: int64 [rows + 1], each row's first part.
         train: bool [parts], whether a part is trained on.
         plain: bool [parts], whether spelled special tokens are ordinary text.
+        tokens: of each part the role of the special token that it is, or None; None where no part can be one.
     """
 
     data: bytes
@@ -74,12 +75,14 @@ class Texts(NamedTuple):
     first: Array
     train: Array
     plain: Array
+    tokens: list[str | None] | None = None
 
 
 def texts_of(table: pa.Table) -> Texts:
     """Join the texts of a table with a column `text` or `parts`."""
     import numpy as np
 
+    tokens = None
     if "parts" in table.column_names:
         column = table.column("parts").combine_chunks()
         offsets = column.offsets.to_numpy().astype(np.int64)
@@ -88,6 +91,7 @@ def texts_of(table: pa.Table) -> Texts:
         train = structs.field("train").to_numpy(zero_copy_only=False)
         names = [field.name for field in structs.type]
         plain = structs.field("plain").to_numpy(zero_copy_only=False) if "plain" in names else np.zeros_like(train)
+        tokens = structs.field(TOKEN).to_pylist() if TOKEN in names else None
     else:
         strings = table.column("text").combine_chunks()
         first = np.arange(len(strings) + 1)
@@ -95,7 +99,7 @@ def texts_of(table: pa.Table) -> Texts:
     bounds = _offsets(strings).astype(np.int64)
     data = bytes(memoryview(strings.buffers()[2] or b"")[bounds[0] : bounds[-1]])
     parts = bounds - bounds[0]
-    return Texts(data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain)
+    return Texts(data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain, tokens)
 
 
 def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:

@@ -63,6 +63,12 @@ class FastTokenizer:
         )
 
     @property
+    def pad_ids(self) -> list[int]:
+        """The ids of tokens for padding: `pad_id`, then entries with a usual name of a pad token."""
+        usual = [self.tokenizer.token_to_id(text) for text in _USUAL["pad_token"]]
+        return [self.pad_id, *(number for number in usual if number is not None)]
+
+    @property
     def vocab_size(self) -> int:
         """The largest id plus one."""
         return int(max(self.tokenizer.get_vocab(with_added_tokens=True).values())) + 1

@@ -90,6 +90,17 @@ class WordEncoder:
         self._with_sentinel: dict[str, Tokenizer] = {}
         self._memo: dict[int, dict[str, bytes]] = {FIRST_PART: {}, LATER: {}, AFTER_ADDED: {}}
 
+    def roles(self, before: list[int], after: list[int]) -> dict[str, list[str]]:
+        """Return {role: tokens} of the ids that begin and end a text; what tokenizer.json does not mark is special then."""
+        named = {"bos_token": before, "eos_token": after}
+        found = {role: [str(self._whole.id_to_token(number)) for number in ids] for role, ids in named.items()}
+        for role, texts in found.items():
+            for text, number in zip(texts, named[role], strict=True):
+                # transformers adds the tokens that the config files name when it loads them
+                self.special.setdefault(text, number)
+                self.blanks.setdefault(text, (False, False))
+        return found
+
     def _sentinel_tokenizer(self, texts: list[str]) -> tuple[Tokenizer, str]:
         """Return a copy of the tokenizer with an added token that occurs in no text, and that token."""
         from tokenizers import AddedToken
