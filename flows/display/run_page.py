@@ -82,7 +82,13 @@ def run_page(
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
     first = [*([verdict] if verdict else []), *wrong]
-    return page(title, subtitle, scrub_all([*first, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
+    return page(
+        title,
+        subtitle,
+        scrub_all([*dict.fromkeys([*first, *document.get("notes", []), *notes])]),
+        evaluation,
+        scrub_all(part),
+    )
 
 
 def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:

@@ -473,7 +473,7 @@ TEXTS = {
     "a tokenizer without eos": Fault(
         17,
         "chat",
-        (),
+        ("format.chat_template=sections",),
         "has no eos token",
         plant=both(without("eos_token"), _with_pad),
     ),
