@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -19,6 +20,33 @@ def test_generation_keeps_what_the_base_says() -> None:
     base = {"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": True, "pad_token_id": None}
     wanted = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 2, "temperature": 0.6, "do_sample": True}
     assert generation_settings(config, base) == wanted
+
+
+@pytest.mark.parametrize(
+    ("own", "ends", "stops"),
+    [(2, [2], 2), ([2], [2], [2]), (2, [5], [5, 2]), ([1, 2], [513], [513, 1, 2]), ([1, 2], [2], [2, 1]), (None, [5, 6], [5, 6]),
+     (None, [], None)],
+)  # fmt: skip
+def test_what_ends_answers_stands_first(own: Any, ends: list[int], stops: Any) -> None:
+    made = [
+        generation_settings({"eos_token_id": own}, None, ends),
+        generation_settings({}, {"eos_token_id": own}, ends),
+    ]
+    assert [one.get("eos_token_id") for one in made] == [stops, stops]
+
+
+@pytest.mark.parametrize(
+    ("base", "pads", "pad"),
+    [
+        ({"pad_token_id": 9}, [3], 9),  # the base's own
+        ({"pad_token_id": 5}, [3], 3),  # it ends answers, and there is another
+        ({"pad_token_id": 5}, [5], 2),  # the least harmful: it ends no answer of the training
+        ({}, [2, 7], 7),  # a usual name of a pad token, where the tokenizer pads with eos
+        ({"eos_token_id": [5]}, [5], 5),
+    ],
+)
+def test_padding_ends_no_text_where_there_is_another_token(base: Meta, pads: list[int], pad: int) -> None:
+    assert generation_settings({}, {"eos_token_id": [5, 2], **base}, [5], pads)["pad_token_id"] == pad
 
 
 @pytest.mark.parametrize(

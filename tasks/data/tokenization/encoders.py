@@ -182,9 +182,10 @@ class CausalEncoder:
     ) -> None:
         eos, tokenizer = loaded.id_of("eos_token"), loaded.tokenizer
         self._prefix = [] if framed else loaded.prefix()
-        self._suffix = [] if eos is None or not add_eos or framed else [eos]
+        end = [] if eos is None else [eos]
+        self._suffix = end if add_eos and not framed else []
         self._words = WordEncoder(tokenizer)
-        self._roles = self._words.roles(self._prefix, [] if eos is None else [eos])
+        self._roles = self._words.roles(self._prefix, end)
         # an unknown word is no mark
         unknown = loaded.special.get("unk_token")
         self._ends = EndFinder(tokenizer, [mark for mark in (*self._words.special, *end_tokens) if mark != unknown])
