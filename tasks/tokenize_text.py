@@ -51,12 +51,14 @@ class TokenizeConfig(StageConfig):
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
     """What happens to rows with more than `max_length` tokens. `split` is for language models only."""
     add_eos: bool = True
-    """Whether an end-of-sequence token follows each text of a language model."""
+    """Whether an end-of-sequence token follows each text of a language model. A chat template writes its own ends. Answers that
+    no special token ends are refused, unless this is false."""
     train: TrainTokenizer | None = None
     """Train a tokenizer on the train split, for models from scratch. Default: the model's own tokenizer."""
     new_tokens: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], WHEN_SET] = ()
     """Tokens that the model's tokenizer lacks, such as ["<tool>", "</tool>"]: each becomes one id, and the model's embeddings
-    grow where they have no rows left. With LoRA their rows alone are trained of these."""
+    grow where they have no rows left. With LoRA their rows alone are trained of these. One that ends answers becomes a special
+    token of the model's tokenizer."""
     shard_bytes: Annotated[PositiveCount, NOT_KEYED] = 2 << 20
     """The mean size, in bytes of text, of the shards that are cached one by one. With smaller shards, less is done
     again when data changes, but there are more files."""

@@ -119,8 +119,7 @@ def instruction_template(rows: RowFormat, end: str) -> str | None:
 
 
 def _prompt_writer(rows: RowFormat) -> Callable[[str], str]:
-    """Return the function that writes the prompt of an instruction without a context. Raises ValueError for a template of
-    several columns."""
+    """Return the function that writes an instruction's prompt; ValueError for a template of several columns."""
     source, style, context = (rows.settings[name] for name in ("prompt_template", "style", "context"))
     if source is None:
         return lambda text: STYLES[style](text, "")

@@ -80,8 +80,9 @@ def refuse_endless(tokens: TokensMeta) -> None:
         )
     raise ConfigError(
         f"format.chat_template: {what}",
-        "let the template write {{ eos_token }} after an answer (within its {% generation %} block), or name the token that it "
-        "writes in tokenize.new_tokens; tokenize.add_eos=false trains without an end",
+        "let the template write {{ eos_token }} after an answer, within its {% generation %} block (written out, as </s>, for a "
+        "tokenizer that tokenize.train makes), or name the token that it writes in tokenize.new_tokens; tokenize.add_eos=false "
+        "trains without an end",
     )
 
 

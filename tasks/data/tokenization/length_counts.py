@@ -97,12 +97,12 @@ class Count:
         self.ends = ends.counts()
         unended = ~ends.cut & (ends.token == NONE)
         self.cut, self.unended = int(ends.cut.sum()), int(unended.sum())
-        ends_in = {"cut": "should end in", "unended": "ends in"}
-        for what, which in (("cut", ends.cut), ("unended", unended)):
+        for what, which, verb in (("cut", ends.cut, "should end"), ("unended", unended, "ends")):
             if which.any():
                 row = int(ends.row[which].min())
-                said = [part["text"] for part in rows.slice(row, 1).to_pylist()[0]["parts"] if part["train"]]
-                self.first[what] = Example.of(rows, row, f"its answer {ends_in[what]} {''.join(said)[-TAIL:]!r}")
+                parts = rows.slice(row, 1).to_pylist()[0]["parts"]
+                tail = "".join(part["text"] for part in parts if part["train"])[-TAIL:]
+                self.first[what] = Example.of(rows, row, f"its answer {verb} in {tail!r}")
 
     def meta(self) -> Meta:
         """Return the counts as JSON, which `add` reads."""

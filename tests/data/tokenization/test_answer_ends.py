@@ -228,3 +228,23 @@ def test_answers_cut_at_max_length_are_counted(bench: Bench) -> None:
         kept = tokens_of(new_bench(bench.workdir().path), model, PLAIN.template, max_length=longest - 1, overlong=other)
         assert "cut_answers" not in kept.meta and "unended" not in kept.meta
     assert "cut_answers" not in whole.meta and not any("their end" in text for text in bench.warnings())
+
+
+@pytest.mark.parametrize("task", ["preference", "unpaired_preference"])
+def test_both_answers_of_a_pair_end(task: str, bench: Bench) -> None:
+    """Chosen and rejected, also where one is cut; a conversation before them ends its turns, which nothing teaches."""
+    case = PLAIN._replace(ends=["<|stop|>\n"])
+    said = [[*TALKS[1][:3], {"role": "assistant", "content": "w" * size}] for size in (3, 30)]
+    columns = {"chosen": [json.dumps(said[0])] * 2, "rejected": [json.dumps(said[1])] * 2}
+    model = folder_of(case, bench.root / "model")
+    texts = bench.texts(
+        loaded_rows(bench.root, columns, nested=[*columns]), model, task=task, chat_template=case.template
+    )
+    tokens = bench.tokens(texts, model)
+    assert [(end["text"], end["answers"]) for end in tokens.meta["ends"]] == [("<|stop|>", 4)]
+    cut = bench.tokens(texts, model, max_length=tokens.meta["longest"] // 2)
+    assert cut.meta["ends"][0]["answers"] == 2 and cut.meta["cut_answers"] == {"train": 2}
+    by_sections = bench.texts(
+        loaded_rows(bench.root / "again", columns, nested=[*columns]), model, task=task, chat_template="sections"
+    )
+    assert [(end["text"], end["answers"]) for end in bench.tokens(by_sections, model).meta["ends"]] == [("</s>", 4)]
