@@ -23,7 +23,7 @@ def template_tokens(folder: Path, texts: TextsMeta) -> list[str]:
     template = texts["rows"]["settings"]["chat_template"]
     sources = [*chat_templates(folder).values()] if template == "tokenizer" else [template]
     added = read_object(folder / "tokenizer.json").get("added_tokens") or []
-    names = [token["content"] for token in added if not token["special"]]
+    names = [token["content"] for token in added if not token.get("special")]
     return [name for name in names if any(name in source for source in sources)]
 
 
@@ -37,7 +37,7 @@ def mark_ends(folder: Path, answers: dict[int, int]) -> list[EndToken]:
         document = read_object(folder / name)
         entries = document.get(key) or []
         by_id = entries if isinstance(entries, dict) else {str(entry["id"]): entry for entry in entries}
-        marked = [entry for number in answers if (entry := by_id.get(str(number))) and not entry["special"]]
+        marked = [entry for number in answers if (entry := by_id.get(str(number))) and not entry.get("special")]
         for entry in marked:
             entry["special"] = True
         if marked:

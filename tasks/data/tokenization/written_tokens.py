@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from trnflow.tasks.data.tokenization.token_shards import Texts
 from trnflow.tasks.data.tokenization.word_encoder import find_all
-
-if TYPE_CHECKING:
-    pass
 
 
 def write_tokens(

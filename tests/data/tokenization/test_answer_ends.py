@@ -20,7 +20,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from tests.helpers.chats import TEMPLATES, chat_model, token_rows
 from tests.helpers.data_stages import Bench, loaded_rows, new_bench
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.model_folder.settings_files import generation_settings
 from trnflow.tasks.training.needs import refuse_endless
 
@@ -248,3 +248,26 @@ def test_both_answers_of_a_pair_end(task: str, bench: Bench) -> None:
         loaded_rows(bench.root / "again", columns, nested=[*columns]), model, task=task, chat_template="sections"
     )
     assert [(end["text"], end["answers"]) for end in bench.tokens(by_sections, model).meta["ends"]] == [("</s>", 4)]
+
+
+def test_a_tokenizer_without_eos_is_refused_where_it_has_to_end_answers(bench: Bench) -> None:
+    """Not where a chat template ends them with another token, and not for texts, which are no answers."""
+    model = folder_of(PLAIN._replace(pad="</s>"), bench.root / "model")
+    config = bench.root / "model/tokenizer_config.json"
+    known = {name: value for name, value in json.loads(config.read_text()).items() if name != "eos_token"}
+    config.write_text(json.dumps(known))
+    (bench.root / "model/special_tokens_map.json").unlink(missing_ok=True)
+    rows = loaded_rows(bench.root, {"instruction": ["a"], "response": ["b"], "text": ["c"], "messages": TALKS[:1]})
+    by_task = {
+        task: bench.tokens(bench.texts(rows, model, task=task, chat_template=template), model)
+        for task, template in (("instruction", "tokenizer"), ("text", "tokenizer"), ("chat", PLAIN.template))
+    }
+    sections = bench.tokens(bench.texts(rows, model, task="chat", chat_template="sections"), model)
+    for tokens in (by_task["instruction"], sections):
+        assert tokens.meta["ends"] == [] and tokens.meta["unended"] == {"train": 1}
+        with pytest.raises(ModelError, match=r"the tokenizer has no eos token, .*split train row 1") as refused:
+            refuse_endless(tokens.meta)
+        assert "tokenizer_config.json" in refused.value.fix
+    for task in ("text", "chat"):
+        refuse_endless(by_task[task].meta)
+    assert by_task["chat"].meta["ends"][0]["text"] == "<|stop|>"
