@@ -18,18 +18,15 @@ from pydantic import field_validator
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.data.format.config import FormatConfig, is_chat
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
-from trnflow.tasks.data.format.sections_template import sections_template
 from trnflow.tasks.data.texts import PAIR
-from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.kinds.preference import WEIGHED
 from trnflow.tasks.kinds.registry import FORMATS, kind_of
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.older_config import with_older_keys
 from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
-from trnflow.tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
+from trnflow.tasks.model_folder.settings_files import end_ids, generation_settings, positions_of, write_tokenizer
 from trnflow.tasks.sources.model_source import GENERATION, generation_config
 from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.model_process import model_environ
@@ -131,9 +128,7 @@ def consolidate(
     published = PublishedWeights(weights, empty)
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if not kind_of(shards.meta["task"]).per_row:
-        pads = read_tokenizer(shards.path / "tokenizer").pad_ids if tokens else ()
-        generation = generation_settings(document, generation_config(base), _ends(tokens), pads)
-        write_json(out.path / GENERATION, generation)
+        write_json(out.path / GENERATION, generation_settings(document, generation_config(base), **_ends(tokens)))
     is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR) and "head" not in texts.meta
     # a fast tokenizer of no family leaves token types out
     inputs = ("input_ids", TOKEN_TYPES, "attention_mask") if is_pair and takes_token_types(empty) else ()
@@ -189,10 +184,10 @@ def _row_format(texts: Artifact | Source | Input | None, tokens: Artifact | Sour
     return row_format(cast("TextsMeta", texts.meta), cast("TokensMeta", tokens.meta))
 
 
-def _ends(tokens: Artifact | Source | Input | None) -> list[int]:
-    """Return the ids of the tokens that end answers of train."""
+def _ends(tokens: Artifact | Source | Input | None) -> dict[str, list[int]]:
+    """Return the ids of the tokens that end answers of train, and of those for padding, as `generation_settings` takes them."""
     assert not isinstance(tokens, Source)
-    return [end["id"] for end in tokens.meta.get("ends", ())] if tokens else []
+    return end_ids(tokens.meta) if tokens else {}
 
 
 def _write_row_format(document: Meta | None, out: Workdir) -> None:
@@ -200,21 +195,12 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
     if document is None:
         return
     write_json(out.path / ROW_FORMAT_FILE, document)
-    template = _chat_template(document, out.path)
-    for folder in (out.path, out.path / "adapter"):
-        if template and folder.is_dir():
-            (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def _chat_template(document: Meta, folder: Path) -> str | None:
-    """Return the recipe's chat template, None for the tokenizer's. folder: of the tokenizer."""
-    config = FormatConfig.model_validate(document["rows"]["settings"])
-    if config.chat_template == "sections" and is_chat(config, document["rows"]):
-        tokenizer = read_tokenizer(folder)
-        begin = "".join(str(tokenizer.tokenizer.id_to_token(number)) for number in tokenizer.prefix())
-        return sections_template(begin, tokenizer.special.get("eos_token", ""))
-    talks = config.task == "chat" or FORMATS[config.task].pairs
-    return config.chat_template if talks and config.chat_template not in ("tokenizer", "sections") else None
+    settings = document["rows"]["settings"]
+    template, task = settings["chat_template"], settings["task"]
+    if (task == "chat" or FORMATS[task].pairs) and template not in ("tokenizer", "sections"):
+        for folder in (out.path, out.path / "adapter"):
+            if folder.is_dir():
+                (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _decide(packed: Input[PackedMeta], out: Workdir) -> None:

@@ -109,6 +109,8 @@ class EndsMeta(TypedDict, total=False):
 
     ends: list[EndToken]
     """The most frequent first."""
+    pads: list[int]
+    """Ids of tokens for padding, that of the rows first."""
     cut_answers: Counts
     """{split: answers whose end is cut off}."""
     unended: Counts

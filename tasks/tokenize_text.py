@@ -25,7 +25,7 @@ from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, report_ends, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
-from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens
+from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens, write_template
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
 from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
@@ -209,6 +209,7 @@ def tokenize_text(
     examples = report(config.max_length, config.overlong, counts, dropped, out)
     is_language = not kind_of(texts.meta["task"]).per_row
     ends = _ends(config, texts.meta, counts, out.path / "tokenizer") if is_language else {}
+    write_template(out.path / "tokenizer", texts.path / f"{next(iter(counts))}.parquet")
     if is_answered(texts.meta):
         examples |= report_ends(config.max_length, counts, out)
     lengths = {split: row_lengths(out.path / split) for split in counts}
@@ -347,7 +348,8 @@ def is_answered(texts: TextsMeta) -> bool:
 def _ends(config: TokenizeConfig, texts: TextsMeta, counts: dict[str, Count], folder: Path) -> EndsMeta:
     """Return how the answers of a language model's rows end. folder: of the tokenizer, in which end tokens become special."""
     train = counts.get("train", Count()).ends
-    ends: EndsMeta = {"ends": mark_ends(folder, {int(number): answers for number, answers in train.items()})}
+    marked = mark_ends(folder, {int(number): answers for number, answers in train.items()})
+    ends: EndsMeta = {"ends": marked, "pads": read_tokenizer(folder).pad_ids}
     if is_answered(texts):
         if cut := {split: count.cut for split, count in counts.items() if count.cut}:
             ends["cut_answers"] = cut

@@ -7,6 +7,7 @@ templates (such as those that write today's date) are left out: Ollama then uses
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -15,7 +16,6 @@ from typing import Literal, NamedTuple
 
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, RowFormat, read_row_format
-from trnflow.tasks.data.format.templates import RowTemplate
 from trnflow.tasks.data.special_tokens import chat_templates, special_tokens
 from trnflow.tasks.export.gguf_tokenizer import frames
 
@@ -107,25 +107,15 @@ def write_modelfile(folder: Path, file: str, weights: Path, stops: Sequence[str]
 
 
 def instruction_template(rows: RowFormat, end: str) -> str | None:
-    """Return the template of a prompt that reads one column, None for another. end: what ends an answer."""
-    found = None
-    # templates of the user's may fail on a probe
-    with suppress(Exception):
-        write = _prompt_writer(rows)
-        before, after = _cut(write(CONTENTS["user"]), "user")
-        if not rows.own and write(" a\nb ") == f"{before} a\nb {after}":
-            found = f"{_literal(before)}{{{{ .Prompt }}}}{_literal(after)}{{{{ .Response }}}}{_literal(end)}"
-    return found
+    """Return the template of a prompt in a style, or in words around one column; None for another.
 
-
-def _prompt_writer(rows: RowFormat) -> Callable[[str], str]:
-    """Return the function that writes an instruction's prompt; ValueError for a template of several columns."""
-    source, style, context = (rows.settings[name] for name in ("prompt_template", "style", "context"))
-    if source is None:
-        return lambda text: STYLES[style](text, "")
-    template = RowTemplate("format.prompt_template", source, rows.columns)
-    (column,) = (name for name in template.reads if name != context)
-    return lambda text: template.render({**dict.fromkeys(rows.columns, ""), column: text}, FILE)
+    end: what ends an answer.
+    """
+    source, style = rows.settings["prompt_template"], rows.settings["style"]
+    around = re.split(r"{{\s*\w+\s*}}", source) if source else _cut(STYLES[style](CONTENTS["user"], ""), "user")
+    if rows.own or len(around) != 2 or re.search("{[{%#]", "".join(around)):
+        return None
+    return "{{ .Prompt }}".join(map(_literal, around)) + "{{ .Response }}" + _literal(end)
 
 
 def renders(template: str, special: dict[str, str], bos: str = "") -> Render:

@@ -31,6 +31,11 @@ def generation_settings(config: Json, base: Meta | None, ends: Sequence[int] = (
     return known | {name: value for name, value in ids.items() if value is not None}
 
 
+def end_ids(tokens: Meta) -> dict[str, list[int]]:
+    """Return the arguments `ends` and `pads` of `generation_settings`. tokens: metadata of tokenize_text or pack_chunks."""
+    return {"ends": [end["id"] for end in tokens.get("ends", ())], "pads": list(tokens.get("pads", ()))}
+
+
 def write_tokenizer(folder: Path, to: Path, positions: int | None, inputs: Sequence[str] = ()) -> None:
     """Copy the tokenizer's files, with `model_max_length` at most `positions`. inputs: what the tokenizer is to give, if
     not what its class does."""

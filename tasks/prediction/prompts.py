@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.chat import prompted, sections
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
-from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, Row, conversation_of
+from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of
 from trnflow.tasks.data.format.own_rows import HOOK, own_make
 from trnflow.tasks.data.format.preferences import reader_and_writer
 from trnflow.tasks.data.format.row_format import RowFormat
@@ -22,6 +22,7 @@ from trnflow.tasks.data.format.row_makers import (
     row_template,
     texts_of_row,
 )
+from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError

@@ -154,7 +154,7 @@ def test_go_renders_what_transformers_and_the_prompts_write(tmp_path: Path) -> N
 INSTRUCTIONS: list[dict[str, Any]] = [
     {"style": "dolly"},
     {"style": "alpaca"},
-    {"prompt_template": "<|user|>{{ instruction }}{% if context %}\n{{ context }}{% endif %}\n{{ '{{' }}<|assistant|>"},
+    {"prompt_template": "<|user|>{{instruction }}\n{ {<|assistant|>\n"},
 ]
 
 
@@ -207,7 +207,8 @@ def test_a_modelfile_of_instructions_has_their_prompt_and_all_stops(tmp_path: Pa
     assert "### Instruction:\n{{ .Prompt }}\n\n### Response:\n{{ .Response }}</s>" in written
     assert written.endswith('PARAMETER stop "</s>"\nPARAMETER stop """a"b"""\n')
     # a prompt of several columns is none that a user types
-    document["rows"] = {**said, "settings": instructions(prompt_template="{{ instruction }}{{ response }}").settings}
-    write_json(tmp_path / "trnflow.json", document)
-    assert write_modelfile(tmp_path, "model.gguf", tmp_path, ["</s>"]) == [NO_TEMPLATE]
-    assert (tmp_path / FILE).read_text() == 'FROM ./model.gguf\nPARAMETER stop "</s>"\n'
+    for template in ("{{ instruction }}{{ response }}", "{{ instruction | upper }}", "{{ instruction }}{# once #}"):
+        document["rows"] = {**said, "settings": instructions(prompt_template=template).settings}
+        write_json(tmp_path / "trnflow.json", document)
+        assert write_modelfile(tmp_path, "model.gguf", tmp_path, ["</s>"]) == [NO_TEMPLATE]
+        assert (tmp_path / FILE).read_text() == 'FROM ./model.gguf\nPARAMETER stop "</s>"\n'

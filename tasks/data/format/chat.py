@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from trnflow.tasks.data.format.conversation import ROLES, THINKING, Conversation, Row
+from trnflow.tasks.data.format.conversation import THINKING, Conversation, Row
+from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.spelled_tokens import replace_spelled, split_spelled, stand_ins_for
 from trnflow.tasks.data.format.templates import ChatTemplate, rendering
 from trnflow.tasks.data.texts import TOKEN

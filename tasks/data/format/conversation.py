@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.templates import RESERVED
 from trnflow.tasks.errors import DataError
 
 Row = dict[str, Any]
 
-ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 SHAREGPT = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "bing": "assistant",
     "function_call": "assistant", "function": "tool", "observation": "tool",

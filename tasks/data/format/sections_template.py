@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from string import Template
 
-from trnflow.tasks.data.format.conversation import ROLES
+ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+"""{role: its heading}."""
 
 _TEMPLATE = Template("""\
 {{- $begin }}
