@@ -32,7 +32,7 @@ from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
-from trnflow.tasks.data.texts import NEGATIVE, PAIR
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, in_order
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -104,7 +104,8 @@ def split_rows(
     size = OWN_PART if code else PART
     return [
         _part(config, chat, labels, rows, split, first, min(size, count - first))
-        for split, count in rows.meta["splits"].items()
+        for split in in_order(rows.meta["splits"])
+        for count in (rows.meta["splits"][split],)
         for first in range(0, count, size)
     ]
 
@@ -188,8 +189,8 @@ def format_prompts(
         templates: In which a spelled special token counts.
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
     """
-    counts = {split: _gathered(split, config, rows, parts, out, code) for split in rows.meta["splits"]}
-    for split in rows.meta["splits"] if FORMATS[config.task].queries else ():
+    counts = {split: _gathered(split, config, rows, parts, out, code) for split in in_order(rows.meta["splits"])}
+    for split in counts if FORMATS[config.task].queries else ():
         for remark in FORMATS[config.task].remarks(_targets(out.path / f"{split}.parquet")):
             out.warn(f"{split}: {remark}")
     if FORMATS[config.task].marked and "train" in counts:

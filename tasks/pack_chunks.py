@@ -31,7 +31,7 @@ from trnflow.tasks.data.pack.packers import (
     trained_on,
     whole_rows,
 )
-from trnflow.tasks.data.texts import TYPES_FILE
+from trnflow.tasks.data.texts import TYPES_FILE, in_order
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known, Part, Parts, Workdir, read_json, stage
@@ -89,7 +89,7 @@ def needs(config: PackConfig, known: Known) -> Iterator[str]:
 def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
     """Place the rows, and return blocks of chunks of one split and length; writes `counts.json`, layouts and segments."""
     _check(config, tokens.meta["task"])
-    splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
+    splits = {split: _fitting(split, config, tokens) for split in in_order(tokens.meta["splits"])}
     lengths = _lengths(config, splits)
     laid_out = {
         split: _place_chunks(split, fitting, lengths, config, tokens, out.path) for split, fitting in splits.items()

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, WHEN_SET, PositiveCount, StageConfig, Tokens, keyed_params
 from trnflow.tasks.data.tables import read_rows
-from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
+from trnflow.tasks.data.texts import PAIR, TYPES_FILE, in_order, text_of_example
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
@@ -131,7 +131,7 @@ def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, 
     _check_overlong(config, texts.meta["task"])
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out))
     identity = _identity(config, texts, out)
-    return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
+    return [part for split in in_order(texts.meta["splits"]) for part in _parts(split, texts, config, identity)]
 
 
 def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
@@ -195,7 +195,7 @@ def tokenize_text(
     """
     special: SpecialIds = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
-    counts = {split: _gathered(split, texts, parts, out, config.max_length) for split in texts.meta["splits"]}
+    counts = {split: _gathered(split, texts, parts, out, config.max_length) for split in in_order(texts.meta["splits"])}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
