@@ -64,7 +64,18 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
     """Return what is keyed: the rows and, for conversations, the tokenizer with its chat template."""
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
-    return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if is_chat(config, rows.meta) else {})}
+    pooling = _filled(config, model).pooling
+    return {
+        "rows": rows.digest,
+        **({"tokenizer": model.identity["tokenizer"]} if is_chat(config, rows.meta) else {}),
+        **({"pooling": pooling} if pooling != config.pooling else {}),
+    }
+
+
+def _filled(config: FormatConfig, model: Source) -> FormatConfig:
+    """Return the settings with what they leave to the model's folder. Raises ConfigError."""
+    filled: FormatConfig = FORMATS[config.task].filled(config, model.identity.get("sentence"))
+    return filled
 
 
 def foresee(config: FormatConfig, known: Known) -> Meta:
@@ -83,7 +94,8 @@ def needs(config: FormatConfig, known: Known) -> Iterator[str]:
     if "columns" in rows:
         FORMATS[config.task].check_rows(config, rows)
         maker_of(config, cast("RowsMeta", rows), chat, no_limit)
-    yield from ()
+    sentence = model.identity.get("sentence")
+    yield from FORMATS[config.task].unused(FORMATS[config.task].filled(config, sentence), sentence)
 
 
 def split_rows(
@@ -189,6 +201,7 @@ def format_prompts(
         templates: In which a spelled special token counts.
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
     """
+    recorded = keyed_params(_filled(config, model))
     counts = {split: _gathered(split, config, rows, parts, out, code) for split in in_order(rows.meta["splits"])}
     for split in counts if FORMATS[config.task].queries else ():
         for remark in FORMATS[config.task].remarks(_targets(out.path / f"{split}.parquet")):
@@ -203,14 +216,14 @@ def format_prompts(
         "framed": is_framed(config, rows.meta),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
         "rows": {
-            "settings": keyed_params(config),
+            "settings": recorded,
             "text": rows.meta["text"],
             "columns": rows.meta["columns"],
             "nested": rows.meta.get("nested", []),
         },
         "dropped": dropped,
     }
-    if head := FORMATS[config.task].head(keyed_params(config)):
+    if head := FORMATS[config.task].head(recorded):
         meta["head"] = head
     if code:
         meta["rows"]["own"] = code.identity["code"]

@@ -266,10 +266,11 @@ def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, tokens:
     row = int(load_array(tokens.path / split / "source_row.npy", mapped=True)[at])
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
     kind = kind_of(tokens.meta["task"])
+    texts = 2 if kind.pairs else tokens.meta["head"]["texts"] if kind.apart else 1
     instead = "drop" if kind.per_row or kind.pairs else "split or drop"
     return DataError(
         f"split {split} row {row + 1}: {pieces.size[at]} tokens don't fit a chunk of {most} ({count} such rows)",
-        f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most // 2 if kind.pairs else most}, or set "
+        f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most // texts}, or set "
         f"pack.overlong to {instead}",
     )
 

@@ -18,11 +18,13 @@ from pydantic import Field, model_validator
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, WHEN_SET, PositiveCount, StageConfig, Tokens, keyed_params
+from trnflow.tasks.data.special_tokens import read_object
 from trnflow.tasks.data.tables import read_rows
 from trnflow.tasks.data.texts import PAIR, TYPES_FILE, in_order, text_of_example
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
+from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG, published, replaced
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
@@ -46,9 +48,11 @@ class TokenizeConfig(StageConfig):
     """Settings of the stage `tokenize_text`, which turns texts into token ids."""
 
     max_length: Tokens = 512
-    """The largest number of tokens in a row, special tokens included."""
+    """The largest number of tokens in a row, special tokens included; where a row has texts that are read one at a time
+    (`embedding`, preferences), of each text."""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
-    """What happens to rows with more than `max_length` tokens. `split` is for language models only."""
+    """What happens to rows with more than `max_length` tokens: `truncate` keeps the beginning, or the end where the model's
+    tokenizer says `truncation_side: left`. `split` is for language models only."""
     add_eos: bool = True
     """Whether an end-of-sequence token follows each text of a language model."""
     train: TrainTokenizer | None = None
@@ -201,7 +205,8 @@ def tokenize_text(
         for reason in ("overlong", "unsupervised")
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
-    examples = report(config.max_length, config.overlong, counts, dropped, out)
+    side = read_object(out.path / "tokenizer" / TOKENIZER_CONFIG)["truncation_side"]
+    examples = report(config.max_length, config.overlong, counts, dropped, out, side)
     lengths = {split: row_lengths(out.path / split) for split in counts}
     overlong = {split: count.overlong for split, count in counts.items()}
     truncated = overlong if config.overlong == "truncate" else dict.fromkeys(counts, 0)
@@ -257,7 +262,10 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
     added = add_tokens(loaded, config.new_tokens)
-    save_tokenizer(loaded, folder, out.path / "tokenizer", added)
+    settings = published(folder, config.max_length, loaded.truncation_side, per_row=not causal)
+    if folder and (found := [*replaced(folder, settings)]):
+        out.info(f"of the tokenizer's folder is replaced, so that programs read as training does: {', '.join(found)}")
+    save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}
 
 

@@ -16,6 +16,7 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.forecast import ANYWAY
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.pack.packers import ALIGN
 from trnflow.tasks.errors import MachineError, ModelError, ProcessFailed, TrnflowError
 from trnflow.tasks.keys.hash_cache import Memo
@@ -210,7 +211,9 @@ def _longest(recipe: Recipe) -> tuple[int, bool]:
         return pack.chunk_length, False
     if pack.lengths:
         return pack.lengths[-1], False
-    return min(pack.chunk_length, -(-recipe.tokenize.max_length // ALIGN) * ALIGN), True
+    kind, settings = FORMATS[recipe.format.task], keyed_params(recipe.format)
+    longest = recipe.tokenize.max_length * (kind.head(settings)["texts"] if kind.apart else 1)
+    return min(pack.chunk_length, -(-longest // ALIGN) * ALIGN), True
 
 
 def _vocabulary(recipe: Recipe, model: Source) -> int | None:

@@ -36,6 +36,8 @@ evaluate: {export_rows: 4}
 ANSWERS = """
 extends: demo-llm
 data: {limit: 120}
+model: {source: STORIES}
+tokenize: {max_length: 128, train: null}
 train: {epochs: 1, global_batch: 8, checkpoint_every: 3, eval_every: 5, tensor_parallel_size: 1, zero1: false,
   method: lora, lora: {rank: 2, rank_pattern: {q_proj: 4, k_proj: 2}}}
 export: {target: none}
@@ -47,15 +49,11 @@ Command = tuple[str, bool]
 """The stage that a command ends with, and whether it is killed there."""
 
 
-def project(folder: Path, task: str) -> InProcessShell:
-    folder.mkdir()
-    (folder / "mine.yaml").write_text(TASKS[task])
-    return InProcessShell(folder)
-
-
-def made_by(commands: Iterable[Command], folder: Path, task: str) -> dict[str, str]:
+def made_by(commands: Iterable[Command], folder: Path, recipe: str) -> dict[str, str]:
     """Return {stage: digest of its artifact, of all its files and metadata} in a store of its own."""
-    shell = project(folder, task)
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(recipe)
+    shell = InProcessShell(folder)
     for stage, is_killed in commands:
         if is_killed:
             kill_in(stage, shell)
@@ -86,7 +84,7 @@ def complete(log: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_command_for_each_stage_and_a_killed_training_give_the_bytes_of_one_command(tmp_path: Path) -> None:
-    whole = made_by([], tmp_path / "whole", "classes")
+    whole = made_by([], tmp_path / "whole", CLASSES)
     each = [
         ("format_prompts", False),
         ("tokenize_text", False),
@@ -94,19 +92,20 @@ def test_a_command_for_each_stage_and_a_killed_training_give_the_bytes_of_one_co
         ("train", False),
         ("consolidate", False),
     ]
-    assert made_by(each, tmp_path / "each", "classes") == whole
+    assert made_by(each, tmp_path / "each", CLASSES) == whole
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("task", TASKS)
-def test_no_sequence_of_commands_and_kills_changes_a_byte(task: str, tmp_path: Path) -> None:
-    whole, number = made_by([], tmp_path / "whole", task), iter(range(1000))
+def test_no_sequence_of_commands_and_kills_changes_a_byte(task: str, tmp_path: Path, shared: Path) -> None:
+    recipe = TASKS[task].replace("STORIES", str(shared / "assets" / "stories260K-hf"))
+    whole, number = made_by([], tmp_path / "whole", recipe), iter(range(1000))
     # a stage that was made can't be killed in: a command that ends before the one of before does nothing
     sequences = st.lists(st.tuples(st.sampled_from(STAGES), st.booleans()), min_size=1, max_size=6)
 
     @settings(max_examples=8, suppress_health_check=[*HealthCheck])
     @given(sequences)
     def check(commands: list[Command]) -> None:
-        assert made_by(commands, tmp_path / str(next(number)), task) == whole
+        assert made_by(commands, tmp_path / str(next(number)), recipe) == whole
 
     check()

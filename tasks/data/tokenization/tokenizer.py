@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import read_object, special_tokens
+from trnflow.tasks.data.tokenization.folder_settings import (
+    BUILT_IN,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    Side,
+    normalizer_changes,
+    obey,
+)
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import write_json
@@ -39,11 +47,15 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class FastTokenizer:
-    """A tokenizer with its special tokens; truncation and padding are off. special: {role such as `pad_token`: text}."""
+    """A tokenizer with its special tokens; its own truncation and padding are off.
+
+    special: {role such as `pad_token`: text}; truncation_side: where long texts are cut.
+    """
 
     tokenizer: Tokenizer
     special: dict[str, str]
     name: str
+    truncation_side: Side = "right"
 
     def id_of(self, role: str) -> int | None:
         """Return a role's token id, or None."""
@@ -126,24 +138,25 @@ def add_tokens(loaded: FastTokenizer, tokens: Sequence[str]) -> list[int]:
     return [*range(first, first + len(tokens))]
 
 
-def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path, added: Sequence[int] = ()) -> None:
+def save_tokenizer(
+    loaded: FastTokenizer, source: Path | None, to: Path, settings: Meta, added: Sequence[int] = ()
+) -> None:
     """Write a tokenizer as `PreTrainedTokenizerFast` loads it. source: the folder it was read from, which is copied;
-    None if it was trained here; added: what `add_tokens` returned."""
+    None if it was trained here; settings: replace those of tokenizer_config.json; added: what `add_tokens` returned."""
     to.mkdir(parents=True)
     for name in TOKENIZER_FILES:
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, to / name)
-    if added or not (to / "tokenizer.json").exists():
-        loaded.tokenizer.save(str(to / "tokenizer.json"))
-    if not (to / "tokenizer_config.json").exists():
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **loaded.special}
-        write_json(to / "tokenizer_config.json", config)
+    own = read_object(to / TOKENIZER_CONFIG) or {"tokenizer_class": "PreTrainedTokenizerFast", **loaded.special}
+    known = read_object(to / TOKENIZER_JSON)
+    if not known or added or normalizer_changes(known.get("normalizer") or {}, own) or any(map(known.get, BUILT_IN)):
+        loaded.tokenizer.save(str(to / TOKENIZER_JSON))
     # a list of the added tokens beside tokenizer.json must name the new ones too
-    document = read_object(to / "tokenizer_config.json")
-    if added and (known := document.get("added_tokens_decoder")):
+    if added and (listed := own.get("added_tokens_decoder")):
         entry: Meta = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
         new: Meta = {str(number): {**entry, "content": loaded.tokenizer.id_to_token(number)} for number in added}
-        write_json(to / "tokenizer_config.json", {**document, "added_tokens_decoder": {**known, **new}})
+        own = {**own, "added_tokens_decoder": {**listed, **new}}
+    write_json(to / TOKENIZER_CONFIG, {**own, **settings})
 
 
 def _read_fast(folder: Path) -> FastTokenizer:
@@ -153,10 +166,8 @@ def _read_fast(folder: Path) -> FastTokenizer:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{folder.name}/tokenizer.json can't be read: {error}", "save the tokenizer anew") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    special = special_tokens(folder)
-    return FastTokenizer(tokenizer, special if special is not None else _usual(tokenizer), folder.name)
+    side, special = obey(tokenizer, read_object(folder / TOKENIZER_CONFIG)), special_tokens(folder)
+    return FastTokenizer(tokenizer, special if special is not None else _usual(tokenizer), folder.name, side)
 
 
 def _read_vocabulary(folder: Path) -> FastTokenizer:
@@ -165,7 +176,7 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
 
     entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
     vocabulary = {entry: index for index, entry in enumerate(entries) if entry}
-    config = read_object(folder / "tokenizer_config.json")
+    config = read_object(folder / TOKENIZER_CONFIG)
     lowercase = config.get("do_lower_case", not any(entry.lower() != entry for entry in vocabulary if entry[0] != "["))
     special = {**BERT_SPECIAL, **(special_tokens(folder) or {})}
     missing = [text for text in special.values() if text not in vocabulary]
@@ -173,7 +184,7 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
         raise ModelError(f"{folder.name}/vocab.txt has no {missing[0]}", "use the vocabulary that belongs to the model")
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=special["unk_token"]))
     bert_pipeline(tokenizer, lowercase, special)
-    return FastTokenizer(tokenizer, special, folder.name)
+    return FastTokenizer(tokenizer, special, folder.name, obey(tokenizer, config))
 
 
 def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]) -> None:
