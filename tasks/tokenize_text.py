@@ -105,7 +105,12 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
             "same ids would mean other words",
             "set tokenize.train=null to take the model's tokenizer, or leave model.source out (model.config: from scratch)",
         )
-    yield from ()
+    sentence = (model and model.identity.get("sentence")) or {}
+    if (longest := sentence.get("max_seq_length")) and longest != config.max_length and task and kind_of(task).apart:
+        yield (
+            f"the model's folder reads {longest} tokens of a text (sentence_bert_config.json), and tokenize.max_length is "
+            f"{config.max_length}: so will the published one"
+        )
 
 
 def _no_tokenizer() -> ModelError:

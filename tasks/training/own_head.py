@@ -31,7 +31,7 @@ def remarks_of_head(config: Meta, chunks: Mapping[str, Any]) -> Iterator[str]:
         if names != labels:
             yield f"the model's head has these labels in another order, and begins with them exchanged: set {setting}"
     else:
-        yield f"the model's labels {_some(own)} are replaced by {_some(labels)}: its head begins with what it knows of them"
+        yield f"the model's labels {_some(own)} are replaced by {_some(labels)}: its head begins with what it learnt of its own"
 
 
 def _some(labels: list[str]) -> str:
