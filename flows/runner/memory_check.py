@@ -34,6 +34,7 @@ STATE = 1.5
 """Bytes of a checkpoint for each byte of AdamW's two moments: the fp32 weights are saved beside them."""
 
 UNTRACED = "not traced yet: `plan --trace` traces it, and `run` does before it runs a data stage"
+UNKNOWN = "not known before tokenize_text has run: the size of the tokenizer's vocabulary is a part of it"
 
 
 class MemoryDocument(TypedDict):
@@ -113,6 +114,8 @@ def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> Mem
         config, memory = config.with_micro_batch(graphs.meta["micro_batch"]), Memory.from_json(graphs.meta["memory"])
         return MemoryReport(config, limit, memory, exact=True, error=_refusal(config, memory, limit, plan))
     rows = expected_rows(recipe, plan)
+    if not rows.meta["vocab_size"] and plan.sources["model"].identity["config"]["pretrained"] is None:
+        return MemoryReport(config, limit, why=UNKNOWN)
     try:
         traced = _traced(config, plan.sources["model"], plan.store.memo, rows.meta, limit, trace)
     except (ModelError, MachineError, ProcessFailed) as error:

@@ -170,6 +170,10 @@ class DataConfig(SourceConfig):
             return {} if {"validation", "test"} & {*splits} else AUTOMATIC
         return {str(name): share for name, share in self.split.items()}
 
+    def made(self, splits: Collection[str]) -> dict[str, float]:
+        """Return what of `shares` no setting asks for. splits: that the data has."""
+        return self.shares(splits) if self.split is None else {}
+
     @property
     def weights(self) -> dict[str, float] | None:
         """{source: share of train's rows}, or None."""

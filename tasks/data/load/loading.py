@@ -48,13 +48,14 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
-    made = config.shares({split for _, splits in read.values() for split in splits})
-    if made and config.split is None:
+    there = {split for _, splits in read.values() for split in splits}
+    shares_made, unasked = config.shares(there), config.made(there)
+    if unasked:
         out.info(NO_TEST_SPLIT)
     shares = group_by_split(
         [
             source_splits(
-                name, splits, sets[name], made, config.split_seed, stratify=config.stratify, by=config.split_by
+                name, splits, sets[name], shares_made, config.split_seed, stratify=config.stratify, by=config.split_by
             )
             for name, (_, splits) in read.items()
         ]
@@ -89,6 +90,8 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         meta["label_counts"] = counts
     if nested:
         meta["nested"] = nested
+    if unasked:
+        meta["made"] = unasked
     if config.mix:
         meta["sources"] = {split: {share.source: share.rows for share in some} for split, some in shares.items()}
         meta["overlap"] = dropped.overlap
