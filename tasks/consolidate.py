@@ -138,12 +138,15 @@ def consolidate(
     is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR) and "head" not in texts.meta
     # a fast tokenizer of no family leaves token types out
     inputs = ("input_ids", TOKEN_TYPES, "attention_mask") if is_pair and takes_token_types(empty) else ()
-    write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty), inputs)
+    longest = positions_of(empty)
+    if tokens is not None and kind_of(shards.meta["task"]).per_row:  # a reward model's rows are a language model's
+        longest = min(longest or tokens.meta["max_length"], tokens.meta["max_length"])
+    write_tokenizer(shards.path / "tokenizer", out.path, longest, inputs)
     settle_tokenizer(out.path, out)
     _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, dtype, empty)
-        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty), inputs)
+        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", longest, inputs)
         shutil.copyfile(out.path / TOKENIZER_CONFIG, out.path / "adapter" / TOKENIZER_CONFIG)
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
     formatted = _row_format(texts, tokens)

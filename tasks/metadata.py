@@ -53,8 +53,6 @@ class RowsMeta(RowColumns, SplitMeta):
     """{split: {source of a mixture: rows}}."""
     overlap: NotRequired[Counts]
     """{"a/b": rows of train of source a whose text is in train of b}."""
-    made: NotRequired[dict[str, float]]
-    """{split: fraction of train that became it, though no setting asks for it}."""
 
 
 class FrozenMeta(RowColumns):

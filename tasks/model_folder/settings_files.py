@@ -51,8 +51,8 @@ def generation_settings(config: Json, base: Meta | None) -> Meta:
     return {**{name: value for name, value in ids.items() if value is not None}, **known}
 
 
-def write_tokenizer(folder: Path, to: Path, positions: int | None, inputs: Sequence[str] = ()) -> None:
-    """Copy the tokenizer's files, with `model_max_length` at most `positions`. inputs: what the tokenizer is to give, if
+def write_tokenizer(folder: Path, to: Path, longest: int | None, inputs: Sequence[str] = ()) -> None:
+    """Copy the tokenizer's files, with `model_max_length` at most `longest`. inputs: what the tokenizer is to give, if
     not what its class does."""
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, to / file.name)
@@ -61,8 +61,8 @@ def write_tokenizer(folder: Path, to: Path, positions: int | None, inputs: Seque
     given: Meta = {"model_input_names": [*inputs]} if inputs else {}
     limit = document.get("model_max_length")
     # with a larger one, or none, a pipeline fails on a long text: `truncation=True` cuts nothing
-    if positions is not None and (not isinstance(limit, int | float) or limit > positions):
-        given["model_max_length"] = positions
+    if longest is not None and (not isinstance(limit, int | float) or limit > longest):
+        given["model_max_length"] = longest
     if given:
         write_json(settings, {**document, **given})
 

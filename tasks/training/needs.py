@@ -49,9 +49,16 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     positions = positions_of(model.identity["config"])
     if positions is not None and (needed := positions_needed(chunks)):
         check_positions(needed, positions, "the model")
-    elif positions is not None and known.of("tokens").get("max_length", 0) > positions:
+    elif positions is not None and _longest(known) > positions:
         yield f"the model has {positions} positions: no row may be longer, and tokenize.max_length allows it"
     yield from remarks_of_head(model.identity["config"]["pretrained"] or {}, chunks)
+
+
+def _longest(known: Known) -> int:
+    """Return the most tokens that a document may have by the settings; 0 if nothing is known."""
+    lengths = known.of("chunks").get("lengths") or []
+    limits: list[int] = [known.of("tokens").get("max_length", 0), *lengths[-1:]]
+    return min(limits)
 
 
 def positions_of(config: Meta) -> int | None:

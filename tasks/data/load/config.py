@@ -24,9 +24,7 @@ else:
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 AUTOMATIC = {"test": 0.1}
 """What is made where `split` is not set and the data has neither validation nor test."""
-NO_TEST_SPLIT = (
-    "the data has no test split: 10 % of the rows of train, chosen by a hash of their text, become one (data.split)"
-)
+NO_TEST_SPLIT = "the data has no test split: 10 % of the rows of train, chosen by a hash, become one (data.split)"
 
 
 class SourceConfig(StageConfig):

@@ -49,13 +49,13 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
     there = {split for _, splits in read.values() for split in splits}
-    shares_made, unasked = config.shares(there), config.made(there)
-    if unasked:
+    made = config.shares(there)
+    if config.made(there):
         out.info(NO_TEST_SPLIT)
     shares = group_by_split(
         [
             source_splits(
-                name, splits, sets[name], shares_made, config.split_seed, stratify=config.stratify, by=config.split_by
+                name, splits, sets[name], made, config.split_seed, stratify=config.stratify, by=config.split_by
             )
             for name, (_, splits) in read.items()
         ]
@@ -90,8 +90,6 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         meta["label_counts"] = counts
     if nested:
         meta["nested"] = nested
-    if unasked:
-        meta["made"] = unasked
     if config.mix:
         meta["sources"] = {split: {share.source: share.rows for share in some} for split, some in shares.items()}
         meta["overlap"] = dropped.overlap
@@ -235,11 +233,14 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
 
 def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: Workdir) -> None:
     shared = {pair: count for pair, count in dropped.leakage.items() if count}
+    what = "text" if config.texts else "row"  # without a named text, whole rows are compared
+    later = [setting for setting in ("mix", "limit") if dropped.rows.get(setting)]
+    of = f" (of all rows, before data.{' and data.'.join(later)})" if later else ""
     if shared and not config.dedupe:
         listed = ", ".join(f"{count} of {pair.replace('/', ' also in ')}" for pair, count in shared.items())
-        out.warn(f"texts shared by splits: {listed}; data.dedupe=true drops those of train")
+        out.warn(f"{what}s shared by splits{of}: {listed}; data.dedupe=true drops those of train")
     if dropped.duplicates and not config.dedupe:
-        out.warn(f"rows of train that repeat an earlier text: {dropped.duplicates}; data.dedupe=true drops them")
+        out.warn(f"rows of train that repeat an earlier {what}{of}: {dropped.duplicates}; data.dedupe=true drops them")
     if dropped.rows:
         out.info("rows dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.rows.items()))
     if config.mix:
