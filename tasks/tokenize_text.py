@@ -267,7 +267,8 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
     added = add_tokens(loaded, config.new_tokens)
-    settings = published(folder, config.max_length, loaded.truncation_side, per_row=not causal)
+    adds = loaded.added_roles()
+    settings = published(folder, config.max_length, loaded.truncation_side, adds, per_row=not causal)
     if folder and (found := [*replaced(folder, settings)]):
         out.info(f"of the tokenizer's folder is replaced, so that programs read as training does: {', '.join(found)}")
     save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)

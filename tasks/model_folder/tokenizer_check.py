@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG, TOKENIZER_JSON
+from trnflow.tasks.data.tokenization.folder_settings import FRAME, TOKENIZER_CONFIG, TOKENIZER_JSON
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.stage import Workdir, read_json, write_json
 
@@ -15,7 +15,7 @@ TEXTS = (
     "  two  blanks\n\n\tand a tab, then\u00a0more ",
     "你好，世界 🙂 Straße ǅ İstanbul ሰላም",
 )
-NO_CLASS = ("auto_map", "add_bos_token", "add_eos_token")
+NO_CLASS = ("auto_map", *FRAME)
 """Settings by which a class, or code beside the tokenizer, changes what tokenizer.json says."""
 
 

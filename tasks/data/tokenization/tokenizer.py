@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import read_object, special_tokens
 from trnflow.tasks.data.tokenization.folder_settings import (
-    BUILT_IN,
+    AS_IT_IS,
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
+    Obeyed,
     Side,
-    normalizer_changes,
     obey,
 )
 from trnflow.tasks.errors import ModelError
@@ -49,13 +49,17 @@ _USUAL = {
 class FastTokenizer:
     """A tokenizer with its special tokens; its own truncation and padding are off.
 
-    special: {role such as `pad_token`: text}; truncation_side: where long texts are cut.
+    special: {role such as `pad_token`: text}; obeyed: what tokenizer_config.json changed.
     """
 
     tokenizer: Tokenizer
     special: dict[str, str]
     name: str
-    truncation_side: Side = "right"
+    obeyed: Obeyed = AS_IT_IS
+
+    @property
+    def truncation_side(self) -> Side:
+        return self.obeyed.side
 
     def id_of(self, role: str) -> int | None:
         """Return a role's token id, or None."""
@@ -85,6 +89,11 @@ class FastTokenizer:
         ids, marks = encoded.ids, encoded.special_tokens_mask
         first = [*marks, 0].index(0)
         return ids[:first], ids[len(ids) - [*reversed(marks), 0].index(0) :] if first < len(ids) else []
+
+    def added_roles(self) -> set[str]:
+        """The roles of the tokens of `frame`."""
+        ids = {number for side in self.frame() for number in side}
+        return {role for role in self.special if self.id_of(role) in ids}
 
     def prefix(self) -> list[int]:
         """The ids put before each text: bos, or none."""
@@ -148,14 +157,13 @@ def save_tokenizer(
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, to / name)
     own = read_object(to / TOKENIZER_CONFIG) or {"tokenizer_class": "PreTrainedTokenizerFast", **loaded.special}
-    known = read_object(to / TOKENIZER_JSON)
-    if not known or added or normalizer_changes(known.get("normalizer") or {}, own) or any(map(known.get, BUILT_IN)):
+    if added or loaded.obeyed.is_changed or not (to / TOKENIZER_JSON).exists():
         loaded.tokenizer.save(str(to / TOKENIZER_JSON))
     # a list of the added tokens beside tokenizer.json must name the new ones too
-    if added and (listed := own.get("added_tokens_decoder")):
+    if added and (known := own.get("added_tokens_decoder")):
         entry: Meta = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
         new: Meta = {str(number): {**entry, "content": loaded.tokenizer.id_to_token(number)} for number in added}
-        own = {**own, "added_tokens_decoder": {**listed, **new}}
+        own = {**own, "added_tokens_decoder": {**known, **new}}
     write_json(to / TOKENIZER_CONFIG, {**own, **settings})
 
 
@@ -166,8 +174,10 @@ def _read_fast(folder: Path) -> FastTokenizer:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{folder.name}/tokenizer.json can't be read: {error}", "save the tokenizer anew") from error
-    side, special = obey(tokenizer, read_object(folder / TOKENIZER_CONFIG)), special_tokens(folder)
-    return FastTokenizer(tokenizer, special if special is not None else _usual(tokenizer), folder.name, side)
+    named = special_tokens(folder)
+    special = named if named is not None else _usual(tokenizer)
+    obeyed = obey(tokenizer, read_object(folder / TOKENIZER_CONFIG))
+    return FastTokenizer(tokenizer, special, folder.name, obeyed)
 
 
 def _read_vocabulary(folder: Path) -> FastTokenizer:
