@@ -39,7 +39,7 @@ data: {limit: 120}
 model: {source: STORIES}
 tokenize: {max_length: 128, train: null}
 train: {epochs: 1, global_batch: 8, checkpoint_every: 3, eval_every: 5, tensor_parallel_size: 1, zero1: false,
-  method: lora, lora: {rank: 2, rank_pattern: {q_proj: 4, k_proj: 2}}}
+  method: lora, lora: {rank: 2, rank_pattern: {q_proj: 4, v_proj: 2}}}
 export: {target: none}
 evaluate: {generation: {prompts: 2, max_new_tokens: 4}}
 """
