@@ -73,7 +73,7 @@ evaluate: {export_rows: 1, generation: {prompts: 1, max_new_tokens: 4}}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_chunks_longer_than_the_positions_train_and_export_where_no_document_is(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(LONG_CHUNKS.replace("TARGET", "onnx"))
     shell = InProcessShell(tmp_path)
