@@ -32,7 +32,7 @@ from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
-from trnflow.tasks.data.texts import NEGATIVE, PAIR, TOKEN
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, TOKEN, in_order
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -64,7 +64,18 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
     """Return what is keyed: the rows and, for conversations, the tokenizer with its chat template."""
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
-    return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if is_chat(config, rows.meta) else {})}
+    pooling = _filled(config, model).pooling
+    return {
+        "rows": rows.digest,
+        **({"tokenizer": model.identity["tokenizer"]} if is_chat(config, rows.meta) else {}),
+        **({"pooling": pooling} if pooling != config.pooling else {}),
+    }
+
+
+def _filled(config: FormatConfig, model: Source) -> FormatConfig:
+    """Return the settings with what they leave to the model's folder. Raises ConfigError."""
+    filled: FormatConfig = FORMATS[config.task].filled(config, model.identity.get("sentence"))
+    return filled
 
 
 def foresee(config: FormatConfig, known: Known) -> Meta:
@@ -83,7 +94,8 @@ def needs(config: FormatConfig, known: Known) -> Iterator[str]:
     if "columns" in rows:
         FORMATS[config.task].check_rows(config, rows)
         maker_of(config, cast("RowsMeta", rows), chat, no_limit)
-    yield from ()
+    sentence = model.identity.get("sentence")
+    yield from FORMATS[config.task].unused(FORMATS[config.task].filled(config, sentence), sentence)
 
 
 def split_rows(
@@ -104,7 +116,8 @@ def split_rows(
     size = OWN_PART if code else PART
     return [
         _part(config, chat, labels, rows, split, first, min(size, count - first))
-        for split, count in rows.meta["splits"].items()
+        for split in in_order(rows.meta["splits"])
+        for count in (rows.meta["splits"][split],)
         for first in range(0, count, size)
     ]
 
@@ -189,8 +202,9 @@ def format_prompts(
         templates: In which a spelled special token counts.
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
     """
-    counts = {split: _gathered(split, config, rows, parts, out, code) for split in rows.meta["splits"]}
-    for split in rows.meta["splits"] if FORMATS[config.task].queries else ():
+    recorded = keyed_params(_filled(config, model))
+    counts = {split: _gathered(split, config, rows, parts, out, code) for split in in_order(rows.meta["splits"])}
+    for split in counts if FORMATS[config.task].queries else ():
         for remark in FORMATS[config.task].remarks(_targets(out.path / f"{split}.parquet")):
             out.warn(f"{split}: {remark}")
     if FORMATS[config.task].marked and "train" in counts:
@@ -203,14 +217,14 @@ def format_prompts(
         "framed": is_framed(config, rows.meta),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
         "rows": {
-            "settings": keyed_params(config),
+            "settings": recorded,
             "text": rows.meta["text"],
             "columns": rows.meta["columns"],
             "nested": rows.meta.get("nested", []),
         },
         "dropped": dropped,
     }
-    if head := FORMATS[config.task].head(keyed_params(config)):
+    if head := FORMATS[config.task].head(recorded):
         meta["head"] = head
     if code:
         meta["rows"]["own"] = code.identity["code"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.data.load.config import AUTOMATIC, NO_TEST_SPLIT, SourceConfig, errors_name_source
+from trnflow.tasks.data.load.config import NO_TEST_SPLIT, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
@@ -84,6 +84,7 @@ def foresee(config: DataConfig, known: Known) -> Meta:
         "columns": written_columns(columns),
         "text": list(config.texts),
         "labels": list(config.labels or ()) if columns[0].label else None,
+        **({"made": made} if (made := config.made(splits)) else {}),
     }
 
 
@@ -98,7 +99,7 @@ def _is_at_hand(location: Meta) -> bool:
 
 def needs(config: DataConfig, known: Known) -> Iterator[str]:
     """Say that a test split is made."""
-    if config.split is None and set(known.of("rows").get("splits", ())) == {"train", *AUTOMATIC}:
+    if known.of("rows").get("made"):
         yield NO_TEST_SPLIT
 
 

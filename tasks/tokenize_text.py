@@ -18,11 +18,13 @@ from pydantic import Field, model_validator
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, WHEN_SET, PositiveCount, StageConfig, Tokens, keyed_params
+from trnflow.tasks.data.special_tokens import read_object
 from trnflow.tasks.data.tables import read_rows
-from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
+from trnflow.tasks.data.texts import PAIR, TYPES_FILE, in_order, text_of_example
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
+from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG, published, replaced
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, report_ends, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
 from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens, write_template
@@ -47,9 +49,11 @@ class TokenizeConfig(StageConfig):
     """Settings of the stage `tokenize_text`, which turns texts into token ids."""
 
     max_length: Tokens = 512
-    """The largest number of tokens in a row, special tokens included."""
+    """The largest number of tokens in a row, special tokens included; where a row has texts that are read one at a time
+    (`embedding`, preferences), of each text."""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
-    """What happens to rows with more than `max_length` tokens. `split` is for language models only."""
+    """What happens to rows with more than `max_length` tokens: `truncate` keeps the beginning, or the end where the model's
+    tokenizer says `truncation_side: left`. `split` is for language models only."""
     add_eos: bool = True
     """Whether an end-of-sequence token follows each text of a language model. A chat template writes its own ends. Answers that
     no special token ends are refused, unless this is false."""
@@ -104,7 +108,12 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
             "same ids would mean other words",
             "set tokenize.train=null to take the model's tokenizer, or leave model.source out (model.config: from scratch)",
         )
-    yield from ()
+    sentence = (model and model.identity.get("sentence")) or {}
+    if (longest := sentence.get("max_seq_length")) and longest != config.max_length and task and kind_of(task).apart:
+        yield (
+            f"the model's folder reads {longest} tokens of a text (sentence_bert_config.json), and tokenize.max_length is "
+            f"{config.max_length}: so will the published one"
+        )
 
 
 def _no_tokenizer() -> ModelError:
@@ -134,7 +143,7 @@ def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, 
     _check_overlong(config, texts.meta["task"])
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out))
     identity = _identity(config, texts, out)
-    return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
+    return [part for split in in_order(texts.meta["splits"]) for part in _parts(split, texts, config, identity)]
 
 
 def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
@@ -200,13 +209,14 @@ def tokenize_text(
     """
     special: SpecialIds = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
-    counts = {split: _gathered(split, texts, parts, out, config.max_length) for split in texts.meta["splits"]}
+    counts = {split: _gathered(split, texts, parts, out, config.max_length) for split in in_order(texts.meta["splits"])}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
-    examples = report(config.max_length, config.overlong, counts, dropped, out)
+    side = read_object(out.path / "tokenizer" / TOKENIZER_CONFIG)["truncation_side"]
+    examples = report(config.max_length, config.overlong, counts, dropped, out, side)
     is_language = not kind_of(texts.meta["task"]).per_row
     ends = _ends(config, texts.meta, counts, out.path / "tokenizer") if is_language else {}
     write_template(out.path / "tokenizer", texts.path / f"{next(iter(counts))}.parquet")
@@ -269,7 +279,11 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
     added = add_tokens(loaded, config.new_tokens)
-    save_tokenizer(loaded, folder, out.path / "tokenizer", added)
+    adds = loaded.added_roles()
+    settings = published(folder, config.max_length, loaded.truncation_side, adds, per_row=not causal)
+    if folder and (found := [*replaced(folder, settings)]):
+        out.info(f"of the tokenizer's folder is replaced, so that programs read as training does: {', '.join(found)}")
+    save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}
 
 

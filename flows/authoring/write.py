@@ -111,6 +111,8 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     if draft.base in COMPARING:  # whose chunks hold both answers
         length = min(length, LENGTHS[-1] // 2)
         chunk = 2 * length
+    elif draft.base == "embedding":  # whose chunks hold each text of a row
+        chunk = length * (3 if draft.settings["format"].get("negative") else 2)
     draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": chunk}
     if hub and not _names_model(given):
         model = load(draft.base).model

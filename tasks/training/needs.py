@@ -9,7 +9,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Schedule
-from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
+from trnflow.tasks.training.config import TrainConfig, check_model, check_positions, positions_needed
 from trnflow.tasks.training.devices import (
     check_bitsandbytes,
     check_gpu,
@@ -18,6 +18,7 @@ from trnflow.tasks.training.devices import (
     check_torch_xla,
 )
 from trnflow.tasks.training.objective import class_weights, refuse_loss
+from trnflow.tasks.training.own_head import remarks_of_head
 from trnflow.tasks.training.selection import check_selection
 
 if TYPE_CHECKING:
@@ -52,10 +53,18 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     if "rows" in chunks:
         Schedule({0: sum(chunks["rows"]["train"].values())}, config.global_batch, seed=0, last_batch=config.last_batch)
     positions = positions_of(model.identity["config"])
-    if positions is not None and "lengths" in chunks:
-        check_positions(max(chunks["lengths"]), positions, "the model")
-    elif positions is not None and known.of("tokens").get("max_length", 0) > positions:
+    if positions is not None and (needed := positions_needed(chunks)):
+        check_positions(needed, positions, "the model")
+    elif positions is not None and _longest(known) > positions:
         yield f"the model has {positions} positions: no row may be longer, and tokenize.max_length allows it"
+    yield from remarks_of_head(model.identity["config"]["pretrained"] or {}, chunks)
+
+
+def _longest(known: Known) -> int:
+    """Return the most tokens that a document may have by the settings; 0 if nothing is known."""
+    lengths = known.of("chunks").get("lengths") or []
+    limits: list[int] = [known.of("tokens").get("max_length", 0), *lengths[-1:]]
+    return min(limits)
 
 
 def refuse_endless(tokens: TokensMeta) -> None:

@@ -54,8 +54,9 @@ class FormatConfig(StageConfig):
     """The column of a third text of `embedding`: one that does not belong to the first."""
     score: Annotated[str | None, WHEN_SET] = None
     """The column of numbers by which `embedding` learns how alike the two texts of a pair are; of any range."""
-    pooling: Annotated[Literal["mean", "cls"], WHEN_SET] = "mean"
-    """How `embedding` makes one vector of a text's tokens: their `mean`, or that of the first one (`cls`)."""
+    pooling: Annotated[Literal["mean", "cls"] | None, WHEN_SET] = None
+    """How `embedding` makes one vector of a text's tokens: their `mean`, or that of the first one (`cls`). Default: as the
+    model's own folder says, in sentence-transformers' files, else `mean`."""
     normalize: Annotated[bool, WHEN_SET] = True
     """Whether the vectors of `embedding` are made to have length 1."""
     separator: str = "\n"

@@ -48,8 +48,9 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
-    made = config.shares({split for _, splits in read.values() for split in splits})
-    if made and config.split is None:
+    there = {split for _, splits in read.values() for split in splits}
+    made = config.shares(there)
+    if config.made(there):
         out.info(NO_TEST_SPLIT)
     shares = group_by_split(
         [
@@ -232,11 +233,14 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
 
 def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: Workdir) -> None:
     shared = {pair: count for pair, count in dropped.leakage.items() if count}
+    what = "text" if config.texts else "row"  # without a named text, whole rows are compared
+    later = [setting for setting in ("mix", "limit") if dropped.rows.get(setting)]
+    of = f" (of all rows, before data.{' and data.'.join(later)})" if later else ""
     if shared and not config.dedupe:
         listed = ", ".join(f"{count} of {pair.replace('/', ' also in ')}" for pair, count in shared.items())
-        out.warn(f"texts shared by splits: {listed}; data.dedupe=true drops those of train")
+        out.warn(f"{what}s shared by splits{of}: {listed}; data.dedupe=true drops those of train")
     if dropped.duplicates and not config.dedupe:
-        out.warn(f"rows of train that repeat an earlier text: {dropped.duplicates}; data.dedupe=true drops them")
+        out.warn(f"rows of train that repeat an earlier {what}{of}: {dropped.duplicates}; data.dedupe=true drops them")
     if dropped.rows:
         out.info("rows dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.rows.items()))
     if config.mix:

@@ -53,7 +53,7 @@ class EndFinder:
         self._ends = [number for number in named if number is not None]
         self._is_blank = cache(lambda number: not tokenizer.decode([number], skip_special_tokens=False).strip())
 
-    def find(self, ids: Ints, mask: Any, sizes: Longs, kept: Any) -> AnswerEnds:
+    def find(self, ids: Ints, mask: Any, sizes: Longs, kept: Any, *, from_end: bool = False) -> AnswerEnds:
         """Return how the answers of whole rows end.
 
         Args:
@@ -61,6 +61,7 @@ class EndFinder:
             mask: uint8 [tokens], 1 for a token that is trained on.
             sizes: int64 [rows], tokens of each row.
             kept: numbers [rows], how many of them remain.
+            from_end: The last ones remain, not the first.
         """
         import numpy as np
 
@@ -73,6 +74,9 @@ class EndFinder:
         visible = self._before_blanks(ids, first, last)
         token = np.where(np.isin(ids[visible], self._ends), ids[visible], NONE)
         row = np.searchsorted(bounds, first, side="right") - 1
+        if from_end:
+            remains = visible >= bounds[row + 1] - kept[row]
+            return AnswerEnds(row[remains], token[remains], np.zeros(remains.sum(), dtype=bool))
         limit = bounds[row] + kept[row]
         cut = np.where(token == NONE, last, visible) >= limit
         return AnswerEnds(*(values[first < limit] for values in (row, token, cut)))

@@ -62,6 +62,7 @@ class ClassEncoder:
         self._words = WordEncoder(loaded.tokenizer)
         self._max_length = max_length
         self._overlong = overlong
+        self._side = loaded.truncation_side
 
     def encode(self, rows: pa.Table) -> Encoded:
         """Encode a table with columns `text` and `label`."""
@@ -77,12 +78,13 @@ class ClassEncoder:
             sizes = np.minimum(sizes, max(self._max_length - frame, 0))
         elif self._overlong == "drop":
             kept = kept[lengths <= self._max_length]
-        framed, total = frame_rows(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
+        starts = remaining(bounds, sizes, self._side)[kept]
+        framed, total = frame_rows(gather(ids, starts, sizes[kept]), sizes[kept], self._frame)
         if marks is None:
             labels = targets_of(rows)[kept]
         else:
             before, after = ([IGNORED] * len(side) for side in self._frame)
-            labels, _ = frame_rows(gather(marks, bounds[kept], sizes[kept]), sizes[kept], (before, after))
+            labels, _ = frame_rows(gather(marks, starts, sizes[kept]), sizes[kept], (before, after))
         return Encoded(framed, total, labels, kept, lengths, self._forged(texts))
 
     def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Ints, Longs, Ints | None]:
@@ -126,7 +128,9 @@ class TokenEncoder(ClassEncoder):
         """Return first character and end of each token of an encoded row, None of a special token."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         before, after = map(len, self._frame)
-        return [*[None] * before, *offsets[: tokens - before - after], *[None] * after]
+        kept = tokens - before - after
+        first = len(offsets) - kept if self._side == "left" else 0
+        return [*[None] * before, *offsets[first : first + kept], *[None] * after]
 
 
 def first_pieces(text: str, offsets: list[tuple[int, int]], words: list[dict[str, int]]) -> list[int]:
@@ -181,6 +185,7 @@ class CausalEncoder:
         end_tokens: tuple[str, ...] = (),
     ) -> None:
         eos, tokenizer = loaded.id_of("eos_token"), loaded.tokenizer
+        self._side, self._opening = loaded.truncation_side, loaded.prefix()
         self._prefix = [] if framed else loaded.prefix()
         end = [] if eos is None else [eos]
         self._suffix = end if add_eos and not framed else []
@@ -211,11 +216,18 @@ class CausalEncoder:
         mask = self._mask(texts, pieces, per_piece)
         bounds = row_tokens(texts, pieces, per_piece)
         ids, mask, sizes = self._whole(texts, ids, mask, bounds) if written is None else (ids, mask, np.diff(bounds))
-        row, starts, kept = self._cut(sizes, np.cumsum(sizes) - sizes)
-        ends = self._ends.find(ids, mask, sizes, np.bincount(row, kept, len(sizes)))
-        whole = len(starts) == len(sizes) and kept.sum() == len(ids)
-        given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
-        return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added), ends=ends)
+        is_left = self._overlong == "truncate" and self._side == "left"
+        if is_left:
+            row, starts, kept = self._tails(ids, sizes)
+        else:
+            row, starts, kept = (column[:, None] for column in self._cut(sizes, np.cumsum(sizes) - sizes))
+        remain = np.bincount(row.ravel(), kept[:, -1], len(sizes))
+        ends = self._ends.find(ids, mask, sizes, remain, from_end=is_left)
+        whole = len(row) == len(sizes) and kept.sum() == len(ids)
+        given = [each if whole else gather(each, starts.ravel(), kept.ravel()) for each in (ids, mask)]
+        return Encoded(
+            given[0], kept.sum(1), given[1], row.ravel(), sizes, _forged(texts, self._words, added), ends=ends
+        )
 
     def _mask(self, texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Extra:
         """Compute the loss mask, uint8 [tokens]."""
@@ -254,6 +266,16 @@ class CausalEncoder:
         for back in range(len(self._suffix)):
             marked[(np.cumsum(total) - 1 - back)[closes]] = texts.train[last[closes]]
         return whole, marked, total
+
+    def _tails(self, ids: Ints, sizes: Longs) -> tuple[Longs, Longs, Longs]:
+        """Return the row, first tokens and sizes of what truncating on the left keeps: a row's bos, and its end."""
+        import numpy as np
+
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        kept = np.minimum(sizes, self._max_length)
+        opening = np.minimum(len(self._opening) * _have(ids, bounds, self._opening, bounds[:-1]), kept)
+        starts = np.stack([bounds[:-1], bounds[1:] - (kept - opening)], axis=1)
+        return np.arange(len(sizes)), starts, np.stack([opening, kept - opening], axis=1)
 
     def _cut(self, sizes: Longs, starts: Longs) -> tuple[Longs, Longs, Longs]:
         """Truncate, split or drop long rows; return each remaining row's source row, first token and size."""
@@ -333,6 +355,11 @@ def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: i
         here = slice(max(start, int(texts.parts[part])), min(end, int(texts.parts[part + 1])))
         parts.append({"text": texts.data[here].decode(), "train": bool(texts.train[part])})
     return parts
+
+
+def remaining(bounds: Longs, sizes: Longs, side: str) -> Longs:
+    """Return the index of each row's first token that is left: int64 [rows]. bounds: of whole rows, int64 [rows + 1]."""
+    return bounds[1:] - sizes if side == "left" else bounds[:-1]
 
 
 def row_tokens(texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Longs:

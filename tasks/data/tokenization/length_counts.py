@@ -117,13 +117,19 @@ def _examples(counts: dict[str, Count], what: str) -> tuple[str, Meta]:
     raise KeyError(what)
 
 
-def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Counts, out: Workdir) -> Meta:
-    """Print how many rows were cut, dropped, or encoded otherwise than they look; return {kind: the first}."""
+def report(
+    max_length: int, overlong: str, counts: dict[str, Count], dropped: Counts, out: Workdir, side: str = "right"
+) -> Meta:
+    """Print how many rows were cut, dropped, or encoded otherwise than they look; return {kind: the first}.
+
+    side: where rows are cut.
+    """
     examples: Meta = {}
     too_long = {split: count.overlong for split, count in counts.items() if count.overlong}
     if too_long:
         example, examples["overlong"] = _examples(counts, "overlong")
-        verb = {"truncate": "cut", "split": "split", "drop": "dropped"}[overlong]
+        cut = "cut at their beginning, as the tokenizer's truncation_side says" if side == "left" else "cut"
+        verb = {"truncate": cut, "split": "split", "drop": "dropped"}[overlong]
         many = ", ".join(f"{number} of {split}" for split, number in too_long.items())
         log = out.info if overlong == "split" else out.warn
         log(f"rows longer than {max_length} tokens, {verb}: {many} (the first: {example})")

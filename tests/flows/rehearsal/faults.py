@@ -506,6 +506,7 @@ TEXTS = {
         "instruct",
         ("pack.strategy=bucket", "pack.lengths=[128, 512]", "tokenize.max_length=512", "pack.chunk_length=512"),
         "256 positions",
+        answers(lambda n, text: {"instruction": "Say it.", "response": text * 60}),
     ),
     "answers behind the cut": Fault(
         20,
