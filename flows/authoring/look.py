@@ -329,8 +329,7 @@ def _batches(rows: RowReader, names: list[str]) -> Iterator[pa.RecordBatch]:
     for batch in rows.batches(names):
         arrays = []
         for name, values in zip(names, batch.columns, strict=True):
-            if named := classes[name]:
-                values = class_texts(values, named, f"{rows.name} row {{}}: {name}", before)
+            values = class_texts(values, classes[name], f"{rows.name} row {{}}: {name}", before)
             kind = pa.string() if pa.types.is_decimal(values.type) else text_type(values.type)
             arrays.append(to_type(values, kind, name, rows.name, before))
         before += batch.num_rows

@@ -22,8 +22,8 @@ def text_of_example(example: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a cell of a row as text, "" for a missing one: `true` as in JSON and as a label, decimals without exponent."""
-    if value is None:
+    """Return a cell as text, "" for null and NaN: `true` as in JSON and as a label, decimals without exponent."""
+    if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, bool):
         return str(value).lower()

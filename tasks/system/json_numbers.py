@@ -32,6 +32,9 @@ class WrittenNumber(float):
 def as_written(text: str) -> float:
     """Return the number of a JSON text with a fraction or an exponent."""
     number = float(text)
+    # 15 digits without exponent and without a zero at the end are written alike; `repr` takes longer than these tests
+    if len(text) < 17 and text[-1] != "0" and abs(number) > 1e-4 and "e" not in text and "E" not in text:
+        return number
     return number if repr(number) == text else WrittenNumber(text)
 
 

@@ -16,10 +16,8 @@ UNLABELLED = -1
 
 
 def declared_classes(schema: pa.Schema, column: str) -> list[str] | None:
-    """Return the names by number of a column of integers; None without names."""
-    feature = _features(schema).get(column)
-    names = _names(feature) if column in schema.names and pa.types.is_integer(schema.field(column).type) else []
-    return names or None
+    """Return the names by number of a column's classes; None without names."""
+    return (_names(_features(schema).get(column)) if column in schema.names else []) or None
 
 
 def class_names(schema: pa.Schema) -> dict[str, list[str]]:
@@ -66,8 +64,10 @@ def named(values: pa.Array, names: list[str], where: str, before: int) -> pa.Arr
     return pa.array(rows, pa.list_(pa.string()))
 
 
-def class_texts(values: pa.Array, names: list[str], where: str, before: int) -> pa.Array:
-    """Return names for numbers, null for UNLABELLED. Otherwise as `named`."""
+def class_texts(values: pa.Array, names: list[str] | None, where: str, before: int) -> pa.Array:
+    """Return names for integers, null for UNLABELLED; other values, or all without names, as they are. Otherwise as `named`."""
+    if names is None or not pa.types.is_integer(values.type):
+        return values
     numbers = values.cast(pa.float64(), safe=False)  # which holds integers of all types, large ones about
     numbers = pc.if_else(pc.equal(numbers, UNLABELLED), pa.scalar(None, pa.float64()), numbers)
     beyond = pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, len(names)))

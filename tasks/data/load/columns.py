@@ -106,7 +106,7 @@ def common_classes(files: list[RowReader], column: str, by_name: Collection[str]
     known, first = None, ""
     for rows in files:
         names = declared_classes(rows.schema, column)
-        if names is None:
+        if names is None or (by_name is None and not pa.types.is_integer(rows.schema.field(column).type)):
             continue
         known, first = (known, first) if known else (names, rows.name)
         if names != known and (by_name is None or not {*names} <= {*known, *by_name}):
@@ -243,8 +243,7 @@ def clean_batches(
         ]
         if columns.label:
             values = batch.column(columns.label)
-            if classes:
-                values = class_texts(values, classes, f"{where} row {{}}: the label", before)
+            values = class_texts(values, classes, f"{where} row {{}}: the label", before)
             values = _typed(values, text_type(values.type), "the label", where, before)
             arrays.append(label_texts(values, columns.rule, columns.labels, where, before))
         cleaned = pa.record_batch(arrays, schema=schema)

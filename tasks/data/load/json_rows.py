@@ -22,11 +22,12 @@ LARGEST = 1 << 63
 
 
 class _Decoder(json.JSONDecoder):
-    """Decodes JSON. has_written: whether it met a WrittenNumber."""
+    """Decodes JSON, whose numbers keep their texts if `keeps_texts`. has_written: whether it met a WrittenNumber."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_texts: bool = True) -> None:
         self.has_written = False
-        super().__init__(object_pairs_hook=json_object, parse_float=self._number, parse_constant=CONSTANTS.__getitem__)
+        parse = self._number if keeps_texts else None
+        super().__init__(object_pairs_hook=json_object, parse_float=parse, parse_constant=CONSTANTS.__getitem__)
 
     def _number(self, text: str) -> float:
         number = as_written(text)
@@ -39,8 +40,9 @@ def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[li
     """Open a JSON file; return its schema, in the order in which columns occur, and a function from column names to
     batches of `size` rows. Raises DataError with file and row or line."""
     kinds: dict[str, dict[type, None]] = {}
+    first = _Decoder()
     # read twice: a column's type depends on all rows
-    for row in _objects(path, name, _Decoder()):
+    for row in _objects(path, name, first):
         for key, value in row.items():
             kind = type(value)
             if kind is int and not -LARGEST <= value < LARGEST:
@@ -50,10 +52,9 @@ def open_json(path: Path, name: str, size: int) -> tuple[pa.Schema, Callable[[li
     schema = pa.schema([(key, _column_type([*values])) for key, values in kinds.items()])
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        decoder, before = _Decoder(), 0
-        objects = _objects(path, name, decoder)
+        objects, before = _objects(path, name, _Decoder(keeps_texts=first.has_written)), 0
+        encode: Encode = partial(dumps, ensure_ascii=False) if first.has_written else encode_json
         while rows := list(islice(objects, size)):
-            encode: Encode = partial(dumps, ensure_ascii=False) if decoder.has_written else encode_json
             arrays = [_column(rows, key, schema.field(key).type, encode, name, before) for key in columns]
             yield pa.record_batch(arrays, names=columns)
             before += len(rows)

@@ -48,8 +48,8 @@ class TsvLines:
             )
         if self.unsure:
             remarks.append(
-                f"{self._name} line {self.unsure}: a quoted cell with line breaks and tabs is read as one; if its lines are rows, "
-                "remove the quotes"
+                f"{self._name} line {self.unsure}: a quoted cell with line breaks and tabs is read as one; if its lines are "
+                "rows, remove the quotes"
             )
         return remarks
 

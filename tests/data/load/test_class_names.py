@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
@@ -148,14 +149,24 @@ def test_rows_without_a_label_are_refused_or_dropped_and_counted(bench: Any, tmp
     glue = write(tmp_path / "glue", "parquet", train=dataset(names, [0, 1]), test=dataset(names, [-1, -1]))
     told = failure(bench, DataError, source=glue, label="label", nulls="drop")
     assert "the split test is empty: test.parquet holds no rows but those dropped (2 null)" in told
-    beyond = Dataset.from_dict({"text": ["a"], "label": [7]}).to_parquet(tmp_path / "beyond.parquet")
-    assert beyond
-    table_of = pq.read_table(tmp_path / "beyond.parquet").replace_schema_metadata(
-        pq.read_schema(tmp_path / "glue/train.parquet").metadata
-    )
-    pq.write_table(table_of, tmp_path / "beyond.parquet")
-    told = failure(bench, DataError, source=str(tmp_path / "beyond.parquet"), label="label")
+    beyond = declaring(tmp_path / "beyond.parquet", names, {"text": ["a"], "label": [7]})
+    told = failure(bench, DataError, source=beyond, label="label")
     assert "beyond.parquet row 1: the label holds 7, and its classes are numbered 0 to 1" in told
+
+
+def declaring(path: Path, names: list[str], columns: dict[str, list[Any]]) -> str:
+    """Write columns to a file that declares names, whatever the column `label` holds."""
+    metadata = dataset(names, [0]).features.arrow_schema.metadata
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("labels", [["1", "0"], [1.0, 0.0], ["pos", "neg"]])
+def test_numbers_that_are_texts_or_floats_have_the_names_too(bench: Any, tmp_path: Path, labels: list[Any]) -> None:
+    """As in csv and JSON files of the hub, whose names the repository declares."""
+    path = declaring(tmp_path / "a.parquet", ["neg", "pos"], {"text": ["pos a", "neg b"], "label": labels})
+    rows = bench.rows(source=path, label="label")
+    assert named(rows, "train") == [("pos", "pos"), ("neg", "neg")]
 
 
 def test_a_file_without_names_may_have_names_or_numbers(bench: Any, tmp_path: Path) -> None:

@@ -21,8 +21,12 @@ from tests.helpers.data_stages import new_bench, table, trained
 from trnflow.flows.authoring.choose import choose
 from trnflow.flows.authoring.look import look
 from trnflow.flows.authoring.write import complete, recipe_text
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.prediction.prompts import shape_of
+from trnflow.tasks.prediction.row_files import RowFile
 from trnflow.tasks.sources.resolver import Resolver
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
@@ -275,3 +279,23 @@ def test_new_looks_at_any_column(
 
 def number_or_text(value: str) -> float | str:
     return float(value) if is_number(value) else value
+
+
+@ANY
+@given(made=columns())
+def test_predict_reads_a_file_s_texts_as_training_did(
+    made: tuple[str, pa.Array], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    name, array = made
+    folder, told = tmp_path_factory.mktemp("any"), read(array)
+    source = Path(write(folder, name, body=array))
+    settings = FormatConfig(task="classification").model_dump(mode="json")
+    shape = shape_of(RowFormat("classification", settings, ["body"], ["body", "label"], [], 64), folder)
+    if told is None and not nested(array):
+        with pytest.raises(DataError) as caught:
+            [*RowFile(source, ["body"], [])]
+        is_told(caught.value, name, "body", None)
+    elif told is not None:
+        rows = [row for _, row in RowFile(source, ["body"], [])]
+        texts = [shape.of_row(row, "row")[0]["text"] for row in rows if row["body"] is not None]
+        assert [text for text in texts if text] == [text for text in told if text]

@@ -69,7 +69,7 @@ def test_arguments_of_tools_and_lists(numbers: list[str], other: str, tmp_path_f
     texts = trained(bench.texts(rows, task="chat", chat_template=CHAT))
     told = [text.removeprefix("<assistant>").removesuffix("</>") for text in texts]
     assert told == [f"{text}|{number}" for text, number in zip(given_, numbers, strict=True)]
-    kept = [text for text in table(rows, "train")["messages"]]
+    kept = table(rows, "train")["messages"]
     assert all(text in kept[at] for at, text in enumerate(given_))
 
 

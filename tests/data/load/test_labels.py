@@ -117,6 +117,11 @@ def test_labels_that_blanks_alone_distinguish_are_told(bench, tmp_path):
     path = write(tmp_path / "a.csv", {"text": ["x", "y", "z"], "label": ["joy", "joy ", "anger"]})
     assert bench.rows(source=str(path), label="label").meta["labels"] == ["anger", "joy", "joy "]
     assert bench.warnings() == ["labels that differ by surrounding blanks alone count as 2: 'joy' and 'joy '"]
+    path = write(tmp_path / "b.csv", {"text": ["x", "y", "z"], "label": ["spam", "Spam", "Spam "]})
+    bench.said.clear()
+    assert bench.rows(source=str(path), label="label").meta["labels"] == ["Spam", "Spam ", "spam"]
+    told = "labels that differ by surrounding blanks and capitals alone count as 3: 'Spam' and 'Spam ' and 'spam'"
+    assert bench.warnings() == [told]
 
 
 def test_one_class_in_train_is_refused_before_tokenising(trnflow: Shell):

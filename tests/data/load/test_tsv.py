@@ -118,7 +118,7 @@ def test_lines_of_cells_without_quoting(rows: list[tuple[str, ...]], tmp_path_fa
     content = "a\tb\tc\n" + "".join("\t".join(row) + "\n" for row in rows)
     path.write_text(content, encoding="utf-8")
     lines = content.split("\n")[1:-1]
-    plain = [row for row in csv.reader(io.StringIO(content), delimiter="\t", quoting=csv.QUOTE_NONE)][1:]
+    plain = [*csv.reader(io.StringIO(content), delimiter="\t", quoting=csv.QUOTE_NONE)][1:]
     try:
         found = table(bench.rows(source=str(path)), "train")
     except DataError as error:
