@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -177,8 +179,10 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _json_texts(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    unpack = _unpacker(values.type)
-    texts = [None if value is None else dumps(unpack(value), ensure_ascii=False) for value in values.to_pylist()]
+    # only these types have written numbers, and `dumps` takes a fifth longer
+    has_written = re.search("decimal|json", str(values.type))
+    unpack, encode = _unpacker(values.type), partial(dumps, ensure_ascii=False) if has_written else encode_json
+    texts = [None if value is None else encode(unpack(value)) for value in values.to_pylist()]
     return pa.ExtensionArray.from_storage(kind, pa.array(texts, pa.string()))
 
 

@@ -120,13 +120,13 @@ def common_classes(files: list[RowReader], column: str, by_name: Collection[str]
 
 def renumbered_classes(files: list[RowReader], columns: Columns) -> Iterator[str]:
     """Yield a remark for each file that numbers the label's classes otherwise than the first."""
+    first = ""
     for rows in files:
-        names = declared_classes(rows.schema, columns.label) if columns.label else None
-        if names and columns.classes and names != columns.classes:
-            yield (
-                f"{rows.name} numbers its classes {listed(names)}, another file {listed(columns.classes)}: labels are taken by "
-                "name"
-            )
+        names = declared_classes(rows.schema, columns.label) if columns.label and columns.classes else None
+        if names and names != columns.classes:
+            numbers = f"{rows.name} numbers its classes {listed(names)}, {first} {listed(columns.classes or ())}"
+            yield f"{numbers}: labels are taken by name"
+        first = first or (rows.name if names else "")
 
 
 def listed(names: Sequence[str]) -> str:
