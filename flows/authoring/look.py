@@ -294,8 +294,7 @@ def _check_alike(files: list[RowReader]) -> None:
 
 
 def _read(rows: RowReader, columns: dict[str, Column], unreadable: dict[str, str], most: int) -> tuple[int, bool]:
-    """Add a file's rows to `columns`; return how many were read, and whether those are all. unreadable: gets what is wrong
-    with columns that can't be read."""
+    """Add a file's rows to `columns`, and why columns can't be read; return the rows, and whether those are all."""
     names = list(rows.schema.names)
     before = deepcopy(columns)
     try:

@@ -55,8 +55,7 @@ def open_csv(
 
 
 def _dialect_of(path: Path, name: str, delimiters: str) -> Dialect:
-    """Return the first delimiter that divides the first line, since spreadsheets write `;` where a comma is the decimal
-    point, or what Excel's line `sep=;` says."""
+    """Return the first delimiter that divides the header, or that Excel's line `sep=;` names."""
     csv.field_size_limit(max_cell())  # for the whole process
     with open_text(path, name) as text:
         number, header = next(
@@ -65,6 +64,7 @@ def _dialect_of(path: Path, name: str, delimiters: str) -> Dialect:
     if named := _SEPARATOR.fullmatch(header):
         return Dialect(named[1], number)
     with contextlib.suppress(csv.Error):  # `_records` names the line
+        # spreadsheets write `;` where a comma is the decimal point
         for delimiter in delimiters:
             names = next(csv.reader([header], delimiter=delimiter))
             # with another delimiter a quoted name that holds it is cut, quotes and all
