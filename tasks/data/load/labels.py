@@ -203,6 +203,10 @@ def _whole(label: str) -> str:
     return match[1] if match else label
 
 
+def _is_integer(label: str) -> bool:
+    return _INTEGER.fullmatch(_whole(label)) is not None
+
+
 def label_set(
     train: SeenLabels, given: tuple[str, ...] | None, classes: list[str] | None, rule: Rule | None
 ) -> LabelSet:
@@ -210,13 +214,12 @@ def label_set(
 
     Where names are given or declared, labels must equal names; if all are integers and the names are not, they are ids.
     """
-    numbers = all(_INTEGER.fullmatch(_whole(label)) for label in train.first)
     if classes and not rule:
         return _declared(classes, given)
     declared = list(given) if given is not None else (rule.names if rule else None)
     if declared is None:
         return _found(train)
-    by_index = numbers and not all(_INTEGER.fullmatch(name) for name in declared)
+    by_index = all(map(_is_integer, train.first)) and not all(map(_is_integer, declared))
     return LabelSet(declared, {str(i) if by_index else name: i for i, name in enumerate(declared)})
 
 
@@ -224,10 +227,11 @@ def _found(train: SeenLabels) -> LabelSet:
     """Return the labels of train, sorted; equal numbers are one."""
     _refuse_fractions(train)
     texts = {_whole(label): label for label in sorted(train.first, key=len, reverse=True)}
-    is_number_each = all(map(is_number, texts))
-    ordered = sorted(texts, key=(lambda text: (float(text), text)) if is_number_each else None)
+    are_numbers = all(map(is_number, texts))
+    ordered = sorted(texts, key=(lambda text: (float(text), text)) if are_numbers else None)
     names = [train.names.get(texts[text], texts[text]) for text in ordered]
-    ids = {label: ordered.index(_whole(label)) for label in train.first}
+    places = {text: i for i, text in enumerate(ordered)}
+    ids = {label: places[_whole(label)] for label in train.first}
     return LabelSet(names if len(set(names)) == len(names) else [texts[text] for text in ordered], ids)
 
 
@@ -242,7 +246,7 @@ def _declared(classes: list[str], given: tuple[str, ...] | None) -> LabelSet:
                 "name each of the data's classes as it is called there, or give all new names in its order",
             )
         ids |= {name: i for i, name in enumerate(classes)}
-    if not any(_INTEGER.fullmatch(name) for name in ids):  # files that declare nothing may have numbers
+    if not any(map(_is_integer, ids)):  # files that declare nothing may have numbers
         ids |= {str(i): ids[name] for i, name in enumerate(classes)}
     return LabelSet(names, ids)
 

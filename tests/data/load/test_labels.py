@@ -31,6 +31,20 @@ def test_labels_of_every_type(bench, tmp_path, labels, given, names, ids):
     assert table(rows, "train")["label"] == ids
 
 
+@pytest.mark.parametrize(
+    ("labels", "given", "ids"),
+    [
+        (["1.0", "2.0"], ["2.0", "1.0"], [1, 0]),
+        (["1.0", "0.0"], ["neg", "pos"], [1, 0]),
+        (["1.0", "2"], ["2", "1"], [1, 0]),
+        (["01", "1"], ["1", "01"], [1, 0]),
+    ],
+)
+def test_given_names_that_are_numbers_of_texts(bench, tmp_path, labels, given, ids):
+    path = write(tmp_path / "a.csv", {"text": ["x", "y"], "label": labels})
+    assert table(bench.rows(source=str(path), label="label", labels=given), "train")["label"] == ids
+
+
 def test_class_names_that_datasets_left_in_the_file(bench, tmp_path):
     from datasets import ClassLabel, Dataset, Features, Value
 
