@@ -31,7 +31,7 @@ from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
-from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
+from trnflow.tasks.data.tables import label_type, read_rows, rows_of, spare_pandas, write_rows, written_name
 from trnflow.tasks.data.texts import NEGATIVE, PAIR, TOKEN, in_order
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import REJECTED
@@ -135,9 +135,10 @@ def _labels(config: FormatConfig, rows: Input[RowsMeta]) -> list[str] | None:
 def _columns(files: list[Path], columns: tuple[str, ...]) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
+    names = [name for column in columns for name in (column, written_name(column))]
     for file in files:
-        for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(BATCH, columns=list(columns)):
-            yield from batch.to_pylist()
+        for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(BATCH, columns=names):
+            yield from rows_of(batch)
 
 
 def _part(
@@ -332,7 +333,7 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
         for batch in table.to_batches(BATCH):
             rows_out: list[Row] = []
             numbers: list[int] = []
-            for row in batch.to_pylist():
+            for row in rows_of(batch):
                 number = part["first"] + tally.read
                 examples = _examples(config, make, row, part["split"], number, tally)
                 rows_out += examples

@@ -87,6 +87,8 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     draft.settings["data"] = data = {"source": source, **data}
     if source.startswith("builtin:"):
         data["name"] = None
+    if looked.unreadable and not {"text", "label", "columns"} & data.keys():  # else all columns are loaded
+        data["columns"] = {name: name for name in looked.columns}
     refused = {split: why for split, others in looked.others.items() if (why := _unlike(draft, looked, others))}
     usable = [split for split in looked.others if split not in refused]
     if refused:
@@ -154,6 +156,8 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     rest = {name: column for name, column in looked.columns.items() if name not in used}
     lines += [f"not used: {listed(rest)}"] * bool(rest)
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
+    lines += [f"column {name} can't be read: {why}" for name, why in [*looked.unreadable.items()][:5]]
+    lines += looked.remarks[:5] + [f"{len(looked.remarks) - 5} more remarks of this kind"] * bool(looked.remarks[5:])
     lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
     read = read_tree(draft.base, Recipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 PAIR = "text_pair"
@@ -25,3 +26,12 @@ def text_of_example(example: Mapping[str, Any]) -> str:
     if "text" not in example:
         return "".join(part["text"] for part in example["parts"])
     return "\n".join(str(example[name]) for name in ("text", PAIR, NEGATIVE) if name in example)
+
+
+def text_of(value: Any) -> str:
+    """Return a cell as text, "" for null and NaN: `true` as in JSON and as a label, decimals without exponent."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)

@@ -179,6 +179,10 @@ def _kind(frame: Frame, name: str, split: str) -> str:
     found: dict[str, int] = {}
     for first in range(0, frame.rows, ROWS):
         for row, value in enumerate(frame.cells(name, first, min(first + ROWS, frame.rows)), first):
+            if isinstance(value, bytes) and not _is_utf8(value):
+                raise DataError(
+                    f"data: column {name} of {split} holds bytes that are no UTF-8 in row {row}", "leave the column out"
+                )
             kind = _kind_of(value)
             if kind not in found:
                 found[kind] = row
@@ -211,6 +215,14 @@ def _kind_of(value: Any) -> str:
     return "text"
 
 
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _is_missing(value: Any) -> bool:
     """Return whether a value is None, NaN, NaT or pandas.NA: those that do not equal themselves, or can't be asked."""
     try:
@@ -220,10 +232,13 @@ def _is_missing(value: Any) -> bool:
 
 
 def _cast(kind: str, values: Sequence[Any]) -> Iterator[Any]:
-    to: Callable[[Any], Any] = {"text": str, "integer": int, "float": float, "boolean": bool}.get(
-        kind, lambda value: value
-    )
+    makers: dict[str, Callable[[Any], Any]] = {"text": _text, "integer": int, "float": float, "boolean": bool}
+    to = makers.get(kind, lambda value: value)
     return (None if _is_missing(value) else to(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _plain(value: Any) -> Any:

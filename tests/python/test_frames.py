@@ -56,6 +56,7 @@ def test_what_equal_means(tmp_path: Path) -> None:
     assert source(narrow, tmp_path) == source([{"n": 1, "f": 0.5}, {"n": 2.0, "f": 1}], tmp_path)
     missing = pd.DataFrame({"text": ["a", None], "n": [1, float("nan")]})
     assert source(missing, tmp_path) == source([{"text": "a", "n": 1}, {}], tmp_path)
+    assert source([{"text": "né".encode()}], tmp_path) == source([{"text": "né"}], tmp_path)
     chosen = datasets.Dataset.from_list(named).select([1])
     assert source(chosen, tmp_path) == source(named[1:], tmp_path)
 
@@ -88,6 +89,7 @@ def test_rows_keep_their_order_and_values_over_many_groups(tmp_path: Path) -> No
         ({"rows": [{"a": 1}]}, "a dict of rows"),
         (pd.DataFrame([[1, 2]]), "columns without names"),
         ([{"a": "x"}, {"a": 1}], "column a of train holds text in row 0, integer in row 1"),
+        ([{"a": b"x"}, {"a": b"\xff"}], "column a of train holds bytes that are no UTF-8 in row 1"),
         (
             {"train": [{"a": 1}], "test": [{"a": True}, {"a": 2}]},
             "column a of test holds boolean in row 0, integer in row 1",

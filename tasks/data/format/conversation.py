@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.templates import RESERVED
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.system.json_numbers import loads
 
 Row = dict[str, Any]
 
@@ -62,7 +62,7 @@ def parsed(row: Row, column: str | None, where: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value) if value.strip() else None
+        return loads(value) if value.strip() else None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: the column {column} is no JSON: {error}", REPAIR) from error
 

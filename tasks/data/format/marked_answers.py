@@ -48,7 +48,7 @@ def marked_maker(
 
 
 def mark_of(value: Any, where: str) -> int:
-    mark = MARKS.get(str(value).strip().lower())
+    mark = MARKS.get(str(float(value) if isinstance(value, float) else value).strip().lower())
     if mark is None:
         raise DataError(
             f"{where}: the label is {value!r:.40}, neither true nor false",

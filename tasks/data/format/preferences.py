@@ -13,6 +13,7 @@ from trnflow.tasks.data.format.chat import Example, RowExamples, sections, templ
 from trnflow.tasks.data.format.conversation import Conversation, Row, messages_of, parsed
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate
+from trnflow.tasks.data.texts import text_of
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 
@@ -58,7 +59,7 @@ def reader_and_writer(
 
 
 def _texts(row: Row, where: str) -> tuple[str, str, str]:
-    prompt, chosen, rejected = (row.get(name) or "" for name in (PROMPT, CHOSEN, REJECTED))
+    prompt, chosen, rejected = (text_of(row.get(name)) for name in (PROMPT, CHOSEN, REJECTED))
     if not prompt:
         same = next((at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
         # the blank before the first word that differs belongs to the answers
@@ -81,7 +82,7 @@ def _messages(nested: Any) -> Answer:
         given = _conversation(row, PROMPT, where) if PROMPT in nested else []
         whole = [answer[0]["role"] != "assistant" for answer in (chosen, rejected) if answer]
         if not any(whole):
-            text = row.get(PROMPT)
+            text = text_of(row.get(PROMPT))
             prompt = given or ([{"role": "user", "content": text}] if text else [])
             if not prompt:
                 raise DataError(f"{where}: there is no prompt before the answers", f"give a column {PROMPT}")
@@ -89,7 +90,7 @@ def _messages(nested: Any) -> Answer:
         same = next((at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
         same = min(len(chosen), len(rejected)) - 1 if same is None else same
         prompt = given or chosen[:same]
-        if not given and isinstance(text := row.get(PROMPT), str) and text:
+        if not given and (text := text_of(row.get(PROMPT))):
             prompt = prompt if prompt and prompt[-1].get("content") == text else [{"content": text}]
         _refuse_one([prompt == answer[: len(prompt)] for answer in (chosen, rejected)], where)
         return prompt, chosen[len(prompt) :], rejected[len(prompt) :]

@@ -20,7 +20,7 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.data.texts import NEGATIVE, PAIR
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, text_of
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -88,10 +88,10 @@ def texts_of_row(config: FormatConfig, columns: Iterable[str]) -> Texts:
     places = {"text": "first", PAIR: "second", NEGATIVE: "third"}
 
     def read(row: Row, where: str) -> Row:
-        texts = {"text": config.separator.join(str(row[name]) for name in joined)}
+        texts = {"text": config.separator.join(text_of(row[name]) for name in joined)}
         if not config.text_pair:
             return texts
-        whole = texts | {name: "" if row[column] is None else str(row[column]) for name, column in others.items()}
+        whole = texts | {name: text_of(row[column]) for name, column in others.items()}
         for name, column in {"text": " and ".join(joined), **others}.items():
             if not whole[name].strip():
                 raise DataError(
@@ -258,7 +258,7 @@ def _text(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowM
     _present("format.text", columns[0], meta)
 
     def make(row: Row, where: str) -> Row | None:
-        text = config.separator.join(row[name] or "" for name in columns)
+        text = config.separator.join(text_of(row[name]) for name in columns)
         return {"parts": [{"text": text, "train": True}]} if text.strip() else None
 
     return make
@@ -279,11 +279,7 @@ OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {
 def _column(name: str | None) -> Text:
     """Return a function from a row to a column's text, "" if missing."""
 
-    def read(row: Row, where: str) -> str:
-        value = row.get(name) if name else None
-        return "" if value is None else str(value)
-
-    return read
+    return lambda row, where: text_of(row.get(name)) if name else ""
 
 
 def _present(setting: str, name: str, meta: RowColumns) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.parquet as pq
 
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.data.load.columns import Columns, choose_columns
+from trnflow.tasks.data.load.columns import Columns, choose_columns, renumbered_classes
 from trnflow.tasks.data.load.config import NO_TEST_SPLIT, DataConfig, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
 from trnflow.tasks.data.load.readers import RowReader, open_file
-from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
+from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split, tell_remarks
 from trnflow.tasks.data.load.selection import Hashes, row_hashes
 from trnflow.tasks.data.load.split_rows import (
     Dropped,
@@ -76,6 +76,8 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     counts = {split: count for split, (_, count) in written.items()}
     if names:
         _report_labels(names, counts, out)
+        for labels in filter(None, sets.values()):
+            _report_equal_numbers(labels, out)
     meta: RowsMeta = {
         "splits": rows,
         "columns": written_columns([columns for columns, _ in read.values()]),
@@ -127,6 +129,7 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
         with errors_name_source(name):
             opened = open_source(source.location["mix"][name] if name else source.location)
             columns = chosen_columns(config, settings, opened)
+            tell_remarks([*renumbered_classes([rows for some in opened.values() for rows in some], columns)], out)
             splits = {}
             for split, files in opened.items():
                 path = out.scratch / f"{number}.{split}.arrow"
@@ -203,9 +206,7 @@ def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit
             f"data.labels: a rule makes two labels, not {len(config.labels)}", "name the false, then the true"
         )
     labels = label_set(read["train"].seen, config.labels, columns.classes, columns.rule)
-    for rows in read.values():
-        labels.check(rows.seen)
-    return labels
+    return labels.of_splits(rows.seen for rows in read.values())
 
 
 def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:
@@ -254,7 +255,7 @@ def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: W
 
 
 def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
-    """Print each split's label counts, and warn of labels that differ by surrounding blanks alone."""
+    """Print each split's label counts, and warn of labels that differ by surrounding blanks or capitals alone."""
     for split, rows_of in counts.items():
         total = sum(rows_of.values())
         some = [f"{name} {count:,} ({count / total:.1%})" for name, count in list(rows_of.items())[:MOST_SHOWN]]
@@ -262,8 +263,15 @@ def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Wor
         out.info(f"labels of {split}: {', '.join(some + more)}")
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(name.strip(), []).append(name)
+        alike.setdefault(name.strip().casefold(), []).append(name)
     for same in alike.values():
         if len(same) > 1:
+            blanks, capitals = any(name != name.strip() for name in same), len({*map(str.strip, same)}) > 1
+            what = " and ".join(["surrounding blanks"] * blanks + ["capitals"] * capitals)
             listed = " and ".join(repr(name) for name in same)
-            out.warn(f"labels that differ by surrounding blanks alone count as {len(same)}: {listed}")
+            out.warn(f"labels that differ by {what} alone count as {len(same)}: {listed}")
+
+
+def _report_equal_numbers(labels: LabelSet, out: Workdir) -> None:
+    if equal := [f"{text} as {name}" for text, name in labels.equal_numbers.items()]:
+        out.info(f"labels that are equal numbers count as one: {', '.join(equal[:MOST_SHOWN])}")
