@@ -84,7 +84,7 @@ def _promise(context: RunContext) -> list[str]:
             # its statistics and schedules take time to import, and most recipes have no frozen rows
             from trnflow.flows.champions.budget import promise
 
-            sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo)
+            sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo).text
             return [sentence] if sentence else []
     return []
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.promotion.test_bootstrap import classes
-from trnflow.tasks.promotion.bootstrap import DIFFERING, TAIL, bootstrap, compare_scores
+from tests.promotion.test_compare import classes
+from trnflow.tasks.promotion.compare import DIFFERING, TAIL, bootstrap, compare_scores
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 ROWS = 2000
