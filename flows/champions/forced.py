@@ -10,7 +10,7 @@ from typing import NamedTuple
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, read_ledger, recipes_of
-from trnflow.tasks.store.ledger.entries import Entry, Forced
+from trnflow.tasks.store.ledger.entries import Forced
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 """The variable of a process that Prefect started for a flow run."""
@@ -45,14 +45,9 @@ def forced_champion(ledger: Ledger) -> str:
     champion = ledger.champion
     if champion is None or champion["forced"] is None:
         return ""
-    return f"champion {champion['number']} of {ledger.recipe} {by_force(champion)}, on {champion['created'][:10]}"
-
-
-def by_force(entry: Entry) -> str:
-    """Return what happened to a forced champion, with who did it."""
-    forced = entry["forced"]
-    assert forced is not None
-    return f"was forced by {forced['who']}: {told(forced)}"
+    forced = champion["forced"]
+    whose, when = f"champion {champion['number']} of {ledger.recipe}", champion["created"][:10]
+    return f"{whose} was forced by {forced['who']} on {when}: {told(forced)}"
 
 
 def told(forced: Forced) -> str:

@@ -189,7 +189,7 @@ class _Judging:
         theirs = self._champion_scores(ledger.champion)
         comparison = self._compare(ledger, ledger.champion, theirs, ours)
         why = describe(comparison, less_is_better(self.context.recipe, comparison.metric))
-        broke = () if comparison.is_better else (why,)
+        broke = () if comparison.is_better else (f"not surely better: {_figures(comparison)}",)
         return self._checked(_Verdict(comparison.is_better, why, comparison, broke), ours, theirs)
 
     def _checked(self, verdict: _Verdict, ours: Scored, theirs: Scored | None) -> _Verdict:
@@ -312,11 +312,14 @@ def describe(pair: Comparison, less_is_better: bool) -> str:
     elif not pair.can_win:
         word += f" ({_unwinnable(pair)}: this look is free)"
     less = ", less is better" if less_is_better else ""
-    return (
-        f"{word} than the champion on {pair.rows} frozen rows: {pair.metric} {pair.challenger:.4g} against "
-        f"{pair.champion:.4g}{less}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}; "
-        f"{pair.spent:.1%} of the year's budget spent"
-    )
+    spent = f"{pair.spent:.1%} of the year's budget spent"
+    return f"{word} than the champion on {pair.rows} frozen rows: {_figures(pair, less)}; {spent}"
+
+
+def _figures(pair: Comparison, less: str = "") -> str:
+    """Return the values of a comparison. less: a remark on the metric."""
+    values = f"{pair.metric} {pair.challenger:.4g} against {pair.champion:.4g}{less}"
+    return f"{values}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}"
 
 
 def _unwinnable(pair: Comparison) -> str:

@@ -167,6 +167,9 @@ def get(options: Namespace) -> int:
     if destination.exists():
         destination.rmdir()
     aside.rename(destination)
-    document = {"stage": options.stage, "artifact": artifact.digest, "path": str(destination)}
-    emit(options, document, f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {destination}")
+    document = {
+        "stage": options.stage, "artifact": artifact.digest, "path": str(destination), "champion": model.champion,
+    }  # fmt: skip
+    copied = f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {destination}"
+    emit(options, document, copied, *(f"note: {note}" for note in model.notes))
     return 0

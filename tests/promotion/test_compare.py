@@ -84,7 +84,13 @@ def test_the_decision_is_that_of_scipys_permutation_test(tmp_path: Path, truth: 
         both = [answers(draw, rows, accuracy) for accuracy in (0.6, strength)]
         paths = [classes(tmp_path / str(n), one, rows) for n, one in enumerate(both)]
         theirs = permutation_test(
-            both, difference, permutation_type="samples", alternative="greater", n_resamples=9999, rng=3, vectorized=True
+            both,
+            difference,
+            permutation_type="samples",
+            alternative="greater",
+            n_resamples=9999,
+            rng=3,
+            vectorized=True,
         )
         p, error = float(theirs.pvalue), 5 * math.sqrt(float(theirs.pvalue) / 2000)
         for alpha in (p - error, p + error):

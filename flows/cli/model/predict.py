@@ -61,6 +61,8 @@ def predict(options: Namespace) -> int:
     export, weights = ROLES["export"], ROLES["model"]
     want = (export, weights) if options.export else (weights, export)
     named = find_model(options.recipe, options.overrides, root=options.store, want=want)
+    if not options.json:
+        sys.stderr.write("".join(f"note: {note}\n" for note in named.notes))
     for name, value in {**EAGER, **ENVIRON, **QUIET}.items():  # read by libraries when they are imported
         os.environ.setdefault(name, value)
     with named.folder() as folder:
@@ -149,7 +151,7 @@ def _print(options: Namespace, named: FoundModel, model: Model, results: Iterato
 
 
 def _about(named: FoundModel, model: Model) -> Meta:
-    return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task}
+    return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task, "champion": named.champion}
 
 
 def _emit(document: Meta) -> None:

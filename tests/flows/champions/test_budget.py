@@ -52,7 +52,9 @@ def test_the_first_looks_get_more_and_each_a_share(store: Store) -> None:
     found = [judge(store, f"m{number}") for number in range(7)]
     assert [one["alpha"] for one in found] == pytest.approx([share(look) for look in range(1, 8)])
     assert [one["look"] for one in found] == [1, 2, 3, 4, 5, 6, 7]
-    assert found[-1]["spent"] == pytest.approx(sum(share(look) for look in range(1, 8)) / 0.05) and found[-1]["spent"] < 1
+    assert (
+        found[-1]["spent"] == pytest.approx(sum(share(look) for look in range(1, 8)) / 0.05) and found[-1]["spent"] < 1
+    )
     assert sum(PromoteConfig().share(look) for look in range(1, 100_000)) == pytest.approx(0.05, rel=1e-4)
 
 
