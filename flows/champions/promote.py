@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 from trnflow.flows.champions.budget import compared_by, looks_of, next_look, promise, settings_of
@@ -195,14 +196,23 @@ class _Judging:
     def _checked(self, verdict: _Verdict, ours: Scored, theirs: Scored | None) -> _Verdict:
         """Return the verdict after the user's checks and the bounds, which judge each challenger."""
         judging = self.context.for_run(self.log, kind="promote")
-        checks = refusals(judging, ours, theirs, self.frozen.artifact)
-        is_known = checks and self.force is None
-        bounds = [] if is_known else _broken_bounds(judging.recipe.promote, self.challenger, judging.store)
-        reasons = checks or bounds
-        if not reasons:
+        checks = self._reasons(partial(refusals, judging, ours, theirs, self.frozen.artifact))
+        bounds: list[str] = []
+        if not checks or self.force is not None:
+            bounds = self._reasons(partial(_broken_bounds, judging.recipe.promote, self.challenger, judging.store))
+        if not (reasons := checks or bounds):
             return verdict
         why = f"{REFUSED if checks else OUT_OF_BOUNDS}{'; '.join(reasons)}"
         return _Verdict(False, why, verdict.comparison, (*verdict.broke, *checks, *bounds))
+
+    def _reasons(self, find: Callable[[], list[str]]) -> list[str]:
+        """Return why the challenger is refused. By force an error is a reason, too."""
+        try:
+            return find()
+        except (ConfigError, DataError) as error:
+            if self.force is None:
+                raise
+            return [error.message]
 
     def _champion_scores(self, champion: Entry) -> Scored:
         """Score the champion. Raises DataError, BlobLost."""

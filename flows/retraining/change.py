@@ -110,8 +110,7 @@ def find_change(context: RunContext) -> RetrainReason:
 
 
 def _judged_otherwise(context: RunContext, ledger: Ledger) -> str:
-    """Say that settings or the user's checks are not those that judged the newest model, which did not become champion;
-    or ""."""
+    """Say that the newest model was kept by other settings or checks than the present ones, or ""."""
     judged, champion, recipe = ledger.judged, ledger.champion, context.recipe
     if judged is None or judged["outcome"] != "kept":
         return ""
