@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -220,12 +222,30 @@ def test_stopping_early_keeps_the_level(early: bool) -> None:
 
 
 def test_permutations_that_are_as_good_count_though_their_sums_differ_in_the_last_bit(tmp_path: Path) -> None:
-    """Ten rows better and two worse by 0.1: chance does as well in 79 of 4,096 cases, and better in 13."""
-    size = np.full(12, 10)
-    losses = np.ones(12), np.where(np.arange(12) < 10, 0.9, 1.1)
-    paths = [likelihoods(tmp_path / str(n), 0.7 + loss, size) for n, loss in enumerate(losses)]
-    for alpha, is_better in ((79 / 4096 * 1.15, True), (79 / 4096 * 0.85, False)):
-        assert compare_scores(*paths, "causal_lm", PromoteConfig(resamples=50_000), alpha).is_better is is_better
+    """Macro F1 of three classes of ten rows, by fractions: in another class a row more counts as much."""
+    wins, each = (4, 3, 3), 4  # of so many differing rows of each class, whose other answer is the next class
+
+    def f1(right: tuple[int, ...]) -> Fraction:
+        hits = [10 - each + count for count in right]
+        return sum((Fraction(2 * hits[n], 10 + hits[n] + each - right[n - 1]) for n in range(3)), Fraction(0)) / 3
+
+    def gain(right: tuple[int, ...]) -> Fraction:
+        return f1(right) - f1(tuple(each - count for count in right))
+
+    chance = sum(
+        math.prod(math.comb(each, count) for count in right)
+        for right in product(range(each + 1), repeat=3)
+        if gain(right) >= gain(wins)
+    ) / 2 ** (3 * each)
+    names = np.array(LABELS)[[0, 2, 1]]  # in this order floats tell some of the equal ones apart
+    label, at = np.repeat(np.arange(3), 10), np.tile(np.arange(10), 3)
+    is_won = at < np.array(wins)[label]
+    wrong = (label + 1) % 3
+    both = np.where(is_won, wrong, label), np.where(is_won | (at >= each), label, wrong)
+    paths = [classes(tmp_path / str(n), names[one], names[label]) for n, one in enumerate(both)]
+    config = PromoteConfig(metric="f1_macro", resamples=50_000)
+    for alpha, is_better in ((1.1 * chance, True), (0.9 * chance, False)):
+        assert compare_scores(*paths, "classification", config, alpha).is_better is is_better
 
 
 def test_equal_models_have_no_interval(tmp_path: Path, truth: NDArray[Any]) -> None:
