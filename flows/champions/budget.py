@@ -13,7 +13,8 @@ from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.kinds.registry import FORMATS
-from trnflow.tasks.promotion.compare import DIFFERING, POWER, Comparison, least_rows, smallest_gain
+from trnflow.tasks.promotion.compare import DIFFERING, POWER, Comparison, smallest_gain
+from trnflow.tasks.promotion.permutations import least_rows
 from trnflow.tasks.promotion.settings import LOOKS, PromoteConfig
 from trnflow.tasks.store.ledger import Ledger
 from trnflow.tasks.store.ledger.entries import Entry

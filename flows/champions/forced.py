@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from contextlib import suppress
 from typing import NamedTuple
 
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, read_ledger, recipes_of
 from trnflow.tasks.store.ledger.entries import Forced
+from trnflow.tasks.system.redaction import scrub
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 """The variable of a process that Prefect started for a flow run."""
@@ -30,7 +32,7 @@ def force_by_hand(why: str | None) -> Force:
     reason = " ".join((why or "").split())
     if not reason:
         raise ConfigError("--force needs a reason, which is recorded", 'add --why "TEXT"')
-    return Force(f"{_user()}@{socket.gethostname()}", reason)
+    return Force(f"{_user()}@{socket.gethostname()}", scrub(reason))
 
 
 def _user() -> str:
@@ -58,7 +60,9 @@ def told(forced: Forced) -> str:
 def forced_in(store: Store, model: str) -> str:
     """Return a sentence without the person's name if a model is a recipe's present champion by force, else ""."""
     for recipe in recipes_of(store):
-        champion = read_ledger(store, recipe).champion
+        champion = None
+        with suppress(StoreError):  # another recipe's ledger may be damaged
+            champion = read_ledger(store, recipe).champion
         if champion is not None and champion["champion"] == model and champion["forced"] is not None:
             when, why = champion["created"][:10], told(champion["forced"])
             return f"This model was made champion {champion['number']} of {recipe} by force on {when}: {why}."

@@ -22,8 +22,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import CheckDocument, RecordName
 from trnflow.tasks.errors import BlobLost, ConfigError, DataError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.compare import Comparison, compare_scores, least_rows, score_of
-from trnflow.tasks.promotion.permutations import LEAST_ALPHA
+from trnflow.tasks.promotion.compare import Comparison, compare_scores, score_of
+from trnflow.tasks.promotion.permutations import LEAST_ALPHA, least_rows
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger

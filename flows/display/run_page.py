@@ -81,9 +81,8 @@ def run_page(
         "lineage": _tree(lineage, "") if lineage else None,
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
-    return page(
-        title, subtitle, scrub_all([*first, *wrong, *document.get("notes", []), *notes]), evaluation, scrub_all(part)
-    )
+    said = [*first, *wrong, *document.get("notes", []), *notes]
+    return page(title, subtitle, scrub_all(said), evaluation, scrub_all(part))
 
 
 def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:

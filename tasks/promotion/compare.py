@@ -19,9 +19,9 @@ from trnflow.tasks.kinds.targets import Outputs, stacked
 from trnflow.tasks.kinds.unpaired_preference import MarkedRewards
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW
 from trnflow.tasks.promotion.permutations import (
-    LEAST_ALPHA,
     Measure,
     Pair,
+    can_win,
     pair_of_function,
     pair_of_matrices,
     pair_of_sums,
@@ -87,11 +87,6 @@ def score_of(config: PromoteConfig, task: str) -> Score:
             f"choose one of {', '.join(entry.name for entry in choices)}",
         )
     return chosen[0]
-
-
-def least_rows(alpha: float) -> int:
-    """Return how many rows must be judged differently before a challenger that wins all of them can win."""
-    return math.ceil(-math.log2(alpha))
 
 
 def sign_test(wins: int, differing: int, rows: int, alpha: float) -> tuple[float, float]:
@@ -186,20 +181,18 @@ def _by_signs(pair: Pair, sides: Sequence[pa.Table], config: PromoteConfig, alph
     rows, differing, wins = len(right[0]), int((right[0] != right[1]).sum()), int((right[1] > right[0]).sum())
     ends = sign_test(wins, differing, rows, alpha)
     # with a margin even a challenger that wins all rows may be too close
-    can_win = sign_test(differing, differing, rows, alpha)[0] > config.margin
+    all_won = sign_test(differing, differing, rows, alpha)[0] > config.margin
     difference = (2 * wins - differing) / rows
     return Comparison(
-        "accuracy", *pair.values, difference, *ends, rows, ends[0] > config.margin, differing, alpha, can_win=can_win
+        "accuracy", *pair.values, difference, *ends, rows, ends[0] > config.margin, differing, alpha, can_win=all_won
     )
 
 
 def _by_permutations(name: str, pair: Pair, sign: float, rows: int, config: PromoteConfig, alpha: float) -> Comparison:
     differing, values = int(pair.differs.sum()), pair.values
     ends = permutation_interval(pair, sign, config, alpha)
-    can_win = differing >= least_rows(alpha) and alpha >= LEAST_ALPHA
-    is_better = ends[0] > config.margin and can_win
-    difference = sign * (values[1] - values[0])
-    return Comparison(name, *values, difference, *ends, rows, is_better, differing, alpha, can_win=can_win)
+    difference, is_better = sign * (values[1] - values[0]), ends[0] > config.margin
+    return Comparison(name, *values, difference, *ends, rows, is_better, differing, alpha, can_win=can_win(pair, alpha))
 
 
 def _pair(score: Score, sides: Sequence[pa.Table]) -> Pair:

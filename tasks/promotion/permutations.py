@@ -31,10 +31,8 @@ EARLY = 5
 PAID = math.exp(-EARLY) / EARLY
 """The part of alpha that goes to early wins which all permutations would not confirm: the integral from alpha on of
 (1 - p) ** (EARLY / alpha), for p is uniform if chance alone decides."""
-MOST = 100_000_000
-"""Permutations at most."""
-LEAST_ALPHA = TAIL / MOST
-"""No challenger wins at a smaller level, except by the sign test."""
+LEAST_ALPHA = 1e-6
+"""No challenger wins at a smaller level, which would need more than 100 million permutations."""
 TIE = 1e-12
 """Differences that are closer are equal: sums of other orders."""
 BLOCK = 1 << 17
@@ -57,16 +55,27 @@ class Pair(NamedTuple):
     block: int
 
 
+def least_rows(alpha: float) -> int:
+    """Return how many rows must be judged differently before a challenger that wins all of them can win."""
+    return math.ceil(-math.log2(alpha))
+
+
+def can_win(pair: Pair, alpha: float) -> bool:
+    """Return whether permutations of so many rows let any challenger win."""
+    return alpha >= LEAST_ALPHA and int(pair.differs.sum()) >= least_rows(alpha)
+
+
 def permutation_interval(pair: Pair, sign: float, config: PromoteConfig, alpha: float) -> tuple[float, float]:
     """Return the interval of the difference, whose low end exceeds `promote.margin` by chance with probability `alpha` at
     most (with a margin: as many rows as without one are assumed to differ by chance).
 
-    sign: 1, or -1 where less is better. Draws `promote.resamples` permutations at least.
+    sign: 1, or -1 where less is better. Draws `promote.resamples` permutations at least, and no more where none can win.
     """
     import numpy as np
 
     difference = sign * (pair.values[1] - pair.values[0])
-    most = min(max(config.resamples, math.ceil(TAIL / alpha)), MOST)
+    is_open = can_win(pair, alpha)
+    most = max(config.resamples, math.ceil(TAIL / alpha)) if is_open else config.resamples
     beyond = max(math.floor(alpha * (1.0 - PAID) * (most + 1)), 1)
     draw, largest, count, reaching, squares = np.random.default_rng(config.seed), np.zeros(0), 0, 0, 0.0
     while count < most:
@@ -77,11 +86,12 @@ def permutation_interval(pair: Pair, sign: float, config: PromoteConfig, alpha: 
         # so many reach the difference that it loses whatever the others are; or none does
         if count >= config.resamples and (reaching >= beyond or (not reaching and count >= EARLY / alpha)):
             break
-    if count == most:
+    if count == most and is_open:
         return difference - float(largest[0]), difference + float(largest[0])
     # too few for the percentile: the normal distribution's, on the side of the margin that was decided
     reach = NormalDist().inv_cdf(1.0 - alpha) * math.sqrt(squares / count)
-    low = min(difference - reach, config.margin) if reaching else difference - min(reach, float(largest[-1]))
+    is_won = is_open and not reaching
+    low = difference - min(reach, float(largest[-1])) if is_won else min(difference - reach, config.margin)
     return low, difference + reach
 
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation import scores
-from trnflow.tasks.promotion.compare import Comparison, least_rows, score_of, sign_test, smallest_gain
+from trnflow.tasks.promotion.compare import Comparison, score_of, sign_test, smallest_gain
 from trnflow.tasks.promotion.compare import compare_scores as compare_at
-from trnflow.tasks.promotion.permutations import Pair, permutation_interval
+from trnflow.tasks.promotion.permutations import Pair, least_rows, permutation_interval
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 LABELS = ["anger", "joy", "sad"]

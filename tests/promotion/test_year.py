@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from tests.promotion.test_compare import classes
-from trnflow.tasks.promotion.compare import compare_scores, least_rows
+from trnflow.tasks.promotion.compare import compare_scores
+from trnflow.tasks.promotion.permutations import least_rows
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 CONFIG = PromoteConfig()

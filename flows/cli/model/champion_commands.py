@@ -87,12 +87,8 @@ def promote(options: Namespace) -> int:
     lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
     needless = "--force was not needed: this is a promotion by evidence" if force and not found.forced else ""
     notes = [*filter(None, [needless * found.promoted, of_first(recipe, store, found), mirror(recipe, store, found)])]
-    emit(
-        options,
-        {"recipe": recipe.name, **found.to_json(), "notes": notes},
-        *lines,
-        *(f"note: {note}" for note in notes),
-    )
+    lines += [f"note: {note}" for note in notes]
+    emit(options, {"recipe": recipe.name, **found.to_json(), "notes": notes}, *lines)
     return 0
 
 

@@ -33,13 +33,8 @@ def publish(options: Namespace) -> int:
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
     copy = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
     text = f"published {copy.what} {copy.artifact[:19]} to {copy.to}: {copy.files} files, {copy.bytes / 1e6:.1f} MB"
-    document = {**copy._asdict(), "champion": named.champion}
-    emit(
-        options,
-        document,
-        f"{text}{'' if copy.copied else ' (all there already)'}",
-        *(f"note: {n}" for n in named.notes),
-    )
+    lines = [f"{text}{'' if copy.copied else ' (all there already)'}", *(f"note: {note}" for note in named.notes)]
+    emit(options, {**copy._asdict(), "champion": named.champion}, *lines)
     return 0
 
 

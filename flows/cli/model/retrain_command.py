@@ -121,6 +121,7 @@ def _lines(done: Retrained, recipe: str) -> list[str]:
     lines += [f"`trnflow report {done.run}` writes the page of this run"] if done.run else []
     if done.champion is None:
         return lines
-    name, is_new = champion_name(recipe), done.champion == done.challenger
-    which = "the newest judged model" if is_new else f"not the newest judged model {str(done.challenger)[:19]}"
-    return [*lines, f"{name} is {done.champion[:19]}, {which}: `trnflow predict {name} TEXT` predicts with what serves"]
+    name = champion_name(recipe)
+    which = f", not the newest judged model {done.challenger[:19]}" if done.challenger else ""
+    which = ", the newest judged model" if done.champion == done.challenger else which
+    return [*lines, f"{name} is {done.champion[:19]}{which}: `trnflow predict {name} TEXT` predicts with what serves"]
