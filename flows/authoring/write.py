@@ -217,6 +217,16 @@ def write_recipe(file: Path, text: str) -> Recipe:
     return recipe
 
 
+def test_rows(draft: Draft, looked: Looked) -> int:
+    """Return about how many test rows the first retrain will freeze; 0 without a test split."""
+    data: Meta = draft.settings["data"]
+    share: float = (data.get("split") or {}).get("test", 0.0)
+    if share:
+        return round(share * looked.rows)
+    is_used = "test" in looked.others and "test" in data.get("splits", looked.others)
+    return max((column.rows for column in looked.others["test"].values()), default=0) if is_used else 0
+
+
 def exists(file: Path) -> ConfigError:
     """Return the error about a file that is in the way."""
     fix = "give the recipe another name: name=NAME" if file.name != PREFECT_FILE else "add the deployment to it"

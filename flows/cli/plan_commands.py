@@ -87,7 +87,7 @@ def _promise(context: RunContext) -> list[str]:
             # its statistics and schedules take time to import, and most recipes have no frozen rows
             from trnflow.flows.champions.budget import promise
 
-            sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo)
+            sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo).text
             return [sentence] if sentence else []
     return []
 
@@ -176,6 +176,7 @@ def get(options: Namespace) -> int:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    document = {"stage": options.stage, "artifact": artifact.digest, "path": str(named)}
-    emit(options, document, f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {named}")
+    document = {"stage": options.stage, "artifact": artifact.digest, "path": str(named), "champion": model.champion}
+    copied = f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {named}"
+    emit(options, document, copied, *(f"note: {note}" for note in model.notes))
     return 0

@@ -68,6 +68,8 @@ def predict(options: Namespace) -> int:
     export, weights = ROLES["export"], ROLES["model"]
     want = (export, weights) if options.export else (weights, export)
     named = find_model(options.recipe, options.overrides, root=options.store, want=want)
+    if not options.json:
+        sys.stderr.write("".join(f"note: {note}\n" for note in named.notes))
     os.environ.update(predicting_environ())  # read by libraries when they are imported
     with named.folder() as folder:
         model = open_model(folder, named.artifact.kind, named.artifact.meta)
@@ -194,7 +196,7 @@ def _print(options: Namespace, named: FoundModel, model: Model, results: Iterato
 
 
 def _about(named: FoundModel, model: Model) -> Meta:
-    return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task}
+    return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task, "champion": named.champion}
 
 
 def _emit(document: Meta) -> None:

@@ -204,6 +204,31 @@ def test_a_schedule_is_written_beside_the_recipe(here: Shell) -> None:
         assert check_recipes(document, "prefect.yaml") == {("tickets.yaml",): "tickets"}
 
 
+@pytest.mark.parametrize(
+    ("rows", "cron", "said"),
+    [
+        (
+            30,
+            "0 3 * * *",
+            "freezes about 6 test rows: 6 frozen rows are too few for any challenger to win (7 at least): add ",
+        ),
+        (
+            290,
+            "0 3 * * *",
+            "freezes about 29 test rows: on 29 frozen rows a challenger that gains 38.8 points of accuracy",
+        ),
+        (290, "0 3 1 * *", "one that gains 49.2 of its last ones (12 looks a year by the schedule in "),
+        (5000, "0 3 * * *", ""),
+    ],
+)
+def test_deploy_says_what_can_win_on_few_test_rows(here: Shell, rows: int, cron: str, said: str) -> None:
+    (here.folder / "tickets.csv").write_bytes(table("text", "label", rows=rows, text=sentence, label=KINDS))
+    asked = ("new", "tickets.csv", "model.source=base", "data.split={test: 0.1, validation: 0.1}", "--deploy", cron)
+    asked = asked if rows != 30 else (*asked[:3], *asked[4:])
+    found = here.json(*asked)["notes"]
+    assert [said in note and "then `trnflow freeze tickets`" in note for note in found] == [True] * bool(said)
+
+
 def test_deploy_says_how_to_get_a_schedule(here: Shell) -> None:
     assert '`trnflow new DATA --deploy "0 3 * * *"` writes one' in here.error("deploy", code=2)
 

@@ -24,7 +24,7 @@ from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.events import unsent_runs
-from trnflow.tasks.promotion.bootstrap import Comparison
+from trnflow.tasks.promotion.compare import Comparison
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import append_ledger
 from trnflow.tasks.store.ledger.entries import NewEntry
