@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import messages_of
+from trnflow.tasks.data.format.fitting import fitted
 from trnflow.tasks.data.format.templates import ChatTemplate
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.training.model.pretrained import first_position
 
@@ -111,8 +113,11 @@ def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: 
     fixed = {"date": settings["date"], "arguments": settings["template_arguments"]}
     template = ChatTemplate(name, tokenizer.chat_template, special, **fixed)
     try:
-        return template.render({"messages": [*messages]}, "evaluate.prompts", add_generation_prompt=True)
-    except (TemplateError, KeyError, TypeError, ValueError) as error:
+        given = [
+            fitted(message, template, "evaluate.prompts") for message in messages_of([*messages], "evaluate.prompts")
+        ]
+        return template.render({"messages": given}, "evaluate.prompts", add_generation_prompt=True)
+    except (TemplateError, KeyError, TypeError, ValueError, DataError) as error:
         raise ConfigError(
             f"evaluate.prompts: the chat template refuses the messages {str(messages)[:80]}: {error}",
             "write each message as {role: user, content: ...}, in the order that the template wants",
