@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
-from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.first_rows import first_rows
 from trnflow.tasks.data.format.marked_answers import refuse_alike
 from trnflow.tasks.data.format.own_rows import HOOK
+from trnflow.tasks.data.format.row_columns import chat_columns
 from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import (
     Maker,
@@ -26,6 +26,7 @@ from trnflow.tasks.data.format.row_makers import (
     chat_templates_of,
     maker_from,
     maker_of,
+    unread_columns,
 )
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
@@ -34,7 +35,7 @@ from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
 from trnflow.tasks.data.texts import NEGATIVE, PAIR
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.kinds.preference import REJECTED
+from trnflow.tasks.kinds.preference import CHOSEN, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.kinds.unpaired_preference import DESIRABLE, UNDESIRABLE
 from trnflow.tasks.sources.model_source import tokenizer_folder
@@ -187,6 +188,7 @@ def format_prompts(
         framed: Whether a chat template wrote the special tokens.
         templates: In which a spelled special token counts.
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
+        unread: Columns and fields of messages that nothing reads.
     """
     counts = {split: _gathered(split, config, rows, parts, out, code) for split in rows.meta["splits"]}
     for split in rows.meta["splits"] if FORMATS[config.task].queries else ():
@@ -213,9 +215,20 @@ def format_prompts(
         meta["head"] = head
     if code:
         meta["rows"]["own"] = code.identity["code"]
+    if unread := [*unread_columns(config, rows.meta), *_unread_fields(config, counts)]:
+        meta["unread"] = unread
     if metrics:
         meta["metrics"] = metrics
     return meta
+
+
+def _unread_fields(config: FormatConfig, counts: dict[str, DropCounts]) -> list[str]:
+    """Return the fields of messages that the chat template does not read, with the column's name before them."""
+    total = DropCounts()
+    for tally in counts.values():
+        total.add(tally.meta())
+    column = config.messages if config.task == "chat" else CHOSEN
+    return [f"{column}.{name}" for name in total.unread]
 
 
 def _targets(file: Path) -> Any:
@@ -338,11 +351,7 @@ def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: i
             raise DataError(message, f"{error.fix}; format.bad_rows=drop leaves such rows out") from error
         tally.note(BAD, str(number))
         return []
-    for note in examples.notes:
-        tally.note(note, where)
-    tally.written += len(examples.examples)
-    tally.empty += not examples.examples
-    tally.apart += len(examples.examples) if REWRITTEN in examples.notes else 0
+    tally.count(examples, where)
     return examples.examples
 
 
@@ -352,8 +361,11 @@ def _beginning(row: Row) -> str:
 
 
 def _tell_unread(config: FormatConfig, meta: RowsMeta, chat: Meta | None, out: Workdir) -> None:
-    """Warn if the rows have tools or documents that the chat template does not read."""
+    """Warn if the rows have tools or documents that the chat template does not read; say which day it takes for today."""
     read = {name for template in chat_templates_of(config, chat).values() for name in template.names} if chat else set()
-    for variable, column in (("tools", config.tools), ("documents", config.documents)):
+    columns = chat_columns(config, meta["columns"])
+    for variable, column in (("tools", columns.tools), ("documents", columns.documents)):
         if column in meta["columns"] and variable not in read:
             out.warn(f"the rows have a column {column}, and the chat template does not write {variable}")
+    if "strftime_now" in read:
+        out.info(f"the chat template writes a date: {config.date} in training (format.date), in use that of the day")
