@@ -33,7 +33,7 @@ from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
-from trnflow.tasks.data.texts import NEGATIVE, PAIR
+from trnflow.tasks.data.texts import HELD_OUT, NEGATIVE, PAIR
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import CHOSEN, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -178,7 +178,8 @@ def format_prompts(
     one.
 
     Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
-    `parts: list<struct<text, train>>`, of pairs also `rejected` of the same type, of marked answers `label: int64`.
+    `parts: list<struct<text, train>>`, of a chat also `held_out` and `plain`, of pairs also `rejected` of the same type, of
+    marked answers `label: int64`.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -265,9 +266,9 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     if kind.per_row:
         texts = ["text", *([PAIR] if config.text_pair else ()), *([NEGATIVE] if config.negative else ())]
         return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
-    plain = [("plain", pa.bool_())] if is_framed(config, meta) else []
+    flags = [HELD_OUT] * is_chat(config, meta) + ["plain"] * is_framed(config, meta)
     names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
-    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain]))
+    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *((flag, pa.bool_()) for flag in flags)]))
     return pa.schema([*((name, parts) for name in names), *([("label", pa.int64())] if kind.marked else [])])
 
 

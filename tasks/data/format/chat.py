@@ -25,10 +25,11 @@ from trnflow.tasks.data.format.written import (
     letters,
     thinking_of,
 )
+from trnflow.tasks.data.texts import HELD_OUT
 from trnflow.tasks.errors import ConfigError, DataError
 
 Example = list[Row]
-"""Parts of a text: dicts with `text`, `train`, and optionally `plain`."""
+"""Parts of a text: dicts with `text`, `train`, and optionally `held_out` and `plain`."""
 
 REWRITTEN = "rewritten"
 OUTSIDE = "outside"
@@ -52,11 +53,17 @@ class RowExamples(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """An assistant's answer. through: the text to its end; spans: that are trained on; unlike_prompt: at inference."""
+    """An assistant's answer. through: the text to its end; start: its index there; out: what is not trained on; unlike_prompt:
+    at inference."""
 
     through: str
-    spans: list[Span]
+    start: int
+    out: list[Span]
     unlike_prompt: bool
+
+    @property
+    def span(self) -> Span:
+        return self.start, len(self.through)
 
 
 def written_by(
@@ -117,7 +124,8 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
         check_answer(given, content, names_of(where, number), thinking=number in trained)
         parts.append({"text": f"{before}### {ROLES[given['role']]}\n", "train": False})
         pieces = training[number].content or [(content, True)]
-        parts += [{"text": text, "train": train and number in trained} for text, train in pieces]
+        taught = number in trained
+        parts += [{"text": text, "train": taught and train, HELD_OUT: taught and not train} for text, train in pieces]
     return parts
 
 
@@ -209,9 +217,10 @@ class _Writing(NamedTuple):
             check_answer(self.given.messages[index], whole, self.names(index), thinking=False)
         notes += [UNLIKE_PROMPT] * any(turn.unlike_prompt for turn in rendered)
         if all(whole.startswith(turn.through) for turn in rendered):
-            return [list(_cut(whole, [span for turn in rendered for span in turn.spans]))], notes
+            spans, out = [turn.span for turn in rendered], [span for turn in rendered for span in turn.out]
+            return [list(_cut(whole, spans, out))], notes
         # the template rewrites earlier turns (Qwen3 leaves out their thinking), so each turn is an example
-        examples = [list(_cut(turn.through, turn.spans)) for turn in rendered]
+        examples = [list(_cut(turn.through, [turn.span], turn.out)) for turn in rendered]
         return examples, (notes if last else [*notes, REWRITTEN])
 
     def by_blocks(self, turns: list[int]) -> tuple[list[Example], list[str]]:
@@ -230,7 +239,7 @@ class _Writing(NamedTuple):
         spans = marked.spans if whole else [span for index in turns for span in self._blocks(index, marked.spans)]
         notes += [OUTSIDE] * (len(spans) < len(turns))
         out = [span for index in turns for span in self._held_out(index, plain)]
-        return [list(_cut(plain, without(spans, out)))], notes
+        return [list(_cut(plain, spans, out))], notes
 
     def _assistants(self) -> list[int]:
         return [index for index, message in enumerate(self.given.messages) if message["role"] == "assistant"]
@@ -280,8 +289,7 @@ class _Writing(NamedTuple):
             start = self._start(index, prompt, through)
         check_answer(self.given.messages[index], through[start:], self.names(index))
         check_content(self.given.messages[index], letters(through[start:]), self.names(index))
-        spans = without([(start, len(through))], self._held_out(index, through, index + 1))
-        return Turn(through, spans, unlike)
+        return Turn(through, start, self._held_out(index, through, index + 1), unlike)
 
     def _held_out(self, index: int, text: str, until: int | None = None) -> list[Span]:
         """Return where a rendered text has pieces of a message that are not trained on. until: as of `text`."""
@@ -344,12 +352,14 @@ class _Marked(NamedTuple):
         return cls("".join(pieces), spans)
 
 
-def _cut(whole: str, spans: list[Span]) -> Iterator[Row]:
+def _cut(whole: str, spans: list[Span], out: list[Span]) -> Iterator[Row]:
+    """Yield the parts of a text. spans: of answers; out: within them, what is not trained on."""
+    marked = sorted([*((span, True) for span in without(spans, out)), *((span, False) for span in out)])
     at = 0
-    for start, end in spans:
+    for (start, end), train in marked:
         if start > at:
             yield {"text": whole[at:start], "train": False}
-        yield {"text": whole[start:end], "train": True}
+        yield {"text": whole[start:end], "train": train, HELD_OUT: not train}
         at = end
     if at < len(whole):
         yield {"text": whole[at:], "train": False}

@@ -3,15 +3,18 @@ as a reference of few lines reads them."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.data.format.test_chat import CHATML, FORGETFUL
@@ -21,7 +24,10 @@ from trnflow.tasks.data.format.chat import templated
 from trnflow.tasks.data.format.conversation import Conversation, messages_of
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate
+from trnflow.tasks.data.tokenization.encoders import CausalEncoder
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.evaluation.generation import prompts
 
 Row = dict[str, Any]
 
@@ -221,6 +227,71 @@ def spoken(shelf: Shelf, messages: list[Row]) -> str:
     return "".join(part["text"] for part in example if part["train"])
 
 
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE whose tokens are longer than a character, and may take a blank before a word."""
+    folder = tmp_path_factory.mktemp("merging")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words = ["".join(letters) for size in (2, 3) for letters in itertools.product("ab x", repeat=size)]
+    tokenizer.train_from_iterator(
+        [*words, "user assistant system\n", "a0.0 a0.1 a1.0 a1.1 a2.0 a2.1 q0 q1 q2"] * 3, trainer
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    return folder
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages=conversations())
+def test_no_token_with_a_character_that_is_held_out_is_learnt(merging: Path, messages: list[Row]) -> None:
+    """As in axolotl, where a token that lies across the edge of a piece is masked. Offsets are the tokenizers library's."""
+    fast = PreTrainedTokenizerFast.from_pretrained(merging)
+    template = ChatTemplate("here", CHATML, fast.special_tokens_map, date="2024-07-26", arguments={})
+    special = special_pattern(tuple(fast.all_special_tokens))
+    made = templated(Conversation(messages_of(messages, "row")), template, "row", last=False, special=special).examples
+    fields = [("text", pa.string()), *((name, pa.bool_()) for name in ("train", "held_out", "plain"))]
+    table = pa.table({"parts": pa.array(made, pa.list_(pa.struct(fields)))})
+    if not made:
+        return
+    encoded = CausalEncoder(read_tokenizer(merging), 4096, "truncate", add_eos=False, framed=True).encode(table)
+    ids = encoded.ids.tolist()
+    # each token's characters, by the library: spelled tokens are letters, the template's own are not
+    spans, at = [], 0
+    text = fast.apply_chat_template([plain(m, parts=False) for m in messages], chat_template=CHATML, tokenize=False)
+    data = text.encode()
+    for token in fast.convert_ids_to_tokens(ids):
+        size = len(token.encode()) if token in fast.all_special_tokens else len(token)
+        spans.append(range(at, at + size))
+        at += size
+    assert at == len(data)
+    learnt, held = bytes_of(messages, text)
+    wanted = [int(any(b in learnt for b in span) and not any(b in held for b in span)) for span in spans]
+    assert encoded.extra.tolist() == wanted
+
+
+def bytes_of(messages: list[Row], text: str) -> tuple[set[int], set[int]]:
+    """The bytes of a rendered conversation that are learnt, and those of answers that are held out."""
+    learnt, held, at = set[int](), set[int](), 0
+    for message in messages:
+        at += len(f"<|im_start|>{message['role']}\n")
+        told = message["role"] == "assistant" and is_trained(message)
+        for piece, train in [*pieces(message, parts=False), ("<|im_end|>\n", True)]:
+            size = len(piece.encode())
+            begin = len(text[:at].encode())
+            (learnt if train else held).update(range(begin, begin + size) if told else ())
+            at += len(piece)
+    assert at == len(text)
+    return learnt, held
+
+
 ASKED = {"role": "user", "content": "two?"}
 REFUSED: dict[str, tuple[list[Row], str]] = {
     "a weight between": ([ASKED, {"role": "assistant", "content": "2", "weight": 0.5}], "message 2 has weight 0.5"),
@@ -308,6 +379,15 @@ def test_rewriting_templates_make_examples_of_the_trained_turns_alone(bench: Ben
     assert trained(texts) == ["<think>\nso\n</think>\n\nanswer 1<|im_end|>\n"]
     given = [{name: message[name] for name in ("role", "content")} for message in messages[:4]]
     assert whole(texts) == [fast.apply_chat_template(given, tokenize=False)]
+
+
+def test_an_answer_that_is_expected_of_a_generation_has_its_held_out_pieces(bench: Bench, tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "Well. ", "train": False}, {"type": "text", "text": "2", "train": True}]
+    rows = rows_of(tmp_path, "messages", [json.dumps([ASKED, {"role": "assistant", "content": parts}])])
+    texts = bench.texts(rows, task="chat", chat_template=CHATML)
+    (prompt,) = prompts(texts.path / "train.parquet", 1)
+    assert prompt.text == "<|im_start|>user\ntwo?<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt.answer is not None and prompt.answer.startswith("Well. 2")
 
 
 def test_thinking_in_parts_has_marks_of_its_own(bench: Bench, tmp_path: Path) -> None:
