@@ -68,16 +68,18 @@ def foresee(config: DataConfig, known: Known) -> Meta:
     location = known.sources["data"].location
     splits: dict[str, None] = {}
     columns: list[Columns] = []
+    others: dict[str, None] = {}
     for name, settings in config.sources().items():
         if not _is_at_hand(part := location["mix"][name] if name else location):
             return {}
-        from trnflow.tasks.data.load.loading import chosen_columns, open_source, written_columns
+        from trnflow.tasks.data.load.loading import chosen_columns, left_out, open_source, written_columns
         from trnflow.tasks.data.load.streams import max_cell_mb
 
         max_cell_mb.set(config.max_cell_mb)
         with errors_name_source(name):
             opened = open_source(part)
             columns.append(chosen_columns(config, settings, opened))
+        others |= dict.fromkeys(left_out(columns[-1], opened))
         splits |= dict.fromkeys(opened)
     return {
         "splits": {**splits, **dict.fromkeys(config.shares(splits))},
@@ -85,6 +87,7 @@ def foresee(config: DataConfig, known: Known) -> Meta:
         "text": list(config.texts),
         "labels": list(config.labels or ()) if columns[0].label else None,
         **({"made": made} if (made := config.made(splits)) else {}),
+        "left_out": list(others),
     }
 
 

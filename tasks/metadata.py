@@ -53,6 +53,8 @@ class RowsMeta(RowColumns, SplitMeta):
     """{split: {source of a mixture: rows}}."""
     overlap: NotRequired[Counts]
     """{"a/b": rows of train of source a whose text is in train of b}."""
+    left_out: NotRequired[list[str]]
+    """Columns of the source that no setting names, where settings name columns."""
 
 
 class FrozenMeta(RowColumns):
@@ -83,6 +85,8 @@ class TextsMeta(TaskMeta, SplitMeta):
     head: NotRequired[Meta]
     """`Kind.head` of rows whose texts are read apart."""
     metrics: NotRequired[Counts]
+    unread: NotRequired[list[str]]
+    """Columns of which no example is made, and fields of messages (`messages.id`) that the chat template does not read."""
 
 
 class SpecialIds(TypedDict):

@@ -21,6 +21,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.class_names import class_texts, declared_classes
 from trnflow.tasks.data.load.column_types import text_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.data.load.conll import unread_columns
 from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_blank
 from trnflow.tasks.data.load.loading import open_source
 from trnflow.tasks.data.load.readers import RowReader, open_file
@@ -158,7 +159,7 @@ class Looked:
         columns: Of train, by name.
         rows: Rows of train that were read; is_whole: whether those are all.
         others: {other split: its columns}.
-        unread: Names of data files that belong to no split.
+        unread: Names of data files that belong to no split, and columns of CoNLL files between word and tag.
         remarks: How the rows were read.
         unreadable: {column of train that can't be read: why}.
     """
@@ -239,7 +240,9 @@ def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict
             "if they are labels, write one table with the columns text and label",
         )
     used = {split_file.file.path for split_file in chosen}
-    return opened, [file.name for file in data if file.path not in used and format_of(file.name)]
+    between = [unread_columns(Path(file.path), file.name) for _, kind, file in chosen if kind == "conll"]
+    others = [file.name for file in data if file.path not in used and format_of(file.name)]
+    return opened, [*filter(None, between), *others]
 
 
 def _no_data(file: DataFile) -> ConfigError:

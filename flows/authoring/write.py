@@ -17,6 +17,8 @@ from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.row_columns import ARGUMENTS, fixes_of, says_something
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
 from trnflow.tasks.sources.hub_errors import is_out_of_reach
@@ -33,6 +35,8 @@ ENCODERS = ("classify", "multi-label", "regression", "token-classification", "re
 COMPARING = ("preference", "unpaired-preference")
 SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), **dict.fromkeys(("instruct", "chat", *COMPARING), DECODER)}
 """{shipped recipe: the model from scratch that stands in for its base}."""
+OPTIONAL = ("tools", "documents", "context", "system", "history", ARGUMENTS)
+"""What columns are taken for that rows may lack."""
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -116,6 +120,9 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     elif draft.base == "embedding":  # whose chunks hold each text of a row
         chunk = length * (3 if draft.settings["format"].get("negative") else 2)
     draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": chunk}
+    data["ignore"] = [*_rest(draft, looked), *draft.fields]
+    if data["ignore"]:
+        draft.why["data.ignore"] = "not used; others are named by `plan` and `run`"
     if hub and not _names_model(given):
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}
@@ -124,10 +131,24 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     draft.settings.pop("name", None)  # it is the file's
 
 
+def _rest(draft: Draft, looked: Looked) -> dict[str, Column]:
+    """Return the columns that nothing reads."""
+    used = {column.name for _, column in draft.taken}
+    return {name: column for name, column in looked.columns.items() if name not in used}
+
+
+def _refusals(draft: Draft, looked: Looked) -> Iterator[str]:
+    """Yield what a run will say of rows with columns that a format defines to change what is learnt, and nothing reads."""
+    rest = _rest(draft, looked)
+    for name, fix in fixes_of(FormatConfig.model_validate(draft.settings["format"]), rest).items():
+        if any(says_something(name, value) for value in rest[name].examples):
+            yield f"refused: rows with the column {name}, which nothing here reads: {fix}"
+
+
 def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
     """Return why another split can't be evaluated on, or ""."""
     for role, column in draft.taken:
-        if role not in ("tools", "documents", "context") and column.name not in others:
+        if role not in OPTIONAL and column.name not in others:
             return f"it has no column {column.name}"
         labels = others[column.name].counts if role == "label" else column.counts
         if role == "label" and not labels.keys() & column.counts.keys():
@@ -151,10 +172,11 @@ def _letters(value: Any) -> str:
 
 def report(draft: Draft, looked: Looked) -> list[str]:
     """Return lines that say what was taken for what."""
-    used = {column.name for _, column in draft.taken}
     lines = [f"{role} <- {column.name} ({column.describe()})" for role, column in draft.taken]
-    rest = {name: column for name, column in looked.columns.items() if name not in used}
+    rest = _rest(draft, looked)
     lines += [f"not used: {listed(rest)}"] * bool(rest)
+    lines += [f"used only where the chat template reads them: {', '.join(draft.fields)}"] * bool(draft.fields)
+    lines += _refusals(draft, looked)
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"column {name} can't be read: {why}" for name, why in [*looked.unreadable.items()][:5]]
     lines += looked.remarks[:5] + [f"{len(looked.remarks) - 5} more remarks of this kind"] * bool(looked.remarks[5:])

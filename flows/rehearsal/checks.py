@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from trnflow.flows.finetune import ROLES, remarks_of_columns
+from trnflow.flows.finetune import ROLES, remarks_of_columns, remarks_of_fields
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.tasks.artifact import Artifact
@@ -28,8 +28,9 @@ def remarks_of(recipe: Recipe, sampled: Artifact) -> Iterator[str]:
             yield f"{split} has labels of which train has no row: {', '.join(unseen[:3])}"
 
 
-def remarks_of_texts(texts: Artifact, tokens: Artifact) -> Iterator[str]:
-    """Yield remarks on rows without an answer, and on rows that are too long."""
+def remarks_of_texts(recipe: Recipe, texts: Artifact, tokens: Artifact) -> Iterator[str]:
+    """Yield remarks on fields that nothing reads, on rows without an answer, and on rows that are too long."""
+    yield from remarks_of_fields(recipe, texts.meta)
     if lost := {reason: count for reason, count in texts.meta["dropped"].items() if count}:
         yield f"rows left out of the sample: {', '.join(f'{count} {reason}' for reason, count in lost.items())}"
     overlong, rows = sum(tokens.meta["overlong"].values()), sum(texts.meta["splits"].values())

@@ -159,7 +159,7 @@ class _Small:
         if recipe.format.task == "chat" and not recipe.format.make:
             written = Node(check_turns, TurnsConfig(messages=recipe.format.messages), {"rows": sampled, "texts": texts})
             settle(Graph((written,)), self.begin(recipe))
-        for remark in remarks_of_texts(texts, tokens):
+        for remark in remarks_of_texts(recipe, texts, tokens):
             self.rehearsal.remark(remark)
         return parent_of(plan.steps[ROLES["training"]], context)
 

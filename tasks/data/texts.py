@@ -8,6 +8,8 @@ from typing import Any
 
 PAIR = "text_pair"
 """The column of a second text, where examples have two."""
+HELD_OUT = "held_out"
+"""The field of a part that is not trained on, within an answer that is: no token with one of its characters is learnt."""
 NEGATIVE = "negative"
 """The column of a third text."""
 TOKEN = "token"

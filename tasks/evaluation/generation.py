@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import messages_of
+from trnflow.tasks.data.format.fitting import fitted
 from trnflow.tasks.data.format.templates import ChatTemplate
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.data.texts import HELD_OUT
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.training.model.pretrained import first_position
 
@@ -111,8 +114,11 @@ def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: 
     fixed = {"date": settings["date"], "arguments": settings["template_arguments"]}
     template = ChatTemplate(name, tokenizer.chat_template, special, **fixed)
     try:
-        return template.render({"messages": [*messages]}, "evaluate.prompts", add_generation_prompt=True)
-    except (TemplateError, KeyError, TypeError, ValueError) as error:
+        given = [
+            fitted(message, template, "evaluate.prompts") for message in messages_of([*messages], "evaluate.prompts")
+        ]
+        return template.render({"messages": given}, "evaluate.prompts", add_generation_prompt=True)
+    except (TemplateError, KeyError, TypeError, ValueError, DataError) as error:
         raise ConfigError(
             f"evaluate.prompts: the chat template refuses the messages {str(messages)[:80]}: {error}",
             "write each message as {role: user, content: ...}, in the order that the template wants",
@@ -220,8 +226,9 @@ def _without_special(tokenizer: Any, answer: str) -> str:
 
 def _prompt(parts: list[Meta]) -> Prompt:
     """Return a row as a prompt, its parts before the first supervised one, and the answer that follows."""
-    first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
-    end = next((index for index in range(first, len(parts)) if not parts[index]["train"]), len(parts))
+    answers = [bool(part["train"] or part.get(HELD_OUT)) for part in parts]
+    first = next((index for index, answer in enumerate(answers) if answer), len(parts))
+    end = next((index for index in range(first, len(parts)) if not answers[index]), len(parts))
     after = "".join(part["text"] for part in parts[first:end])  # later turns are no answer to this prompt
     if not any(part["text"] for part in parts[:first]) and (opening := OPENING.match(after)):
         return Prompt([{**parts[first], "text": opening[0]}], after[opening.end() :])

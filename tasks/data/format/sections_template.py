@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from string import Template
 
-ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool", "developer": "System"}
 """{role: its heading}."""
 
 _TEMPLATE = Template("""\

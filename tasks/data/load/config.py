@@ -112,8 +112,10 @@ class DataConfig(SourceConfig):
     Default: all rows."""
     shuffle_seed: Seed = 0
     """The seed of the sample that `limit` takes."""
-    ignore: Annotated[tuple[str, ...], NOT_KEYED] = ()
-    """Columns of which `plan` and `run` do not say that nothing reads them."""
+    ignore: Annotated[tuple[str, ...] | None, NOT_KEYED] = None
+    """Columns, and fields of messages such as `messages.id`, of which `plan` and `run` do not say that nothing reads them.
+    Where it is set, as `new` sets it, they also name other columns that `text`, `label` and `columns` leave out, so that a
+    new column of the source is seen."""
     dedupe: bool = False
     """Whether to drop rows of train whose text repeats an earlier row of train or stands in another split."""
     nulls: Nulls = "error"

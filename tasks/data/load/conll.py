@@ -49,6 +49,12 @@ def sentences(path: Path, name: str) -> Iterator[tuple[list[str], list[str]]]:
         yield words, tags
 
 
+def unread_columns(path: Path, name: str) -> str:
+    """Return which columns of a file rows do not have, in words; "" if they have all."""
+    width = _width(path, name)
+    return "" if width < 3 else f"{'column 2' if width == 3 else f'columns 2 to {width - 1}'} of {name}"
+
+
 def _width(path: Path, name: str) -> int:
     """Return the columns of the first line that is of a word for sure; 0 without one."""
     for _, line in lines(path, name):

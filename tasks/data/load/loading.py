@@ -48,7 +48,7 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
-    there = {split for _, splits in read.values() for split in splits}
+    there = {split for source in read.values() for split in source.splits}
     made = config.shares(there)
     if config.made(there):
         out.info(NO_TEST_SPLIT)
@@ -57,18 +57,19 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
             source_splits(
                 name, splits, sets[name], made, config.split_seed, stratify=config.stratify, by=config.split_by
             )
-            for name, (_, splits) in read.items()
+            for name, (_, splits, _) in read.items()
         ]
     )
-    lost = sum((split.dropped for _, splits in read.values() for split in splits.values()), Counter[str]())
+    every = [split for source in read.values() for split in source.splits.values()]
+    lost = sum((split.dropped for split in every), Counter[str]())
     if frozen is not None:
         shares, lost["frozen"] = without_texts(shares, _frozen_hashes(frozen, next(iter(read.values())).columns))
     shares, dropped = _choose_rows(config, shares, lost)
-    longest = max(split.longest for _, splits in read.values() for split in splits.values())
+    longest = max(split.longest for split in every)
     if longest.size >= LONG_ROW:
         out.info(f"longest row: {longest.place}, {longest.size / MB:.3g} MB")
     _report_rows(config, shares, dropped, out)
-    nested = nested_columns(split.schema for _, splits in read.values() for split in splits.values())
+    nested = nested_columns(split.schema for split in every)
     written = {
         split: write_split(split, some, nested, out.path / f"{split}.parquet", out) for split, some in shares.items()
     }
@@ -80,7 +81,7 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
             _report_equal_numbers(labels, out)
     meta: RowsMeta = {
         "splits": rows,
-        "columns": written_columns([columns for columns, _ in read.values()]),
+        "columns": written_columns([source.columns for source in read.values()]),
         "text": list(config.texts),
         "labels": names,
         "dropped": dropped.rows,
@@ -92,6 +93,8 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         meta["label_counts"] = counts
     if nested:
         meta["nested"] = nested
+    if others := list(dict.fromkeys(name for source in read.values() for name in source.left_out)):
+        meta["left_out"] = others
     if config.mix:
         meta["sources"] = {split: {share.source: share.rows for share in some} for split, some in shares.items()}
         meta["overlap"] = dropped.overlap
@@ -103,6 +106,7 @@ class ReadSource(NamedTuple):
 
     columns: Columns
     splits: dict[str, ReadSplit]
+    left_out: list[str]
 
 
 def open_source(location: Meta) -> dict[str, list[RowReader]]:
@@ -134,7 +138,7 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
             for split, files in opened.items():
                 path = out.scratch / f"{number}.{split}.arrow"
                 splits[split] = read_split(split, files, columns, config.nulls, path, out)
-            read[name] = ReadSource(columns, splits)
+            read[name] = ReadSource(columns, splits, left_out(columns, opened))
     return read
 
 
@@ -146,6 +150,12 @@ def chosen_columns(config: DataConfig, settings: SourceConfig, opened: dict[str,
             )
     files = [rows for some in opened.values() for rows in some]
     return choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
+
+
+def left_out(columns: Columns, opened: dict[str, list[RowReader]]) -> list[str]:
+    """Return the columns of a source's files that are not read."""
+    names = dict.fromkeys(name for files in opened.values() for rows in files for name in rows.schema.names)
+    return [name for name in names if name not in columns.theirs]
 
 
 def written_columns(sources: list[Columns]) -> list[str]:
@@ -183,7 +193,7 @@ def _label_sets(config: DataConfig, read: dict[str, ReadSource]) -> tuple[list[s
     own = {}
     for name, settings in config.sources().items():
         with errors_name_source(name):
-            own[name] = _label_set(settings, *read[name])
+            own[name] = _label_set(settings, read[name].columns, read[name].splits)
     labelled = {name: labels for name, labels in own.items() if labels}
     if not labelled:
         return None, own

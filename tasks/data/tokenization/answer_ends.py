@@ -58,7 +58,7 @@ class EndFinder:
 
         Args:
             ids: int32 [tokens].
-            mask: uint8 [tokens], 1 for a token that is trained on.
+            mask: uint8 [tokens], 1 for a token that is trained on, 2 for one that is held out of an answer.
             sizes: int64 [rows], tokens of each row.
             kept: numbers [rows], how many of them remain.
             from_end: The last ones remain, not the first.
@@ -68,11 +68,11 @@ class EndFinder:
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         edge = np.zeros(len(ids) + 1, dtype=bool)
         edge[bounds] = True
-        trained = np.concatenate([[False], mask.astype(bool), [False]])
-        first = np.flatnonzero(trained[1:-1] & (edge[:-1] | ~trained[:-2]))
-        last = np.flatnonzero(trained[1:-1] & (edge[1:] | ~trained[2:]))
+        inside = np.concatenate([[False], mask.astype(bool), [False]])
+        first = np.flatnonzero(inside[1:-1] & (edge[:-1] | ~inside[:-2]))
+        last = np.flatnonzero(inside[1:-1] & (edge[1:] | ~inside[2:]))
         visible = self._before_blanks(ids, first, last)
-        token = np.where(np.isin(ids[visible], self._ends), ids[visible], NONE)
+        token = np.where(np.isin(ids[visible], self._ends) & (mask[visible] == 1), ids[visible], NONE)
         row = np.searchsorted(bounds, first, side="right") - 1
         if from_end:
             remains = visible >= bounds[row + 1] - kept[row]

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trnflow.tasks.data.texts import HELD_OUT
 from trnflow.tasks.data.tokenization.answer_ends import AnswerEnds, EndFinder
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Longs = np.ndarray[Any, np.dtype[np.int64]]
     Extra = np.ndarray[Any, np.dtype[Any]]
+
+
+TRAINED, KEPT_OUT = 1, 2
+"""The mask of a token that is learnt, and of one that is held out of an answer."""
 
 
 class Encoded(NamedTuple):
@@ -223,6 +228,7 @@ class CausalEncoder:
             row, starts, kept = (column[:, None] for column in self._cut(sizes, np.cumsum(sizes) - sizes))
         remain = np.bincount(row.ravel(), kept[:, -1], len(sizes))
         ends = self._ends.find(ids, mask, sizes, remain, from_end=is_left)
+        mask = (mask == TRAINED).astype(np.uint8)
         whole = len(row) == len(sizes) and kept.sum() == len(ids)
         given = [each if whole else gather(each, starts.ravel(), kept.ravel()) for each in (ids, mask)]
         return Encoded(
@@ -230,10 +236,10 @@ class CausalEncoder:
         )
 
     def _mask(self, texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Extra:
-        """Compute the loss mask, uint8 [tokens]."""
+        """Compute the loss mask, uint8 [tokens], with KEPT_OUT where a token is held out."""
         import numpy as np
 
-        train = texts.train.astype(np.uint8)
+        train = texts.train.astype(np.uint8) + KEPT_OUT * texts.held_out.astype(np.uint8)
         first = np.searchsorted(texts.parts[1:], pieces.starts[:-1], side="right")
         last = np.searchsorted(texts.parts[1:], pieces.starts[1:] - 1, side="right")
         mask = np.repeat(train[first], per_piece)
@@ -245,7 +251,7 @@ class CausalEncoder:
             here = shared[pieces.kind[shared] == kind]
             parts = [_parts_of(texts, pieces, int(piece), int(first[piece]), int(last[piece])) for piece in here]
             if kind == ADDED:
-                values = [np.full(1, any(part["train"] for part in own), np.uint8) for own in parts]
+                values = [np.full(1, max(map(_flag_of, own)), np.uint8) for own in parts]
             else:
                 spans = self._words.spans(kind, ["".join(part["text"] for part in own) for own in parts])
                 values = [trained_tokens(own, count, span) for own, (count, span) in zip(parts, spans, strict=True)]
@@ -321,7 +327,8 @@ def without_unsupervised(encoded: Encoded) -> Encoded:
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
-    """Compute a text's loss mask, uint8 [count]: 1 for a token with a character to train on.
+    """Compute a text's loss mask, uint8 [count]: TRAINED for a token with a character to train on, KEPT_OUT for one with a
+    character that is held out.
 
     span_of: token -> (first character, end) in the joined text.
     """
@@ -339,12 +346,17 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
     start = 0
     for part in parts:
         end = start + len(part["text"])
-        if part["train"] and start < end:
+        if (flag := _flag_of(part)) and start < end:
             # spans are asked for by bisection, at edges alone: all of them take as long as tokenising
             first = bisect_right(range(count), start, key=end_of)
-            mask[first : bisect_left(range(count), end, key=start_of)] = 1
+            here = slice(first, bisect_left(range(count), end, key=start_of))
+            mask[here] = np.maximum(mask[here], flag)
         start = end
     return mask
+
+
+def _flag_of(part: dict[str, Any]) -> int:
+    return TRAINED if part["train"] else KEPT_OUT if part.get(HELD_OUT) else 0
 
 
 def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
@@ -353,7 +365,9 @@ def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: i
     parts = []
     for part in range(first, last + 1):
         here = slice(max(start, int(texts.parts[part])), min(end, int(texts.parts[part + 1])))
-        parts.append({"text": texts.data[here].decode(), "train": bool(texts.train[part])})
+        parts.append(
+            {"text": texts.data[here].decode(), "train": bool(texts.train[part]), HELD_OUT: texts.held_out[part]}
+        )
     return parts
 
 

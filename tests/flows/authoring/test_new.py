@@ -87,6 +87,25 @@ def test_with_code_a_recipe_whose_texts_no_function_makes_has_a_metric(here: She
     assert not (here.folder / "formats.py").exists()
 
 
+def test_unused_fields_are_named_and_kept_in_the_recipe_and_refusals_are_foretold(here: Shell) -> None:
+    talk = [
+        {"role": "user", "content": "hi", "id": 1, "name": "ann"},
+        {"role": "assistant", "content": "ho", "weight": 1},
+    ]
+    rows = lines(lambda n: {"messages": talk, "source": "web", "system": f"Be {n}.", "weight": 0.5, "images": []})
+    (here.folder / "talks.jsonl").write_bytes(rows)
+    document = here.json("new", "talks.jsonl", "model.source=base", "name=first")
+    assert document["settings"]["data"]["ignore"] == ["source", "weight", "images", "messages.id"]
+    said = here("new", "talks.jsonl", "model.source=base").stdout
+    assert "system <- system" in said and "used only where the chat template reads them: messages.id\n" in said
+    (refused,) = (line for line in said.splitlines() if line.startswith("refused: "))
+    assert refused.startswith(
+        "refused: rows with the column weight, which nothing here reads: rows have no weights here"
+    )
+    text = (here.folder / "talks.yaml").read_text()
+    assert "  ignore: [source, weight, images, messages.id]   # not used; others are named by `plan` and `run`" in text
+
+
 def test_nothing_is_overwritten(here: Shell) -> None:
     (here.folder / "tickets.yaml").write_text("mine")
     assert "tickets.yaml exists" in here.error("new", "tickets.csv", "model.source=base", code=2)

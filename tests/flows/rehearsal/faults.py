@@ -370,9 +370,9 @@ DATA = {
         9,
         "chat",
         (),
-        "column functions is not used",
+        "column actions is not used",
         remark=True,
-        plant=talks(lambda n: {**talk(n), "functions": [{"name": f"f{n}"}]}),
+        plant=talks(lambda n: {**talk(n), "actions": [{"name": f"f{n}"}]}),
     ),
     "rows of train in test": Fault(
         10, "classify", FILES, "texts shared by splits", split_files(train=named(AB), test=named(AB)), remark=True
