@@ -177,7 +177,7 @@ def format_prompts(
     one.
 
     Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
-    `parts: list<struct<text, train>>`, of pairs also `rejected` of the same type, of marked answers `label: int64`.
+    `parts: list<struct<text, train, ends_prompt>>`, of pairs also `rejected` of the same type, of marked answers `label: int64`.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -252,9 +252,9 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     if kind.per_row:
         texts = ["text", *([PAIR] if config.text_pair else ()), *([NEGATIVE] if config.negative else ())]
         return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
-    plain = [("plain", pa.bool_())] if is_framed(config, meta) else []
+    marks = [("ends_prompt", pa.bool_()), *([("plain", pa.bool_())] if is_framed(config, meta) else [])]
     names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
-    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain]))
+    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *marks]))
     return pa.schema([*((name, parts) for name in names), *([("label", pa.int64())] if kind.marked else [])])
 
 

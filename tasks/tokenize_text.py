@@ -37,6 +37,8 @@ from trnflow.tasks.system.arrays import load_array
 from trnflow.tasks.system.threads import call_in_thread
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from trnflow.tasks.metadata import SpecialIds, TextsMeta, TokensMeta
 
 BATCH = 1024
@@ -152,11 +154,13 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
             Example.of(rows, int(long[0]), what).describe(part["split"], part["first"]),
             "raise it, or set tokenize.overlong to truncate, split or drop",
         )
-    count = Count(read=rows.num_rows, overlong=len(long), forged=len(encoded.forged))
+    count = Count(read=rows.num_rows, overlong=len(long), forged=len(encoded.forged), apart=len(encoded.apart))
     if len(long):
         count.first["overlong"] = Example.of(rows, int(long[0]), f"{encoded.lengths[long[0]]} tokens")
     if encoded.forged:
         count.first["forged"] = Example.of(rows, *encoded.forged[0])
+    if count.apart:
+        count.first["apart"] = _apart(rows, encoded.apart[0])
     if config.overlong == "drop":
         count.dropped["overlong"] = len(long)
     encoded = without_unsupervised(encoded) if encoder.extra == "loss_mask" else encoded
@@ -172,6 +176,13 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     np.save(out.path / "source_row.npy", encoded.row.astype(np.int64))
     np.save(out.path / "source_tokens.npy", encoded.lengths[encoded.row].astype(np.int32))
     return count.meta()
+
+
+def _apart(rows: pa.Table, row: int) -> Example:
+    """Return a row of which a prompt is encoded apart as an example that shows how its first prompt ends."""
+    parts = rows.column("parts")[row].as_py()
+    last = next(number for number, part in enumerate(parts, 1) if part["ends_prompt"])
+    return Example.of(rows, row, f"a prompt ends in {''.join(part['text'] for part in parts[:last])[-12:]!r}")
 
 
 @stage(
@@ -207,6 +218,7 @@ def tokenize_text(
     truncated = overlong if config.overlong == "truncate" else dict.fromkeys(counts, 0)
     unsupervised = {split: count.unsupervised for split, count in counts.items()}
     lost = {"rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values())}
+    lost["rows_apart"] = sum(count.apart for count in counts.values())
     meta: TokensMeta = {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],

@@ -13,6 +13,11 @@ TYPES_FILE = "token_types.npy"
 """The file of their tokens' types, uint8 [tokens]: what belongs to which text; of texts read apart their number from 0."""
 
 
+def prompt_and_answer(prompt: str, answer: str) -> list[dict[str, Any]]:
+    """Return the parts of an example: a prompt, which programs send as it is, and its answer, which is trained on."""
+    return [{"text": prompt, "train": False, "ends_prompt": True}, {"text": answer, "train": True}]
+
+
 def text_of_example(example: Mapping[str, Any]) -> str:
     """Return what a model reads as one text: parts joined, further texts on new lines."""
     if "text" not in example:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 
 
-# a text that is supervised from its beginning gives up to eight words as the prompt
-OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
+# a text that is supervised from its beginning gives up to eight words as the prompt, without the blank after them
+OPENING = re.compile(r"\s*\S+(?:\s+\S+){0,7}(?=\s+\S)")
 
 
 class Prompt(NamedTuple):
@@ -219,9 +219,12 @@ def _without_special(tokenizer: Any, answer: str) -> str:
 
 
 def _prompt(parts: list[Meta]) -> Prompt:
-    """Return a row as a prompt, its parts before the first supervised one, and the answer that follows."""
-    first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
-    end = next((index for index in range(first, len(parts)) if not parts[index]["train"]), len(parts))
+    """Return a row as its first prompt, or all before the first supervised part, and the answer that follows."""
+    ends = [index for index, part in enumerate(parts, 1) if part.get("ends_prompt")]
+    trained = [index for index, part in enumerate(parts) if part["train"]]
+    first = next(iter(ends or trained), len(parts))
+    begin = next((index for index in trained if index >= first), len(parts))
+    end = next((index for index in range(begin, len(parts)) if not parts[index]["train"]), len(parts))
     after = "".join(part["text"] for part in parts[first:end])  # later turns are no answer to this prompt
     if not any(part["text"] for part in parts[:first]) and (opening := OPENING.match(after)):
         return Prompt([{**parts[first], "text": opening[0]}], after[opening.end() :])

@@ -165,8 +165,8 @@ class RewardModel(Classifier):
         return [["".join(part["text"] for part in parts)] for parts in rows]
 
     def _tokens(self, rows: list[Parts]) -> tuple[list[tuple[Ints, ...]], list[int]]:
-        fields = [("text", pa.string()), ("train", pa.bool_()), ("plain", pa.bool_())]
-        parts = [[{"plain": False, **part} for part in row] for row in rows]
-        encoded = self._encoder.encode(pa.table({"parts": pa.array(parts, pa.list_(pa.struct(fields)))}))
+        flags = [(name, pa.bool_()) for name in ("train", "plain", "ends_prompt")]
+        fields = pa.list_(pa.struct([("text", pa.string()), *flags]))
+        encoded = self._encoder.encode(pa.table({"parts": pa.array(rows, fields)}))
         ids = np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1])
         return [(row, np.zeros_like(row)) for row in ids], (encoded.lengths - encoded.sizes).tolist()

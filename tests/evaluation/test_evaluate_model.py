@@ -331,8 +331,8 @@ def test_evaluation_is_on_the_device_that_trains() -> None:
 def test_prompts_are_rows_with_something_to_complete(tmp_path: Path) -> None:
     file = texts(tmp_path / "texts").path / "validation.parquet"
     found = prompts(file, 5)
-    assert [prompt.answer for prompt in found] == ["answer is cat", "sat", "some words are given"]
-    assert found[2].text == "a plain text of one part, of which "
+    assert [prompt.answer for prompt in found] == ["answer is cat", "sat", " some words are given"]
+    assert found[2].text == "a plain text of one part, of which"
     assert len(prompts(file, 1)) == 1 and prompts(file, 0) == []
 
 

@@ -7,7 +7,9 @@ the template adds when a message is appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trnflow.tasks.data.format.conversation import ROLES, THINKING, Conversation, Row
@@ -16,7 +18,8 @@ from trnflow.tasks.data.format.templates import ChatTemplate, rendering
 from trnflow.tasks.errors import ConfigError, DataError
 
 Example = list[Row]
-"""Parts of a text: dicts with `text`, `train`, and optionally `plain`."""
+"""Parts of a text: dicts with `text`, `train`, and optionally `plain` and `ends_prompt`: a program sends the text up to the
+part's end as a prompt."""
 
 REWRITTEN = "rewritten"
 OUTSIDE = "outside"
@@ -38,6 +41,15 @@ class Turn(NamedTuple):
     through: str
     start: int
     unlike_prompt: bool
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.start, len(self.through)
+
+    @property
+    def prompts(self) -> list[int]:
+        """Where a prompt ends in the text."""
+        return [] if self.unlike_prompt else [self.start]
 
 
 def templated(
@@ -69,7 +81,8 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
             raise DataError(f"{where}: message {number + 1} is no text", "set format.chat_template to a Jinja template")
         if number in trained:
             _check_written(message, content, f"{where}: message {number + 1}")
-        parts.append({"text": f"{before}### {ROLES[message['role']]}\n", "train": False})
+        heading = f"{before}### {ROLES[message['role']]}\n"
+        parts.append({"text": heading, "train": False, "ends_prompt": number in trained})
         parts.append({"text": content, "train": number in trained})
     return parts
 
@@ -99,9 +112,10 @@ class _Writing(NamedTuple):
         turns = [self._turn(index, whole) for index in _trained(self.given.messages, last)]
         notes = [UNLIKE_PROMPT] * any(turn.unlike_prompt for turn in turns)
         if all(whole.startswith(turn.through) for turn in turns):
-            return RowExamples([list(_cut(whole, [(turn.start, len(turn.through)) for turn in turns]))], tuple(notes))
+            spans, ends = [turn.span for turn in turns], [end for turn in turns for end in turn.prompts]
+            return RowExamples([list(_cut(whole, spans, ends))], tuple(notes))
         # the template rewrites earlier turns (Qwen3 leaves out their thinking), so each turn is an example
-        examples = [list(_cut(turn.through, [(turn.start, len(turn.through))])) for turn in turns]
+        examples = [list(_cut(turn.through, [turn.span], turn.prompts)) for turn in turns]
         return RowExamples(examples, tuple(notes if last else [*notes, REWRITTEN]))
 
     def by_blocks(self, last: bool) -> RowExamples:
@@ -120,7 +134,16 @@ class _Writing(NamedTuple):
             spans = spans[len(_Marked.of(before).spans) :]
         for index in turns:  # templates may leave out the thinking of earlier turns
             _check_written(self.given.messages[index], plain, self._names(index), thinking=index == turns[-1])
-        return RowExamples([list(_cut(plain, spans))], (OUTSIDE,) if len(turns) > len(marked.spans) else ())
+        notes = [OUTSIDE] * (len(turns) > len(marked.spans))
+        asked = [self._prompt(index) for index in _trained(self.given.messages, last)]
+        ends = [len(prompt) for prompt in asked if prompt is not None and plain.startswith(prompt)]
+        # {where a prompt ends: where its first block begins, before that if the block holds the turn's heading}
+        begins = {
+            at: start for start, end in reversed(spans) if (at := max((e for e in ends if e < end), default=-1)) >= 0
+        }
+        has_others = len(begins) < min(len(asked), len(spans)) or any(start > at for at, start in begins.items())
+        notes += [UNLIKE_PROMPT] * has_others
+        return RowExamples([list(_cut(plain, spans, begins))], tuple(notes))
 
     def _turn(self, index: int, whole: str) -> Turn:
         """Return message number `index`, rendered as the end of a conversation."""
@@ -149,6 +172,12 @@ class _Writing(NamedTuple):
         content = self.given.messages[index].get("content")
         place = through.find(content.strip(), len(before)) if isinstance(content, str) and content.strip() else -1
         return start if place < 0 else min(start, place)
+
+    def _prompt(self, index: int) -> str | None:
+        """Return the prompt of a turn; None if the template refuses the messages before it."""
+        with suppress(Exception):
+            return self._text(index, add_generation_prompt=True)
+        return None
 
     def _text(self, until: int | None = None, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         messages, tools, documents, arguments = self.given
@@ -217,12 +246,10 @@ def _called(message: Row) -> Iterator[str]:
             yield function["name"]
 
 
-def _cut(whole: str, spans: list[tuple[int, int]]) -> Iterator[Row]:
-    at = 0
-    for start, end in spans:
-        if start > at:
-            yield {"text": whole[at:start], "train": False}
-        yield {"text": whole[start:end], "train": True}
-        at = end
-    if at < len(whole):
-        yield {"text": whole[at:], "train": False}
+def _cut(whole: str, spans: list[tuple[int, int]], prompts: Iterable[int]) -> Iterator[Row]:
+    """Yield the parts of a text. spans: what is trained on; prompts: where prompts end."""
+    ends = {*prompts}
+    edges = sorted({0, len(whole), *ends, *(edge for span in spans for edge in span)})
+    for start, end in pairwise(edges):
+        train = any(first <= start and end <= last for first, last in spans)
+        yield {"text": whole[start:end], "train": train, "ends_prompt": end in ends}

@@ -20,7 +20,7 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.data.texts import NEGATIVE, PAIR
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, prompt_and_answer
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -118,7 +118,7 @@ def _own_instruction(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowM
     def make(row: Row, where: str) -> Row | None:
         response = answer(row, where)
         made = own(row, where) if response.strip() else None
-        return made and {"parts": [{**made, "train": False}, {"text": response, "train": True}]}
+        return made and {"parts": prompt_and_answer(made["text"], response)}
 
     return make
 
@@ -141,7 +141,7 @@ def _instruction(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) 
         response = answer(row, where)
         if not response.strip():
             return None
-        return {"parts": [{"text": prompt(row, where), "train": False}, {"text": response, "train": True}]}
+        return {"parts": prompt_and_answer(prompt(row, where), response)}
 
     return make
 

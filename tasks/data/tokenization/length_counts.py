@@ -52,9 +52,10 @@ class Count:
         read: Source rows.
         overlong: Source rows longer than `max_length`.
         forged: Source rows that spell a special token; none is dropped for it.
+        apart: Source rows of which a prompt and its answer are encoded apart.
         unsupervised: Source rows dropped whole.
         dropped: {"overlong", "unsupervised": token rows}, pieces counted apart.
-        first: {"overlong", "forged": the first such row}.
+        first: {"overlong", "forged", "apart": the first such row}.
     """
 
     read: int = 0
@@ -63,6 +64,7 @@ class Count:
     longest: int = 0
     overlong: int = 0
     forged: int = 0
+    apart: int = 0
     unsupervised: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"overlong": 0, "unsupervised": 0})
     first: dict[str, Example] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class Count:
         # in order: rows are numbered by the rows read before
         for what, (row, *rest) in other["first"].items():
             self.first.setdefault(what, Example(row + self.read, *rest))
-        for name in ("read", "rows", "tokens", "overlong", "forged", "unsupervised"):
+        for name in ("read", "rows", "tokens", "overlong", "forged", "apart", "unsupervised"):
             setattr(self, name, getattr(self, name) + other[name])
         self.longest = max(self.longest, other["longest"])
         self.dropped = {reason: count + other["dropped"][reason] for reason, count in self.dropped.items()}
@@ -104,6 +106,12 @@ def report(max_length: int, overlong: str, counts: dict[str, Count], dropped: Co
     if forged:
         example, examples["forged"] = _examples(counts, "forged")
         out.warn(f"rows whose text spells a special token, read as plain text: {forged} (the first: {example})")
+    if apart := sum(count.apart for count in counts.values()):
+        example, examples["apart"] = _examples(counts, "apart")
+        out.warn(
+            f"rows whose prompt has other tokens with its answer than alone: {apart}; they are encoded apart, so that the "
+            f"model learns from the prompt that programs send (the first: {example})"
+        )
     if dropped.get("unsupervised"):
         where = {split: count.unsupervised for split, count in counts.items() if count.unsupervised}
         many = ", ".join(f"{number} of the {counts[split].read} of {split}" for split, number in where.items())

@@ -42,7 +42,7 @@ class PreferenceEncoder(CausalEncoder):
         forged = [*{row: text for each in reversed(both) for row, text in each.forged}.items()]
         return Encoded(
             joined("ids"), sizes.sum(1), joined("extra"), kept, lengths, forged, int((fits & ~taught).sum()),
-            is_second.astype(np.uint8),
+            is_second.astype(np.uint8), apart=sorted({*both[0].apart, *both[1].apart}),
         )  # fmt: skip
 
 

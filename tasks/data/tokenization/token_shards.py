@@ -65,6 +65,7 @@ class Texts(NamedTuple):
         first: int64 [rows + 1], each row's first part.
         train: bool [parts], whether a part is trained on.
         plain: bool [parts], whether spelled special tokens are ordinary text.
+        prompts: int64 [prompts], where each prompt ends in `data`, ascending: the end of a part marked `ends_prompt`.
     """
 
     data: bytes
@@ -74,6 +75,7 @@ class Texts(NamedTuple):
     first: Array
     train: Array
     plain: Array
+    prompts: Array
 
 
 def texts_of(table: pa.Table) -> Texts:
@@ -87,15 +89,20 @@ def texts_of(table: pa.Table) -> Texts:
         strings, first = structs.field("text"), offsets - offsets[0]
         train = structs.field("train").to_numpy(zero_copy_only=False)
         names = [field.name for field in structs.type]
-        plain = structs.field("plain").to_numpy(zero_copy_only=False) if "plain" in names else np.zeros_like(train)
+        plain, ends = (
+            structs.field(name).fill_null(False).to_numpy(zero_copy_only=False)
+            if name in names
+            else np.zeros_like(train)
+            for name in ("plain", "ends_prompt")
+        )
     else:
         strings = table.column("text").combine_chunks()
         first = np.arange(len(strings) + 1)
-        train = plain = np.zeros(len(strings), dtype=bool)
+        train = plain = ends = np.zeros(len(strings), dtype=bool)
     bounds = _offsets(strings).astype(np.int64)
     data = bytes(memoryview(strings.buffers()[2] or b"")[bounds[0] : bounds[-1]])
     parts = bounds - bounds[0]
-    return Texts(data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain)
+    return Texts(data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain, parts[1:][ends])
 
 
 def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:
