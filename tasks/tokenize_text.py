@@ -268,6 +268,12 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
             f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
+    prefix = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
+    if prefix and not texts.meta["framed"] and any(text.startswith(prefix) for text in texts.meta["templates"]):
+        out.warn(
+            f"the prompt's template writes {prefix}, which the tokenizer adds by itself: training and predict have one, but "
+            "programs that are sent the written prompt have two; leave it out of the template"
+        )
     added = add_tokens(loaded, config.new_tokens)
     save_tokenizer(loaded, folder, out.path / "tokenizer", added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}

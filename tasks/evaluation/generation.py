@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.format.templates import ChatTemplate
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.data.format.chat_prompts import PromptWriter, prompt_writer
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.conversation import Conversation, messages_of
+from trnflow.tasks.data.special_tokens import chat_templates
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.training.model.pretrained import first_position
 
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 # a text that is supervised from its beginning gives up to eight words as the prompt, without the blank after them
 OPENING = re.compile(r"\s*\S+(?:\s+\S+){0,7}(?=\s+\S)")
+
+
+WHERE = "evaluate.prompts"
 
 
 class Prompt(NamedTuple):
@@ -68,30 +74,27 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
 
 
 def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path, texts: Meta) -> list[Prompt]:
-    """Return the prompts of `evaluate.prompts`; the chat template in `folder` turns messages into texts.
+    """Return the prompts of `evaluate.prompts`; messages become texts as those of rows do (`chat_prompts`).
 
-    texts: metadata of format_prompts. Raises ConfigError without a chat template, or if it refuses the messages.
+    folder: the model's; texts: metadata of format_prompts. Raises ConfigError without a chat template, or if it refuses the
+    messages.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = (
-        None if all(isinstance(given_prompt, str) for given_prompt in given) else AutoTokenizer.from_pretrained(folder)
-    )
-    refuse_messages(given, framed=bool(texts.get("framed")) and (tokenizer is None or bool(tokenizer.chat_template)))
-    settings = texts.get("rows", {}).get("settings", {})
+    config = FormatConfig.model_validate(texts.get("rows", {}).get("settings", {}))
+    has_template = config.chat_template != "tokenizer" or "default" in chat_templates(folder)
+    refuse_messages(given, framed=bool(texts.get("framed")) and has_template)
+    write = None if all(isinstance(prompt, str) for prompt in given) else prompt_writer(config, folder)
     return [
-        Prompt(
-            [
-                {
-                    "text": given_prompt
-                    if isinstance(given_prompt, str)
-                    else _templated(tokenizer, given_prompt, settings),
-                    "train": False,
-                }
-            ]
-        )
-        for given_prompt in given
+        Prompt([{"text": prompt, "train": False}] if isinstance(prompt, str) or not write else _written(write, prompt))
+        for prompt in given
     ]
+
+
+def _written(write: PromptWriter, messages: Sequence[Mapping[str, Any]]) -> list[Meta]:
+    try:
+        return write(Conversation(messages_of([*map(dict, messages)], WHERE)), WHERE)
+    except DataError as error:
+        fix = "write each message as {role: user, content: ...}, in the order that the template wants"
+        raise ConfigError(error.message, fix) from error
 
 
 def refuse_messages(given: Sequence[Any], *, framed: bool) -> None:
@@ -100,23 +103,6 @@ def refuse_messages(given: Sequence[Any], *, framed: bool) -> None:
         raise ConfigError(
             "evaluate.prompts has messages, and the model was not trained with a chat template", "write them as texts"
         )
-
-
-def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Meta) -> str:
-    """Return the text that the chat template makes of messages. settings: the recipe's section `format`."""
-    from jinja2 import TemplateError
-
-    name, special = "the tokenizer's chat template", tokenizer.special_tokens_map
-    # fixed, so that the prompt does not change from day to day
-    fixed = {"date": settings["date"], "arguments": settings["template_arguments"]}
-    template = ChatTemplate(name, tokenizer.chat_template, special, **fixed)
-    try:
-        return template.render({"messages": [*messages]}, "evaluate.prompts", add_generation_prompt=True)
-    except (TemplateError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"evaluate.prompts: the chat template refuses the messages {str(messages)[:80]}: {error}",
-            "write each message as {role: user, content: ...}, in the order that the template wants",
-        ) from error
 
 
 def generate(

@@ -16,7 +16,9 @@ from threading import Thread
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
 from trnflow.tasks.errors import ConfigError, DataError, ModelError, TrnflowError
+from trnflow.tasks.stage import read_json
 
 MOST = 400
 """Characters of another program's error that are shown."""
@@ -173,8 +175,8 @@ def _check_task(task: Any, asked: Meta) -> None:
 
 
 def _evaluated(asked: Meta) -> Meta:
-    """Return {"rows": of the results' table, "version"}, by the calls of lm-eval's own command."""
-    model = {"pretrained": asked["model"]}
+    """Return {"rows": of the results' table, "version", "moved": see `_count_moved`}, by the calls of lm-eval's command."""
+    model, moved = {"pretrained": asked["model"], **_of_chats(asked)}, _count_moved()
     try:
         found = import_module("lm_eval").simple_evaluate(
             model="hf", model_args=model, tasks=asked["tasks"], task_manager=_manager(asked), log_samples=False,
@@ -189,7 +191,33 @@ def _evaluated(asked: Meta) -> Meta:
         raise ModelError(
             f"evaluate.harness: lm-eval failed: {_in_a_line(error)}", "the log of evaluate_model says where"
         ) from error
-    return {"rows": [*_rows(found)], "version": found["lm_eval_version"]}
+    return {"rows": [*_rows(found)], "version": found["lm_eval_version"], "moved": moved()}
+
+
+def _of_chats(asked: Meta) -> Meta:
+    """Return arguments of the model by which prompts of the chat template are those of training."""
+    if not asked["apply_chat_template"]:
+        return {}
+    file = Path(asked["model"], ROW_FORMAT_FILE)
+    settings = read_json(file)["rows"]["settings"] if file.exists() else {}
+    # the template writes bos, where the model learnt one
+    return {"add_bos_token": False, "chat_template_args": settings.get("template_arguments", {})}
+
+
+def _count_moved() -> Callable[[], int]:
+    """Return the function that says in how many requests lm-eval moved blanks from a prompt's end into the answer, so that
+    they do not begin with the prompt's tokens."""
+    kind, moved = import_module("lm_eval.api.model").TemplateLM, []
+    encode = kind._encode_pair
+
+    def counted(model: Any, context: str, continuation: str) -> Any:
+        found, prompt = encode(model, context, continuation), model.tok_encode(context)
+        if [*found[0], *found[1]][: len(prompt)] != prompt:
+            moved.append(context)
+        return found
+
+    kind._encode_pair = counted
+    return lambda: len(moved)
 
 
 def _rows(found: Meta) -> Iterator[Meta]:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.special_tokens import read_object, special_tokens
+from trnflow.tasks.data.format.config import FormatConfig, is_framed
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, read_row_format
+from trnflow.tasks.data.special_tokens import chat_templates, read_object, special_tokens
 from trnflow.tasks.errors import ModelError
 
 FIX = "train one with tokenize.train.kind=bpe, or set export.target to stablehlo, onnx or none"
@@ -62,11 +64,22 @@ def write_tokenizer(gguf: Any, writer: Any, folder: Path, rows: int, stops: int 
 
 
 def frames(folder: Path) -> tuple[bool, bool]:
-    """Return whether a tokenizer puts bos before, and eos after, a text."""
+    """Return whether a program is to put bos before, and eos after, a text: as the tokenizer does, but no bos before chats
+    that were learnt without."""
     # by name, as gguf: its version is in the keys of GGUF exports alone
     read = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
     framed, bare = (read.encode("a", add_special_tokens=some).ids for some in (True, False))
-    return framed[:1] != bare[:1], framed[-1:] != bare[-1:]
+    return framed[:1] != bare[:1] and not _learnt_without_bos(folder), framed[-1:] != bare[-1:]
+
+
+def _learnt_without_bos(folder: Path) -> bool:
+    """Return whether a chat template wrote the texts that the model in a folder learnt, and writes no bos."""
+    if not (folder / ROW_FORMAT_FILE).exists():
+        return False
+    rows, bos = read_row_format(folder), (special_tokens(folder) or {}).get("bos_token", "")
+    template = chat_templates(folder).get("default", "")
+    is_chat = is_framed(FormatConfig.model_validate(rows.settings), {"nested": rows.nested})
+    return is_chat and "bos_token" not in template and bos not in template
 
 
 def _write_special(writer: Any, folder: Path, ids: dict[str, int], stops: int | list[int] | None) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.data.format.chat import prompted, sections
+from trnflow.tasks.data.format.chat_prompts import prompt_writer
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
-from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, Row, conversation_of
+from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of
 from trnflow.tasks.data.format.own_rows import HOOK, own_make
 from trnflow.tasks.data.format.preferences import reader_and_writer
 from trnflow.tasks.data.format.row_format import RowFormat
@@ -22,7 +22,6 @@ from trnflow.tasks.data.format.row_makers import (
     row_template,
     texts_of_row,
 )
-from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
@@ -188,22 +187,14 @@ def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list
 
 
 def _chat_parts(config: FormatConfig, folder: Path) -> Callable[[Row, str], Parts]:
-    names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
-    framed = is_framed(config, {})
-    chat = chat_document(config, folder) if framed else None
-    templates = chat_templates_of(config, chat) if chat else {}
-    special = special_pattern(tuple(chat["texts"])) if chat else None
+    names, write = (
+        ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS),
+        prompt_writer(config, folder),
+    )
 
     def parts(row: Row, where: str) -> Parts:
         given = conversation_of(row, names, where)
-        given = given._replace(messages=_asked(given.messages, where))
-        if framed:
-            template = templates.get("tools" if given.tools is not None else "template", templates["template"])
-            return prompted(given, template, where, special)
-        return [
-            *sections(given.messages, where, last=True),
-            {"text": f"\n\n### {ROLES['assistant']}\n", "train": False},
-        ]
+        return write(given._replace(messages=_asked(given.messages, where)), where)
 
     return parts
 
