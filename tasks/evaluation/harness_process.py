@@ -16,9 +16,8 @@ from threading import Thread
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
+from trnflow.tasks.data.format.framed import framing
 from trnflow.tasks.errors import ConfigError, DataError, ModelError, TrnflowError
-from trnflow.tasks.stage import read_json
 
 MOST = 400
 """Characters of another program's error that are shown."""
@@ -196,17 +195,13 @@ def _evaluated(asked: Meta) -> Meta:
 
 def _of_chats(asked: Meta) -> Meta:
     """Return arguments of the model by which prompts of the chat template are those of training."""
-    if not asked["apply_chat_template"]:
-        return {}
-    file = Path(asked["model"], ROW_FORMAT_FILE)
-    settings = read_json(file)["rows"]["settings"] if file.exists() else {}
+    config = framing(Path(asked["model"])) if asked["apply_chat_template"] else None
     # the template writes bos, where the model learnt one
-    return {"add_bos_token": False, "chat_template_args": settings.get("template_arguments", {})}
+    return {"add_bos_token": False, "chat_template_args": config.template_arguments} if config else {}
 
 
 def _count_moved() -> Callable[[], int]:
-    """Return the function that says in how many requests lm-eval moved blanks from a prompt's end into the answer, so that
-    they do not begin with the prompt's tokens."""
+    """Return the function that says how many requests do not begin with their prompt's tokens: lm-eval moved its blanks."""
     kind, moved = import_module("lm_eval.api.model").TemplateLM, []
     encode = kind._encode_pair
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.format.config import FormatConfig, is_framed
-from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, read_row_format
+from trnflow.tasks.data.format.framed import framing
 from trnflow.tasks.data.special_tokens import chat_templates, read_object, special_tokens
 from trnflow.tasks.errors import ModelError
 
@@ -74,12 +73,8 @@ def frames(folder: Path) -> tuple[bool, bool]:
 
 def _learnt_without_bos(folder: Path) -> bool:
     """Return whether a chat template wrote the texts that the model in a folder learnt, and writes no bos."""
-    if not (folder / ROW_FORMAT_FILE).exists():
-        return False
-    rows, bos = read_row_format(folder), (special_tokens(folder) or {}).get("bos_token", "")
-    template = chat_templates(folder).get("default", "")
-    is_chat = is_framed(FormatConfig.model_validate(rows.settings), {"nested": rows.nested})
-    return is_chat and "bos_token" not in template and bos not in template
+    bos, template = (special_tokens(folder) or {}).get("bos_token", ""), chat_templates(folder).get("default", "")
+    return framing(folder) is not None and "bos_token" not in template and bos not in template
 
 
 def _write_special(writer: Any, folder: Path, ids: dict[str, int], stops: int | list[int] | None) -> None:

@@ -14,11 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer
 
 from tests.conftest import shared_folder
 from tests.data.tokenization.test_word_encoder import FAMILIES, family, nasty, trained
+from tests.helpers.chats import token_rows
+from tests.helpers.data_stages import Bench
+from tests.prediction.test_predict import write_rows
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.tokenization.encoders import CausalEncoder
-from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
+from trnflow.tasks.prediction.prompts import shape_of
 
 PART = pa.struct([("text", pa.string()), ("train", pa.bool_()), ("ends_prompt", pa.bool_())])
 
@@ -148,3 +155,91 @@ def test_each_answer_follows_the_ids_of_its_prompt(name: str, rows: list[list[tu
                 assert shown(library, found.ids) == shown(library, whole)
             if name in EXACT and len(row) == 1:
                 assert library.decode(found.ids[len(prompts[0]) :], skip_special_tokens=False) == row[0][1]
+
+
+# --- stages
+
+
+ROWS = [
+    {"prompt": f"Q: say {word} {n}\nA: ", "chosen": word, "rejected": f"not {word}"}
+    for n, word in enumerate(["red", "blue"] * 4)
+]
+INSTRUCTION = {"task": "instruction", "prompt_template": "{{ prompt }}", "response_template": "{{ chosen }}"}
+
+
+@pytest.fixture
+def model(shared: Path) -> dict[str, Any]:
+    """stories260K, whose tokens begin with the blank before a word."""
+    return {"source": str(shared / "assets/stories260K-hf")}
+
+
+def loaded(bench: Bench, rows: list[dict[str, Any]]) -> Input:
+    return bench.rows(source=write_rows(bench.workdir().path / "rows", rows))
+
+
+def documents(tokens: Input) -> list[tuple[list[int], list[int]]]:
+    """(ids, loss mask) of each row of train, of several texts of each text."""
+    types = tokens.path / "train/token_types.npy"
+    rows = token_rows(tokens)
+    if not types.exists():
+        return rows
+    ends = np.cumsum([len(ids) for ids, _ in rows])[:-1]
+    return [
+        tuple([value for value, kind in zip(values, kinds, strict=True) if kind == number] for values in row)
+        for row, kinds in zip(rows, np.split(np.load(types), ends), strict=True)
+        for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("task", ["instruction", "preference", "unpaired_preference"])
+def test_prompts_that_end_in_a_blank_are_those_of_transformers_and_are_said_once(
+    task: str, bench: Bench, model: dict[str, Any]
+) -> None:
+    fast = AutoTokenizer.from_pretrained(model["source"])
+    texts = bench.texts(loaded(bench, ROWS), **(INSTRUCTION if task == "instruction" else {"task": task}))
+    tokens = bench.tokens(texts, model)
+    prompts = {tuple(fast(row["prompt"]).input_ids) for row in ROWS}
+    answers = {text for row in ROWS for text in (row["chosen"], row["rejected"])}
+    for ids, mask in documents(tokens):
+        start = mask.index(1) if 1 in mask else next(size for size in range(len(ids)) if tuple(ids[:size]) in prompts)
+        assert tuple(ids[:start]) in prompts
+        assert (
+            fast.decode(ids, skip_special_tokens=True)[len(fast.decode(ids[:start], skip_special_tokens=True)) :]
+            in answers
+        )
+    said = [warning for warning in bench.warnings() if "encoded apart" in warning]
+    rows = (2 if task == "unpaired_preference" else 1) * len(ROWS)
+    assert len(said) == 1 and f": {2 * rows}; " in said[0] and "row 1: a prompt ends in 'ay red 0\\nA: '" in said[0]
+    assert tokens.meta["metrics"]["rows_apart"] == 2 * rows and not tokens.meta["dropped"]
+
+
+def test_a_reward_model_reads_a_row_as_it_learnt_the_pairs(bench: Bench, model: dict[str, Any]) -> None:
+    texts = bench.texts(loaded(bench, ROWS), task="preference")
+    tokens = bench.tokens(texts, model)
+    shape = shape_of(RowFormat("reward", **texts.meta["rows"], max_length=512), tokens.path)
+    asked = [{"prompt": row["prompt"], "completion": row[name]} for row in ROWS for name in ("chosen", "rejected")]
+    parts = pa.array([shape.of_row(row, "row") for row in asked], pa.list_(PART))
+    made = CausalEncoder(read_tokenizer(tokens.path / "tokenizer"), 512, "truncate", add_eos=True).encode(
+        pa.table({"parts": parts})
+    )
+    assert [ids.tolist() for ids in np.split(made.ids, np.cumsum(made.sizes)[:-1])] == [
+        ids for ids, _ in documents(tokens)
+    ]
+    assert len(made.apart) == len(asked)
+
+
+def test_what_two_answers_share_is_no_prompt_that_a_program_sends(bench: Bench, model: dict[str, Any]) -> None:
+    rows = [{"chosen": f"I like cats {n}", "rejected": f"I like cars {n}"} for n in range(4)]
+    tokens = bench.tokens(bench.texts(loaded(bench, rows), task="preference"), model)
+    fast = AutoTokenizer.from_pretrained(model["source"])
+    wanted = [[*fast(row[name]).input_ids, fast.eos_token_id] for row in rows for name in ("chosen", "rejected")]
+    assert [ids for ids, _ in documents(tokens)] == wanted
+    assert not [warning for warning in bench.warnings() if "encoded apart" in warning]
+
+
+def test_a_bos_of_the_template_beside_the_tokenizers_is_said(bench: Bench, model: dict[str, Any]) -> None:
+    fast, texts = AutoTokenizer.from_pretrained(model["source"]), loaded(bench, ROWS)
+    tokens = bench.tokens(bench.texts(texts, **{**INSTRUCTION, "prompt_template": "<s>{{ prompt }}"}), model)
+    assert {ids.count(fast.bos_token_id) for ids, _ in documents(tokens)} == {1}
+    assert [warning for warning in bench.warnings() if "the prompt's template writes <s>" in warning]
+    assert fast(f"<s>{ROWS[0]['prompt']}").input_ids.count(fast.bos_token_id) == 2
