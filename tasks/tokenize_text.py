@@ -26,7 +26,7 @@ from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsup
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
-from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.keys.hash_cache import sha256_file
@@ -268,15 +268,19 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
             f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
-    prefix = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
-    if prefix and not texts.meta["framed"] and any(text.startswith(prefix) for text in texts.meta["templates"]):
-        out.warn(
-            f"the prompt's template writes {prefix}, which the tokenizer adds by itself: training and predict have one, but "
-            "programs that are sent the written prompt have two; leave it out of the template"
-        )
+    _warn_of_two_bos(loaded, texts.meta, causal, out)
     added = add_tokens(loaded, config.new_tokens)
     save_tokenizer(loaded, folder, out.path / "tokenizer", added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}
+
+
+def _warn_of_two_bos(loaded: FastTokenizer, texts: TextsMeta, causal: bool, out: Workdir) -> None:
+    bos = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
+    if bos and not texts["framed"] and any(text.startswith(bos) for text in texts["templates"]):
+        out.warn(
+            f"the prompt's template writes {bos}, which the tokenizer adds by itself: training and predict have one, but "
+            "programs that are sent the written prompt have two; leave it out of the template"
+        )
 
 
 def _texts(path: Path) -> Iterator[str]:

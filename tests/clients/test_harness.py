@@ -154,6 +154,9 @@ def test_numbers_are_those_of_lm_eval_s_command_and_are_kept(shell: Shell, tmp_p
     assert ours == theirs
     assert abs(ours[0]["say.perplexity"] / ours[1]["say.perplexity"] - 1) > 1e-3  # the wrong template shows
     assert {*ours[0]} == {"choose.acc", "sums.acc", "write.exact_match", "write.length", "say.perplexity"}
+    # the template's prompt ends in a blank, and 11 documents have three choices and an answer that is scored
+    logs = "".join(file.read_text() for file in (shell.folder / ".trnflow").rglob("events.jsonl"))
+    assert logs.count("in 44 requests lm-eval moves the blanks at the prompt's end into the answer") == 1
 
 
 def test_a_changed_report_runs_lm_eval_no_more_and_a_changed_file_of_a_task_does(shell: Shell) -> None:

@@ -87,9 +87,8 @@ def joined_prompts(words: WordEncoder, texts: Texts, pieced: Pieced) -> Joined:
         for number, prompt, alone in zip(here.tolist(), prompts, words.ids_of(kind, prompts), strict=True):
             begin, size = begins[at[number]], sizes[at[number]]
             rest = texts.data[texts.prompts[number] : pieces.starts[at[number] + 1]]
-            if not ids[begin : begin + size].tobytes().startswith(alone) or _is_shared(
-                words, kind, prompt, alone, rest
-            ):
+            begins_alike = ids[begin : begin + size].tobytes().startswith(alone)
+            if not begins_alike or _is_shared(words, kind, prompt, alone, rest):
                 tokens[number] = alone
     which = np.array(sorted(tokens), dtype=np.int64)
     ends = texts.prompts[which]

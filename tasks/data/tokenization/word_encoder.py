@@ -9,6 +9,7 @@ import json
 import re
 from array import array
 from bisect import bisect_right
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,7 @@ BATCH = 1 << 18
 UNKNOWN = "\ua66e"
 """A letter that hardly any vocabulary has."""
 
-ANCHORS = 64
+LETTERS = 64
 """Letters that are tried before a text, so that the tokenizer reads it as the continuation of another."""
 
 _BLANKS = rb"(?:[\t-\r ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*"
@@ -213,27 +214,25 @@ class WordEncoder:
 
     def _continuations(self, texts: list[str]) -> list[tuple[Any, int, int]]:
         """Return, of each text as it is read after a letter, (encoding, its first token, characters before the text)."""
-        alone = self._whole.encode_batch(texts, add_special_tokens=False)
-        made = [(encoding, 0, 0) for encoding in alone]
-        left = [*range(len(texts))]
-        for anchor in _anchors(self._whole):
-            encodings = self._whole.encode_batch([anchor + texts[number] for number in left], add_special_tokens=False)
+        made: dict[int, tuple[Any, int, int]] = {}
+        # the last try is without a letter
+        for before in (*self._letters, ""):
+            left = [number for number in range(len(texts)) if number not in made]
+            encodings = self._whole.encode_batch([before + texts[number] for number in left], add_special_tokens=False)
             for number, encoding in zip(left, encodings, strict=True):
-                ends = [end for _, end in encoding.offsets]
-                first = bisect_right(ends, len(anchor))
-                # a token of both: another letter is tried
-                if first and all(start >= len(anchor) for start, _ in encoding.offsets[first:]):
-                    made[number] = encoding, first, len(anchor)
-            left = [number for number in left if not made[number][1]]
-            if not left:
+                first = bisect_right([end for _, end in encoding.offsets], len(before)) if before else 0
+                # where a token holds the letter and more, another letter is tried
+                if not before or (first and all(start >= len(before) for start, _ in encoding.offsets[first:])):
+                    made[number] = encoding, first, len(before)
+            if len(made) == len(texts):
                 break
-        return made
+        return [made[number] for number in range(len(texts))]
 
-
-def _anchors(tokenizer: Tokenizer) -> list[str]:
-    """Return an unknown letter, and letters of the vocabulary, Latin ones first: others may be words of their own."""
-    known = (text for text in tokenizer.get_vocab(with_added_tokens=False) if len(text) == 1 and text.isalpha())
-    return [UNKNOWN, *sorted(known)[:ANCHORS]]
+    @cached_property
+    def _letters(self) -> list[str]:
+        """An unknown letter, and letters of the vocabulary, Latin ones first: others may be words of their own."""
+        known = (text for text in self._whole.get_vocab(with_added_tokens=False) if len(text) == 1 and text.isalpha())
+        return [UNKNOWN, *sorted(known)[:LETTERS]]
 
 
 def _reads_alike_anywhere(tokenizer: Tokenizer) -> bool:
