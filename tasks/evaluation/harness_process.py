@@ -174,8 +174,8 @@ def _check_task(task: Any, asked: Meta) -> None:
 
 
 def _evaluated(asked: Meta) -> Meta:
-    """Return {"rows": of the results' table, "version", "moved": see `_count_moved`}, by the calls of lm-eval's command."""
-    model, moved = {"pretrained": asked["model"], **_of_chats(asked)}, _count_moved()
+    """Return {"rows": of the results' table, "version", "joined": see `_count_joined`}, by the calls of lm-eval's command."""
+    model, joined = {"pretrained": asked["model"], **_of_chats(asked)}, _count_joined()
     try:
         found = import_module("lm_eval").simple_evaluate(
             model="hf", model_args=model, tasks=asked["tasks"], task_manager=_manager(asked), log_samples=False,
@@ -190,7 +190,7 @@ def _evaluated(asked: Meta) -> Meta:
         raise ModelError(
             f"evaluate.harness: lm-eval failed: {_in_a_line(error)}", "the log of evaluate_model says where"
         ) from error
-    return {"rows": [*_rows(found)], "version": found["lm_eval_version"], "moved": moved()}
+    return {"rows": [*_rows(found)], "version": found["lm_eval_version"], "joined": joined()}
 
 
 def _of_chats(asked: Meta) -> Meta:
@@ -200,19 +200,19 @@ def _of_chats(asked: Meta) -> Meta:
     return {"add_bos_token": False, "chat_template_args": config.template_arguments} if config else {}
 
 
-def _count_moved() -> Callable[[], int]:
-    """Return the function that says how many requests do not begin with their prompt's tokens: lm-eval moved its blanks."""
-    kind, moved = import_module("lm_eval.api.model").TemplateLM, []
+def _count_joined() -> Callable[[], int]:
+    """Return the function that says how many requests do not begin with the tokens of their prompt alone."""
+    kind, joined = import_module("lm_eval.api.model").TemplateLM, []
     encode = kind._encode_pair
 
     def counted(model: Any, context: str, continuation: str) -> Any:
         found, prompt = encode(model, context, continuation), model.tok_encode(context)
         if [*found[0], *found[1]][: len(prompt)] != prompt:
-            moved.append(context)
+            joined.append(context)
         return found
 
     kind._encode_pair = counted
-    return lambda: len(moved)
+    return lambda: len(joined)
 
 
 def _rows(found: Meta) -> Iterator[Meta]:
