@@ -192,8 +192,8 @@ def format_prompts(
     one.
 
     Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
-    `parts: list<struct<text, train>>`, of a chat also `held_out`, and `plain` or `token`, of pairs also `rejected` of the same
-    type, of marked answers `label: int64`.
+    `parts: list<struct<text, train, ends_prompt>>`, of a chat also `held_out`, and `plain` or `token`, of pairs also `rejected`
+    of the same type, of marked answers `label: int64`.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -285,7 +285,7 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     if is_chat(config, meta):
         more = [(HELD_OUT, pa.bool_()), *(more or [(TOKEN, pa.string())])]
     names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
-    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *more]))
+    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), ("ends_prompt", pa.bool_()), *more]))
     return pa.schema([*((name, parts) for name in names), *([("label", pa.int64())] if kind.marked else [])])
 
 

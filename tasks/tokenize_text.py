@@ -29,7 +29,7 @@ from trnflow.tasks.data.tokenization.length_counts import Count, Example, report
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
 from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens, write_template
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
-from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.keys.hash_cache import sha256_file
@@ -40,6 +40,8 @@ from trnflow.tasks.system.arrays import load_array
 from trnflow.tasks.system.threads import call_in_thread
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from trnflow.tasks.metadata import EndsMeta, SpecialIds, TextsMeta, TokensMeta
 
 BATCH = 1024
@@ -164,11 +166,13 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
             Example.of(rows, int(long[0]), what).describe(part["split"], part["first"]),
             "raise it, or set tokenize.overlong to truncate, split or drop",
         )
-    count = Count(read=rows.num_rows, overlong=len(long), forged=len(encoded.forged))
+    count = Count(read=rows.num_rows, overlong=len(long), forged=len(encoded.forged), apart=len(encoded.apart))
     if len(long):
         count.first["overlong"] = Example.of(rows, int(long[0]), f"{encoded.lengths[long[0]]} tokens")
     if encoded.forged:
         count.first["forged"] = Example.of(rows, *encoded.forged[0])
+    if count.apart:
+        count.first["apart"] = _apart(rows, encoded.apart[0])
     if config.overlong == "drop":
         count.dropped["overlong"] = len(long)
     encoded = without_unsupervised(encoded) if encoder.extra == "loss_mask" else encoded
@@ -186,6 +190,13 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     np.save(out.path / "source_row.npy", encoded.row.astype(np.int64))
     np.save(out.path / "source_tokens.npy", encoded.lengths[encoded.row].astype(np.int32))
     return count.meta()
+
+
+def _apart(rows: pa.Table, row: int) -> Example:
+    """Return a row of which a prompt is encoded apart as an example that shows how its first prompt ends."""
+    parts = rows.column("parts")[row].as_py()
+    last = next(number for number, part in enumerate(parts, 1) if part["ends_prompt"])
+    return Example.of(rows, row, f"a prompt ends in {''.join(part['text'] for part in parts[:last])[-12:]!r}")
 
 
 @stage(
@@ -228,6 +239,7 @@ def tokenize_text(
     unsupervised = {split: count.unsupervised for split, count in counts.items()}
     lost = {"rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values())}
     lost["answers_cut"] = sum(ends.get("cut_answers", {}).values())
+    lost["rows_apart"] = sum(count.apart for count in counts.values())
     meta: TokensMeta = {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -278,6 +290,7 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
             f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
+    _warn_of_two_bos(loaded, texts.meta, causal, out)
     added = add_tokens(loaded, config.new_tokens)
     adds = loaded.added_roles()
     settings = published(folder, config.max_length, loaded.truncation_side, adds, per_row=not causal)
@@ -285,6 +298,15 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
         out.info(f"of the tokenizer's folder is replaced, so that programs read as training does: {', '.join(found)}")
     save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}
+
+
+def _warn_of_two_bos(loaded: FastTokenizer, texts: TextsMeta, causal: bool, out: Workdir) -> None:
+    bos = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
+    if bos and not texts["framed"] and any(text.startswith(bos) for text in texts["templates"]):
+        out.warn(
+            f"the prompt's template writes {bos}, which the tokenizer adds by itself: training and predict have one, but "
+            "programs that are sent the written prompt have two; leave it out of the template"
+        )
 
 
 def _texts(path: Path) -> Iterator[str]:

@@ -23,6 +23,11 @@ def in_order(splits: Iterable[str]) -> list[str]:
     return sorted(splits, key=lambda split: (split != "train", split == "test"))
 
 
+def prompt_and_answer(prompt: str, answer: str) -> list[dict[str, Any]]:
+    """Return the parts of an example: a prompt, which programs send as it is, and its answer, which is trained on."""
+    return [{"text": prompt, "train": False, "ends_prompt": True}, {"text": answer, "train": True}]
+
+
 def text_of_example(example: Mapping[str, Any]) -> str:
     """Return what a model reads as one text: parts joined, further texts on new lines."""
     if "text" not in example:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.framed import framing
 from trnflow.tasks.data.special_tokens import chat_templates, read_object, special_tokens
 from trnflow.tasks.errors import ModelError
 
@@ -74,10 +75,17 @@ def write_tokenizer(gguf: Any, writer: Any, folder: Path, rows: int, stops: Sequ
 
 
 def frames(folder: Path) -> tuple[bool, bool]:
-    """Return whether a tokenizer puts bos before, and eos after, a text."""
+    """Return whether a program is to put bos before, and eos after, a text: as the tokenizer does, but no bos before chats
+    that were learnt without."""
     read = _tokenizer(folder)
     framed, bare = (read.encode("a", add_special_tokens=some).ids for some in (True, False))
-    return framed[:1] != bare[:1], framed[-1:] != bare[-1:]
+    return framed[:1] != bare[:1] and not _learnt_without_bos(folder), framed[-1:] != bare[-1:]
+
+
+def _learnt_without_bos(folder: Path) -> bool:
+    """Return whether a chat template wrote the texts that the model in a folder learnt, and writes no bos."""
+    bos, template = (special_tokens(folder) or {}).get("bos_token", ""), chat_templates(folder).get("default", "")
+    return framing(folder) is not None and "bos_token" not in template and bos not in template
 
 
 def token_texts(folder: Path, ids: Sequence[int]) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
-from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.data.texts import PAIR, TOKEN
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
@@ -173,8 +173,10 @@ class RewardModel(Classifier):
         return [["".join(part["text"] for part in parts)] for parts in rows]
 
     def _tokens(self, rows: list[Parts]) -> tuple[list[tuple[Ints, ...]], list[int]]:
-        fields = [("text", pa.string()), ("train", pa.bool_()), ("plain", pa.bool_())]
-        parts = [[{"plain": False, **part} for part in row] for row in rows]
-        encoded = self._encoder.encode(pa.table({"parts": pa.array(parts, pa.list_(pa.struct(fields)))}))
+        flags = [(name, pa.bool_()) for name in ("train", "plain", "ends_prompt")]
+        # a row's parts are of one schema, of which `sections` alone has tokens
+        tokens = [(TOKEN, pa.string())] if any(TOKEN in part for row in rows for part in row) else []
+        fields = pa.list_(pa.struct([("text", pa.string()), *flags, *tokens]))
+        encoded = self._encoder.encode(pa.table({"parts": pa.array(rows, fields)}))
         ids = np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1])
         return [(row, np.zeros_like(row)) for row in ids], (encoded.lengths - encoded.sizes).tolist()

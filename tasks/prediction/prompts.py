@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.data.format.chat import prompted, sections
+from trnflow.tasks.data.format.chat_prompts import prompt_writer
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import Row, conversation_of
 from trnflow.tasks.data.format.own_rows import HOOK, own_make
@@ -21,8 +21,6 @@ from trnflow.tasks.data.format.row_makers import (
     row_template,
     texts_of_row,
 )
-from trnflow.tasks.data.format.sections_template import ROLES
-from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
@@ -99,7 +97,7 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
         return Shape(
             [config.instruction],
             optional,
-            lambda row, where: [{**part, "train": False} for part in write(row, where)],
+            lambda row, where: [{**part, "train": False, "ends_prompt": False} for part in write(row, where)],
         )
     if config.words:
         words = config.words
@@ -194,22 +192,11 @@ def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list
 
 
 def _chat_parts(config: FormatConfig, rows: RowFormat, folder: Path) -> Callable[[Row, str], Parts]:
-    names = chat_columns(config, rows.columns)
-    framed = is_framed(config, {})
-    chat = chat_document(config, folder) if framed else None
-    templates = chat_templates_of(config, chat) if chat else {}
-    special = special_pattern(tuple(chat["texts"])) if chat else None
+    names, write = chat_columns(config, rows.columns), prompt_writer(config, folder)
 
     def parts(row: Row, where: str) -> Parts:
         given = conversation_of(row, names, where)
-        given = given._replace(messages=_asked(given.messages, where))
-        if framed:
-            template = templates.get("tools" if given.tools is not None else "template", templates["template"])
-            return prompted(given, template, where, special)
-        return [
-            *sections(given.messages, where, last=True),
-            {"text": f"\n\n### {ROLES['assistant']}\n", "train": False},
-        ]
+        return write(given._replace(messages=_asked(given.messages, where)), where)
 
     return parts
 

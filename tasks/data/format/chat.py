@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trnflow.tasks.data.format.conversation import Conversation, Row
 from trnflow.tasks.data.format.fitting import CALL, fitted, joins_lines
-from trnflow.tasks.data.format.held_out import Span, held_out, with_holes, without
+from trnflow.tasks.data.format.held_out import Span, held_out, with_holes
 from trnflow.tasks.data.format.read_fields import notes_of_fields, recorded
 from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.spelled_tokens import replace_in_pieces, replace_spelled, split_spelled, stand_ins_for
@@ -30,7 +32,8 @@ from trnflow.tasks.data.texts import HELD_OUT, TOKEN
 from trnflow.tasks.errors import ConfigError, DataError
 
 Example = list[Row]
-"""Parts of a text: dicts with `text`, `train`, and optionally `held_out`, `plain` or `token`."""
+"""Parts of a text: dicts with `text`, `train`, and optionally `held_out`, `plain`, `token`, and `ends_prompt`: a program sends
+the text up to the part's end as a prompt."""
 
 REWRITTEN = "rewritten"
 OUTSIDE = "outside"
@@ -65,6 +68,11 @@ class Turn(NamedTuple):
     @property
     def span(self) -> Span:
         return self.start, len(self.through)
+
+    @property
+    def prompts(self) -> list[int]:
+        """Where a prompt ends in the text."""
+        return [] if self.unlike_prompt else [self.start]
 
 
 def written_by(
@@ -127,7 +135,8 @@ def sections(messages: list[Row], where: str, *, last: bool) -> Example:
         if not isinstance(content, str):
             raise DataError(f"{names_of(where, number)} is no text", "set format.chat_template to a Jinja template")
         check_answer(given, content, names_of(where, number), thinking=number in trained)
-        parts.append({"text": f"{before}### {ROLES[given['role']]}\n", "train": False})
+        heading = f"{before}### {ROLES[given['role']]}\n"
+        parts.append({"text": heading, "train": False, "ends_prompt": number in trained})
         pieces = training[number].content or [(content, True)]
         taught = number in trained
         parts += [{"text": text, "train": taught and train, HELD_OUT: taught and not train} for text, train in pieces]
@@ -225,9 +234,10 @@ class _Writing(NamedTuple):
         notes += [UNLIKE_PROMPT] * any(turn.unlike_prompt for turn in rendered)
         if all(whole.startswith(turn.through) for turn in rendered):
             spans, out = [turn.span for turn in rendered], [span for turn in rendered for span in turn.out]
-            return [list(_cut(whole, spans, out))], notes
+            prompts = [end for turn in rendered for end in turn.prompts]
+            return [list(_cut(whole, spans, out, prompts))], notes
         # the template rewrites earlier turns (Qwen3 leaves out their thinking), so each turn is an example
-        examples = [list(_cut(turn.through, [turn.span], turn.out)) for turn in rendered]
+        examples = [list(_cut(turn.through, [turn.span], turn.out, turn.prompts)) for turn in rendered]
         return examples, (notes if last else [*notes, REWRITTEN])
 
     def by_blocks(self, turns: list[int]) -> tuple[list[Example], list[str]]:
@@ -246,7 +256,16 @@ class _Writing(NamedTuple):
         spans = marked.spans if whole else [span for index in turns for span in self._blocks(index, marked.spans)]
         notes += [OUTSIDE] * (len(spans) < len(turns))
         out = [span for index in turns for span in self._held_out(index, plain)]
-        return [list(_cut(plain, spans, out))], notes
+        begins = self._begins(turns, spans, plain)
+        has_others = len(begins) < min(len(turns), len(spans)) or any(start > at for at, start in begins.items())
+        return [list(_cut(plain, spans, out, begins))], notes + [UNLIKE_PROMPT] * has_others
+
+    def _begins(self, turns: list[int], spans: list[Span], plain: str) -> dict[int, int]:
+        """Return {where a prompt ends: where its first block begins, before that if the block holds the turn's heading}."""
+        asked = [self._prompt(index) for index in turns]
+        ends = [len(prompt) for prompt in asked if prompt is not None and plain.startswith(prompt)]
+        found = ((max((at for at in ends if at < end), default=-1), start) for start, end in reversed(spans))
+        return {at: start for at, start in found if at >= 0}
 
     def _assistants(self) -> list[int]:
         return [index for index, message in enumerate(self.given.messages) if message["role"] == "assistant"]
@@ -324,6 +343,12 @@ class _Writing(NamedTuple):
         place = through.find(content.strip(), len(before)) if isinstance(content, str) and content.strip() else -1
         return start if place < 0 else min(start, place)
 
+    def _prompt(self, index: int) -> str | None:
+        """Return the prompt of a turn; None if the template refuses the messages before it."""
+        with suppress(Exception):
+            return self.text(index, add_generation_prompt=True)
+        return None
+
     def text(self, until: int | None = None, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Render the messages before number `until`."""
         _, tools, documents, arguments = self.given
@@ -359,14 +384,10 @@ class _Marked(NamedTuple):
         return cls("".join(pieces), spans)
 
 
-def _cut(whole: str, spans: list[Span], out: list[Span]) -> Iterator[Row]:
-    """Yield the parts of a text. spans: of answers; out: within them, what is not trained on."""
-    marked = sorted([*((span, True) for span in without(spans, out)), *((span, False) for span in out)])
-    at = 0
-    for (start, end), train in marked:
-        if start > at:
-            yield {"text": whole[at:start], "train": False}
-        yield {"text": whole[start:end], "train": train, HELD_OUT: not train}
-        at = end
-    if at < len(whole):
-        yield {"text": whole[at:], "train": False}
+def _cut(whole: str, spans: list[Span], out: list[Span], prompts: Iterable[int]) -> Iterator[Row]:
+    """Yield the parts of a text. spans: of answers; out: within them, what is not trained on; prompts: where prompts end."""
+    ends = {*prompts}
+    edges = sorted({0, len(whole), *ends, *(edge for span in (*spans, *out) for edge in span)})
+    for start, end in pairwise(edges):
+        held, inside = (any(first <= start and end <= last for first, last in some) for some in (out, spans))
+        yield {"text": whole[start:end], "train": inside and not held, HELD_OUT: held, "ends_prompt": end in ends}

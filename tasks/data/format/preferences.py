@@ -21,7 +21,7 @@ from trnflow.tasks.data.format.conversation import (
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.data.format.training_fields import FIELDS
-from trnflow.tasks.data.texts import text_of
+from trnflow.tasks.data.texts import prompt_and_answer, text_of
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 
@@ -72,13 +72,14 @@ def reader_and_writer(
     return (_messages(nested), _written(columns, chat, templates)) if CHOSEN in nested else (_texts, _plain)
 
 
-def _texts(row: Row, where: str) -> tuple[str, str, str]:
+def _texts(row: Row, where: str) -> tuple[str | int, str, str]:
+    """Return prompt and answers; without a prompt the number of characters that the answers share."""
     prompt, chosen, rejected = (text_of(row.get(name)) for name in (PROMPT, CHOSEN, REJECTED))
     if not prompt:
         same = next((at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
         # the blank before the first word that differs belongs to the answers
         same -= same > 0 and chosen[same - 1] == " "
-        return chosen[:same], chosen[same:], rejected[same:]
+        return same, chosen, rejected
     begins = [prompt == answer[: len(prompt)] for answer in (chosen, rejected)]
     if any(begins):
         _refuse_one(begins, where)
@@ -86,8 +87,10 @@ def _texts(row: Row, where: str) -> tuple[str, str, str]:
     return prompt, chosen, rejected
 
 
-def _plain(row: Row, prompt: str, answer: str, where: str) -> RowExamples:
-    return RowExamples([[{"text": prompt, "train": False}, {"text": answer, "train": True}]])
+def _plain(row: Row, prompt: str | int, answer: str, where: str) -> RowExamples:
+    if isinstance(prompt, int):  # it may end within a word, and no program sends it
+        return RowExamples([[{"text": answer[:prompt], "train": False}, {"text": answer[prompt:], "train": True}]])
+    return RowExamples([prompt_and_answer(prompt, answer)])
 
 
 def _messages(nested: Any) -> Answer:

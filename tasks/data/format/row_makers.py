@@ -28,7 +28,7 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.data.texts import NEGATIVE, PAIR, text_of
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, prompt_and_answer, text_of
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -130,7 +130,7 @@ def _own_instruction(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowM
     def make(row: Row, where: str) -> Row | None:
         response = answer(row, where)
         made = own(row, where) if response.strip() else None
-        return made and {"parts": [{**made, "train": False}, {"text": response, "train": True}]}
+        return made and {"parts": prompt_and_answer(made["text"], response)}
 
     return make
 
@@ -158,7 +158,8 @@ def _instruction(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) 
         response = answer(row, where)
         if not response.strip():
             return None
-        return {"parts": [*prompt(row, where), {"text": response, "train": True}]}
+        *before, asked = prompt(row, where)
+        return {"parts": [*before, *prompt_and_answer(asked["text"], response)]}
 
     return make
 
@@ -191,8 +192,9 @@ def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Parts:
             return [{"text": words(asked, given), "train": False}]
         before, parts = f"{alpaca_opening(given, told)}\n\n", []
         for question, response in rounds:
-            parts.append({"text": before + alpaca_round(question), "train": False})
-            parts.append({"text": response, "train": config.turns == "all"})
+            taught_round = config.turns == "all"
+            parts.append({"text": before + alpaca_round(question), "train": False, "ends_prompt": taught_round})
+            parts.append({"text": response, "train": taught_round})
             before = "\n\n"
         return [*parts, {"text": before + alpaca_round(asked, given), "train": False}]
 

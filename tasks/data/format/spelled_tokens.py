@@ -85,6 +85,7 @@ def _spelled(stand_ins: dict[str, str]) -> re.Pattern[str]:
 def split_spelled(parts: list[Row], names: dict[str, str]) -> Iterator[Row]:
     """Yield the parts with each stand-in as a part of its own, the token, with `plain` True. names: {character: token}."""
     for part in parts:
-        texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
-        for text in filter(None, texts):
-            yield {**part, "text": names.get(text, text), "plain": text in names}
+        texts = [*filter(None, re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]])]
+        for number, text in enumerate(texts, 1):
+            ends = part.get("ends_prompt", False) and number == len(texts)
+            yield {**part, "text": names.get(text, text), "plain": text in names, "ends_prompt": ends}

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.data.texts import HELD_OUT
-from trnflow.tasks.data.tokenization.answer_ends import AnswerEnds, EndFinder
+from trnflow.tasks.data.tokenization.answer_ends import EndFinder
+from trnflow.tasks.data.tokenization.encoded import Encoded as Encoded
+from trnflow.tasks.data.tokenization.prompt_ends import Pieced, added_of, encoded_apart, joined_prompts
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
+from trnflow.tasks.data.tokenization.turn_rows import rows_of_turns, turns_apart
 from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
 from trnflow.tasks.data.tokenization.written_tokens import write_tokens
 from trnflow.tasks.kinds.kind import IGNORED
@@ -28,33 +31,6 @@ if TYPE_CHECKING:
 
 TRAINED, KEPT_OUT = 1, 2
 """The mask of a token that is learnt, and of one that is held out of an answer."""
-
-
-class Encoded(NamedTuple):
-    """Token rows, one after another.
-
-    Attributes:
-        ids: int32 [tokens].
-        sizes: int64 [rows].
-        extra: Loss mask uint8 [tokens], or labels int32 [rows or tokens] or float32 [rows, outputs].
-        row: int64 [rows], source row from 0.
-        lengths: int64 [source rows], tokens before any cut.
-        forged: (source row, token) of each that spells a special token.
-        unsupervised: Rows that `without_unsupervised` removed.
-        types: Of rows with two texts uint8 [tokens], the token types of the tokenizer's template, of pairs which text; else
-            None.
-        ends: Of a language model how the answers of the source rows end.
-    """
-
-    ids: Ints
-    sizes: Longs
-    extra: Extra
-    row: Longs
-    lengths: Longs
-    forged: list[tuple[int, str]]
-    unsupervised: int = 0
-    types: Extra | None = None
-    ends: AnswerEnds | None = None
 
 
 class ClassEncoder:
@@ -168,7 +144,8 @@ def targets_of(rows: pa.Table) -> Extra:
 
 
 class CausalEncoder:
-    """Encodes texts for a language model: bos if the tokenizer adds it, the parts as one text, eos; not twice.
+    """Encodes texts for a language model: bos if the tokenizer adds it, the parts as one text, eos; not twice. A row begins
+    with the tokens of each of its prompts, encoded alone (`prompt_ends`).
 
     Args:
         framed: A chat template wrote all special tokens.
@@ -208,16 +185,22 @@ class CausalEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table whose column `parts` is list<struct<text, train[, plain][, token]>>."""
+        """Encode a table whose column `parts` is list<struct<text, train[, plain][, ends_prompt][, held_out][, token]>>."""
         import numpy as np
 
         texts, written = texts_of(rows), None
         if texts.tokens is not None:
             texts, written = write_tokens(texts, self._roles, self._words.blanks)
-        added = _outside_plain(texts, self._words.find_added(texts.data, texts.rows, self._special))
-        added = sorted([*added, *(written or ())])
+        added = sorted([*added_of(self._words, texts, self._special), *(written or ())])
         pieces = self._words.pieces(texts.array, texts.rows, added)
-        ids, per_piece = self._words.encode(texts.data, pieces)
+        pieced = Pieced(pieces, *self._words.encode(texts.data, pieces))
+        joined = joined_prompts(self._words, texts, pieced)
+        apart = np.unique(joined.rows).tolist()
+        if turns := turns_apart(rows, texts, joined):
+            table, numbers = turns
+            most = self._max_length if self._overlong == "drop" else None
+            return rows_of_turns(self.encode(table), numbers, most)._replace(apart=apart)
+        pieces, ids, per_piece = encoded_apart(self._words, texts, pieced, joined)
         mask = self._mask(texts, pieces, per_piece)
         bounds = row_tokens(texts, pieces, per_piece)
         ids, mask, sizes = self._whole(texts, ids, mask, bounds) if written is None else (ids, mask, np.diff(bounds))
@@ -230,10 +213,9 @@ class CausalEncoder:
         ends = self._ends.find(ids, mask, sizes, remain, from_end=is_left)
         mask = (mask == TRAINED).astype(np.uint8)
         whole = len(row) == len(sizes) and kept.sum() == len(ids)
-        given = [each if whole else gather(each, starts.ravel(), kept.ravel()) for each in (ids, mask)]
-        return Encoded(
-            given[0], kept.sum(1), given[1], row.ravel(), sizes, _forged(texts, self._words, added), ends=ends
-        )
+        ids, mask = (each if whole else gather(each, starts.ravel(), kept.ravel()) for each in (ids, mask))
+        forged = _forged(texts, self._words, added)
+        return Encoded(ids, kept.sum(1), mask, row.ravel(), sizes, forged, ends=ends, apart=apart)
 
     def _mask(self, texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Extra:
         """Compute the loss mask, uint8 [tokens], with KEPT_OUT where a token is held out."""
@@ -251,7 +233,9 @@ class CausalEncoder:
             here = shared[pieces.kind[shared] == kind]
             parts = [_parts_of(texts, pieces, int(piece), int(first[piece]), int(last[piece])) for piece in here]
             if kind == ADDED:
-                values = [np.full(1, max(map(_flag_of, own)), np.uint8) for own in parts]
+                # blanks beside a token may be of another part
+                seen = ([part for part in own if part["text"].strip()] or own for own in parts)
+                values = [np.full(1, max(map(_flag_of, own)), np.uint8) for own in seen]
             else:
                 spans = self._words.spans(kind, ["".join(part["text"] for part in own) for own in parts])
                 values = [trained_tokens(own, count, span) for own, (count, span) in zip(parts, spans, strict=True)]
@@ -323,7 +307,7 @@ def without_unsupervised(encoded: Encoded) -> Encoded:
     kept, sizes = starts[taught], encoded.sizes[taught]
     ids, mask = (gather(values, kept, sizes) for values in (encoded.ids, encoded.extra))
     left_out = int((~taught).sum())
-    return Encoded(ids, sizes, mask, encoded.row[taught], encoded.lengths, encoded.forged, left_out, ends=encoded.ends)
+    return encoded._replace(ids=ids, sizes=sizes, extra=mask, row=encoded.row[taught], unsupervised=left_out)
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
@@ -413,19 +397,6 @@ def _have(ids: Ints, bounds: Longs, wanted: list[int], at: Longs) -> Any:
     for number, value in enumerate(wanted):
         have[have] = ids[at[have] + number] == value
     return have
-
-
-def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the added tokens that do not overlap a part marked `plain`."""
-    import numpy as np
-
-    if not added or not texts.plain.any():
-        return added
-    starts, ends = (np.array([mark[side] for mark in added]) for side in (0, 1))
-    counts = np.concatenate([[0], np.cumsum(texts.plain)])
-    first = np.searchsorted(texts.parts[1:], starts, side="right")
-    last = np.searchsorted(texts.parts[1:], ends - 1, side="right") + 1
-    return [mark for mark, touched in zip(added, counts[last] > counts[first], strict=True) if not touched]
 
 
 def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[tuple[int, str]]:

@@ -56,12 +56,13 @@ class Count:
         read: Source rows.
         overlong: Source rows longer than `max_length`.
         forged: Source rows that spell a special token; none is dropped for it.
+        apart: Source rows of which a prompt and its answer are encoded apart.
         unsupervised: Source rows dropped whole.
         ends: {id of the token: answers that it ends}, of a language model.
         cut: Answers whose end is cut off.
         unended: Answers that no special token ends.
         dropped: {"overlong", "unsupervised": token rows}, pieces counted apart.
-        first: {"overlong", "forged", "cut", "unended": the first such row}.
+        first: {"overlong", "forged", "apart", "cut", "unended": the first such row}.
     """
 
     read: int = 0
@@ -70,6 +71,7 @@ class Count:
     longest: int = 0
     overlong: int = 0
     forged: int = 0
+    apart: int = 0
     unsupervised: int = 0
     cut: int = 0
     unended: int = 0
@@ -86,7 +88,7 @@ class Count:
         # in order: rows are numbered by the rows read before
         for what, (row, *rest) in other["first"].items():
             self.first.setdefault(what, Example(row + self.read, *rest))
-        for name in ("read", "rows", "tokens", "overlong", "forged", "unsupervised", "cut", "unended"):
+        for name in ("read", "rows", "tokens", "overlong", "forged", "apart", "unsupervised", "cut", "unended"):
             setattr(self, name, getattr(self, name) + other[name])
         self.longest = max(self.longest, other["longest"])
         self.ends = {end: self.ends.get(end, 0) + other["ends"].get(end, 0) for end in self.ends | other["ends"]}
@@ -137,6 +139,12 @@ def report(
     if forged:
         example, examples["forged"] = _examples(counts, "forged")
         out.warn(f"rows whose text spells a special token, read as plain text: {forged} (the first: {example})")
+    if apart := sum(count.apart for count in counts.values()):
+        example, examples["apart"] = _examples(counts, "apart")
+        out.warn(
+            f"rows whose prompt has other tokens with its answer than alone: {apart}; they are encoded apart, so that the "
+            f"model learns from the prompt that programs send (the first: {example})"
+        )
     if dropped.get("unsupervised"):
         where = {split: count.unsupervised for split, count in counts.items() if count.unsupervised}
         many = ", ".join(f"{number} of the {counts[split].read} of {split}" for split, number in where.items())

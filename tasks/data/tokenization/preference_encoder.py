@@ -44,6 +44,7 @@ class PreferenceEncoder(CausalEncoder):
         return Encoded(
             in_one("ids"), sizes.sum(1), in_one("extra"), kept, lengths, forged, int((fits & ~taught).sum()),
             is_second.astype(np.uint8), joined([each.ends for each in both if each.ends]).of(kept),
+            sorted({*both[0].apart, *both[1].apart}),
         )  # fmt: skip
 
 

@@ -66,6 +66,7 @@ class Texts(NamedTuple):
         train: bool [parts], whether a part is trained on.
         plain: bool [parts], whether spelled special tokens are ordinary text.
         held_out: bool [parts], whether a part is kept out of the loss within an answer.
+        ends_prompt: bool [parts], whether a program sends the text up to the part's end as a prompt.
         tokens: of each part the role of the special token that it is, or None; None where no part can be one.
     """
 
@@ -77,7 +78,13 @@ class Texts(NamedTuple):
     train: Array
     plain: Array
     held_out: Array
+    ends_prompt: Array
     tokens: list[str | None] | None = None
+
+    @property
+    def prompts(self) -> Array:
+        """Return where each prompt ends in `data`, ascending: int64 [prompts]."""
+        return self.parts[1:][self.ends_prompt]
 
 
 def texts_of(table: pa.Table) -> Texts:
@@ -91,16 +98,18 @@ def texts_of(table: pa.Table) -> Texts:
         structs = column.values.slice(offsets[0], offsets[-1] - offsets[0])
         strings, first = structs.field("text"), offsets - offsets[0]
         names = [field.name for field in structs.type]
-        train, plain, held_out = (_flags(structs, name) for name in ("train", "plain", HELD_OUT))
+        train, plain, held_out, ends = (_flags(structs, name) for name in ("train", "plain", HELD_OUT, "ends_prompt"))
         tokens = structs.field(TOKEN).to_pylist() if TOKEN in names else None
     else:
         strings = table.column("text").combine_chunks()
         first = np.arange(len(strings) + 1)
-        train = plain = held_out = np.zeros(len(strings), dtype=bool)
+        train = plain = held_out = ends = np.zeros(len(strings), dtype=bool)
     bounds = _offsets(strings).astype(np.int64)
     data = bytes(memoryview(strings.buffers()[2] or b"")[bounds[0] : bounds[-1]])
     parts = bounds - bounds[0]
-    return Texts(data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain, held_out, tokens)
+    return Texts(
+        data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain, held_out, ends, tokens
+    )
 
 
 def _flags(structs: pa.StructArray, name: str) -> Array:

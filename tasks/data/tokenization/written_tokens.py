@@ -31,7 +31,7 @@ def write_tokens(
     bounds, named = np.array(parts, np.int64), np.array([role is not None for role in texts.tokens], dtype=bool)
     whole = Texts(
         bytes(data), np.frombuffer(data, dtype=np.uint8), bounds[texts.first], bounds, texts.first, texts.train,
-        texts.plain | named, texts.held_out,
+        texts.plain | named, texts.held_out, texts.ends_prompt,
     )  # fmt: skip
     names = {token: blanks[token] for tokens in roles.values() for token in tokens}
     return whole, [span for span in find_all(whole.data, whole.rows, names) if _holds(span, places)]
