@@ -3,6 +3,7 @@ in training, token by token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.conversation import Conversation
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate
+from trnflow.tasks.data.texts import TOKEN
 from trnflow.tasks.data.tokenization.encoders import CausalEncoder
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.evaluation.generation import prompt_encoder, prompt_ids
@@ -44,7 +46,6 @@ TEMPLATES = {"chatml": CHATML, "brackets": BRACKETS, "headed": HEADED} | {
     for name in ("chatml_macro", "llama3_1", "qwen3", "smollm3")
 }
 FLAGS = [(name, pa.bool_()) for name in ("train", "plain", "ends_prompt")]
-PARTS = pa.list_(pa.struct([("text", pa.string()), *FLAGS]))
 
 
 @cache
@@ -62,9 +63,12 @@ def tokenizers(name: str) -> tuple[PreTrainedTokenizerFast, ChatTemplate, Causal
     return fast, template, encoder, special_pattern(tuple(fast.all_special_tokens))
 
 
-def rows_of(encoder: CausalEncoder, examples: list[Any]) -> list[tuple[list[int], list[int]]]:
-    """(ids, loss mask) of each row."""
-    tokens = encoder.encode(pa.table({"parts": pa.array(examples, PARTS)}))
+def rows_of(
+    encoder: CausalEncoder, examples: list[Any], more: Sequence[tuple[str, Any]] = ()
+) -> list[tuple[list[int], list[int]]]:
+    """(ids, loss mask) of each row. more: fields of parts."""
+    parts = pa.list_(pa.struct([("text", pa.string()), *FLAGS, *more]))
+    tokens = encoder.encode(pa.table({"parts": pa.array(examples, parts)}))
     ends = np.cumsum(tokens.sizes)[:-1]
     return [
         (a.tolist(), b.tolist()) for a, b in zip(np.split(tokens.ids, ends), np.split(tokens.extra, ends), strict=True)
@@ -107,19 +111,30 @@ def test_headings_ask_predict_with_the_tokens_of_training(talk: list[tuple[str, 
         for role, words in zip(("user", "assistant"), turn, strict=True)
     ]
     ask = prompt_writer(FormatConfig(task="chat", chat_template="sections"), Path())
-    rows = rows_of(encoder, [sections(messages, "row", last=False)])
+    rows = rows_of(encoder, [sections(messages, "row", last=False)], [(TOKEN, pa.string())])
     for turn in range(1, len(messages), 2):
         parts = ask(Conversation(messages[:turn]), "row")
         prompt = prompt_ids(prompt_encoder(own, {}), parts)
-        assert prompt == library.encode("".join(part["text"] for part in parts), add_special_tokens=False).ids
+        assert prompt == _of_library(library, parts)
         taught = [
             bool(mask[len(prompt)]) for ids, mask in rows if ids[: len(prompt)] == prompt and len(mask) > len(prompt)
         ]
         assert sum(taught) == 1 or not messages[turn]["content"]
 
 
+def _of_library(library: Tokenizer, parts: list[dict[str, Any]]) -> list[int]:
+    """The ids of texts, and of </s> between them; the tokenizer has no bos."""
+    texts = [""]
+    for part in parts:
+        if part.get(TOKEN) == "eos_token":
+            texts.append("")
+        texts[-1] += part["text"]
+    first, *others = (library.encode(each, add_special_tokens=False).ids for each in texts)
+    return [*first, *(number for ids in others for number in (library.token_to_id("</s>"), *ids))]
+
+
 def test_each_heading_before_a_trained_answer_ends_a_prompt() -> None:
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
     for last, wanted in ((False, [False, True, False, True]), (True, [False, False, False, True])):
         parts = sections(messages, "row", last=last)
-        assert [part["ends_prompt"] for part in parts[::2]] == wanted
+        assert [part["ends_prompt"] for part in parts if part["text"].startswith(("#", "\n\n#"))] == wanted
