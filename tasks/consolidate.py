@@ -83,7 +83,8 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     assert isinstance(shards, Artifact) and isinstance(model, Source)
     keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}
     keyed["format"] = _row_format(inputs.get("texts"), inputs.get("tokens"))
-    keyed |= {"ends": ends} if (ends := _ends(inputs.get("tokens"))) else {}
+    ends = _ends(inputs.get("tokens"))
+    keyed |= {"ends": ends} if any(ends.values()) else {}
     packed = inputs.get("packed")
     if isinstance(packed, Artifact) and kind_of(packed.meta["task"]).decides:
         keyed["packed"] = packed.digest

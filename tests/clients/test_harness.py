@@ -22,7 +22,8 @@ from tests.helpers.waiting import wait_for
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\\n{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}</s>{% endif %}\\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 RECIPE = """

@@ -125,7 +125,7 @@ def test_both_versions_run_on_one_store_and_leave_each_others_results(made: dict
         done = [*pool.map(lambda shell: shell(*command, **both), (older, today))]
     assert [one.returncode for one in done] == [0, 0], [one.stderr for one in done]
     first = [{stage["stage"]: stage["artifact"] for stage in json.loads(one.stdout)["stages"]} for one in done]
-    assert first[0]["pack_chunks"] == first[1]["pack_chunks"]
+    assert first[0]["load_data"] == first[1]["load_data"]
     for shell, artifact in zip((older, today), first, strict=True):
         again = json.loads(shell(*command, **both).stdout)["stages"]
         assert {stage["stage"]: stage["artifact"] for stage in again if stage["action"] == "hit"} == artifact
