@@ -173,9 +173,9 @@ class CausalEncoder:
         self._suffix = end if add_eos and not framed else []
         self._words = WordEncoder(tokenizer)
         self._roles = self._words.roles(self._prefix, end)
-        # an unknown word is no mark
-        unknown = loaded.special.get("unk_token")
-        self._ends = EndFinder(tokenizer, [mark for mark in (*self._words.special, *end_tokens) if mark != unknown])
+        # an unknown word is no mark, unless the tokenizer has one token for all, as GPT-2's
+        unknown = {loaded.special.get("unk_token")} - {loaded.special.get("eos_token")}
+        self._ends = EndFinder(tokenizer, [mark for mark in (*self._words.special, *end_tokens) if mark not in unknown])
         self._special = {
             text: number
             for text, number in self._words.special.items()
