@@ -64,7 +64,8 @@ def cases(draw: st.DrawFn) -> Case:
     odd = st.sampled_from(["", "\n", " END", "</s> bye", "<unk>"])
     ends = draw(st.lists(st.one_of(end, end, end, odd), min_size=1, max_size=5))
     return Case(
-        special, new, draw(st.sampled_from(["</s>", "<s>", "<unk>", *special])), draw(st.sampled_from([None, "</s>", *special])), ends,
+        special, new, draw(st.sampled_from(["</s>", "<s>", "<unk>", *special])),
+        draw(st.sampled_from([None, "</s>", *special])), ends,
         draw(st.sampled_from(["", "<s>", *known, "### "])), draw(st.one_of(st.none(), end)),
         draw(st.lists(st.integers(0, 2), unique=True, max_size=3)),
     )  # fmt: skip
@@ -209,7 +210,9 @@ def test_a_block_without_the_end_is_refused(bench: Bench) -> None:
     assert "{% generation %}" in refused.value.fix
 
 
-@pytest.mark.parametrize(("task", "template"), [("instruction", "tokenizer"), ("chat", "sections"), ("chat", "{{ eos_token }}")])
+@pytest.mark.parametrize(
+    ("task", "template"), [("instruction", "tokenizer"), ("chat", "sections"), ("chat", "{{ eos_token }}")]
+)
 def test_the_only_special_token_of_gpt2_ends_answers(task: str, template: str, bench: Bench, shared: Path) -> None:
     """It is bos, eos, unk and pad in one, as in the tokenizers of GPT-NeoX, OPT and SmolLM."""
     model = {"source": str(bench.root / "model")}
