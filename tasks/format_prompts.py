@@ -284,7 +284,7 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     more = [("plain", pa.bool_())] if is_framed(config, meta) else []
     if is_chat(config, meta):
         more = [(HELD_OUT, pa.bool_()), *(more or [(TOKEN, pa.string())])]
-    elif config.task == "instruction" and config.history in taught_columns(config, meta["columns"]):
+    elif config.task == "instruction" and config.history in [*taught_columns(config, meta["columns"])]:
         more = [(TOKEN, pa.string())]
     names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
     parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), ("ends_prompt", pa.bool_()), *more]))
