@@ -10,7 +10,7 @@ from trnflow.tasks.data.format.conversation import messages_of
 from trnflow.tasks.data.format.marked_answers import MARKS
 from trnflow.tasks.data.format.read_fields import UNREAD, notes_of_fields
 from trnflow.tasks.data.format.row_columns import ALIASES, ARGUMENTS, HISTORY, JUDGED, SYSTEM, TOOLS
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.unpaired_preference import COMPLETION, LABEL
 
@@ -106,11 +106,17 @@ def unpaired_preference(columns: dict[str, Column], data: Meta, form: Meta) -> D
 
 
 def chat(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
-    """Return the draft for a column of messages, None without one. Raises DataError for an unknown role."""
+    """Return the draft for a column of messages, None without one. Raises DataError for an unknown role, and for the
+    parts of a conversation in two columns."""
     wanted = form.get("messages")
     chats = [column for name, column in columns.items() if _is_chat(column) and wanted in (None, name)]
     if not chats:
         return None
+    if {column.name for column in chats} == {PROMPT, COMPLETION}:
+        raise DataError(
+            "prompt and completion each hold a part of a conversation",
+            "join both in one column: messages = prompt + completion",
+        )
     if len(chats) > 1:
         raise Question(
             f"{' and '.join(column.name for column in chats)} hold messages",

@@ -202,6 +202,10 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "an unknown role": ("t.jsonl", lines(lambda n: {"messages": [{"role": "clown", "content": "x"}]}), DataError,
                         "has the role 'clown'", ""),
     "an image": ("photo.png", PNG, ConfigError, "photo.png is no data file: it is binary", ".parquet"),
+    "TRL's prompt and completion of messages": (
+        "t.jsonl", lines(lambda n: {"prompt": [{"role": "user", "content": sentence(n)}],
+                                    "completion": [{"role": "assistant", "content": "yes"}]}), DataError,
+        "each hold a part of a conversation", "messages = prompt + completion"),
     "an image called csv": ("t.csv", PNG, DataError, "t.csv is no csv: it is binary", ""),
     "an empty file": ("t.csv", b"", DataError, "t.csv is empty", ""),
     "an empty file without extension": ("t", b"", ConfigError, "t is empty", ""),
