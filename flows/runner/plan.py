@@ -143,7 +143,7 @@ def kept_steps(
     """Return {parameter: step of its own} of the inputs that a step's stage keeps. inputs: the step's, all known."""
     stage, steps = step.node.stage, {}
     for name, kept in stage.kept.items():
-        if (config := kept.config(step.config)) is None:
+        if (config := kept.config(step.config)) is None or not kept.reads(inputs):
             continue
         takes = stage_of(kept.function).takes
         given = {other: item for other, item in inputs.items() if other in takes}

@@ -1,0 +1,122 @@
+"""Measure the baselines by the functions that measure the model, on the same rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.tables import write_rows
+from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses, load_columns
+from trnflow.tasks.evaluation.config import GENERATIONS
+from trnflow.tasks.evaluation.metrics.row_sums import RowSums
+from trnflow.tasks.evaluation.row_losses import source_rows
+from trnflow.tasks.evaluation.scores import SCORES
+from trnflow.tasks.kinds.kind import IGNORED
+from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.targets import Outputs
+from trnflow.tasks.system.arrays import load_array
+
+if TYPE_CHECKING:
+    from trnflow.tasks.evaluation.report_document import BaselineReport
+
+NOT_WRITTEN = ("label", "probabilities", "desirable")
+"""Columns that predictions.parquet has, and numbers that are no probabilities."""
+
+
+def measure_baselines(
+    kept: Mapping[str, Input | None], predicted: Input, packed: Input, task: str, to: Path
+) -> list[BaselineReport]:
+    """Write `<name>.parquet` of each baseline; return its entry of the report.
+
+    kept: {name: what `fit_baseline` or `predict_before` made}; predicted: of `predict_rows`; task: the model's.
+    """
+    entries: list[BaselineReport] = []
+    for name, found in kept.items():
+        if found is not None and "left_out" in found.meta:
+            entries.append({"name": name, "left_out": found.meta["left_out"]})
+        elif found is not None:
+            columns, asked = baseline_columns(found, predicted, task), found.meta["metrics"]
+            rows = _summed(columns, found.meta["total"]) if isinstance(columns, RowLosses) else columns
+            values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and entry.name in asked}
+            metrics = {metric: value for metric, value in values.items() if value is not None}
+            if isinstance(columns, RowLosses):
+                metrics |= ended(_answered(predicted.path / GENERATIONS), "before_ended")
+            _write(columns, predicted, packed, task, to / f"{name}.parquet")
+            entries.append(
+                {"name": name, "method": found.meta["method"], "rows": found.meta["rows"], "metrics": metrics}
+            )
+    return entries
+
+
+def metrics_of(entries: Sequence[BaselineReport]) -> dict[str, float]:
+    """Return {metric with the baseline's name at its end: value}."""
+    return {
+        f"{metric}_{entry['name']}": value for entry in entries for metric, value in entry.get("metrics", {}).items()
+    }
+
+
+def ended(lines: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
+    """Return the share of generated texts that ended, of no texts nothing. lines: of generations.jsonl; field: `ended`, or
+    `before_ended`."""
+    known = [line[field] for line in lines if field in line]
+    return {"ended": sum(known) / len(known)} if known else {}
+
+
+def _answered(file: Path) -> list[Any]:
+    with file.open(encoding="utf-8") as lines:
+        return [line for line in map(json.loads, lines) if line["answer"] is not None]
+
+
+def baseline_columns(found: Input, predicted: Input, task: str) -> Any:
+    """Return the model's columns with those of a baseline in their place, row by row. Others, such as losses, stay the model's.
+
+    Arguments as of `measure_baselines`.
+    """
+    kind = kind_of(task)
+    whole = (
+        ClassPredictions
+        if kind.one_class
+        else Outputs
+        if kind.reads_targets
+        else kind.rewards
+        if kind.pairs
+        else RowLosses
+    )
+    columns = load_columns(whole, predicted.path)
+    files = {name: found.path / f"{name}.npy" for name in columns._fields}
+    arrays = {name: load_array(file) for name, file in files.items() if file.exists()}
+    if kind.per_position and kind.reads_targets:
+        arrays["decided"] = _at_words(columns.expected, arrays["decided"])
+    return columns._replace(**arrays)
+
+
+def _at_words(expected: Any, tags: Any) -> Any:
+    """Return tags at the positions that have any. expected: int32 [rows, positions]; tags: int32 [words]."""
+    decided = expected.copy()
+    decided[expected != IGNORED] = tags
+    return decided
+
+
+def _summed(columns: RowLosses, total: float) -> RowSums:
+    return RowSums(columns.nll, columns.tokens, columns.bytes, total)
+
+
+def _write(columns: Any, predicted: Input, packed: Input, task: str, to: Path) -> None:
+    """Write row, and what the baseline says of it, in the order of rows."""
+    import numpy as np
+    import pyarrow as pa
+
+    kind, labels = kind_of(task), predicted.meta.get("labels") or []
+    if isinstance(columns, RowLosses):
+        rows, answers = columns.row, dict[str, Any](nll=columns.nll)
+    else:
+        rows = source_rows(packed, predicted.meta["split"])
+        named = {"predicted": [labels[at] for at in columns.predicted]} if kind.one_class else None
+        answers = named or kind.row_answers(columns, labels)
+    order = np.argsort(rows, kind="stable")
+    said = {name: pa.array([values[at] for at in order]) for name, values in answers.items() if name not in NOT_WRITTEN}
+    table = pa.table({"row": rows[order] + 1, **said})
+    write_rows([table], table.schema, to, lambda count: None)
