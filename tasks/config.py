@@ -35,9 +35,10 @@ class Mark(Enum):
     GRAPH = "the field changes training's graphs: it is also in precompile's key"
     HOOK = "the field names a function of the user's: its code is in the key of the stages that call it"
     WHEN_SET = "the field is newer than results that are kept: it is in keys where it differs from its default"
+    ORDERED = "the order of the table's names counts: its key has it"
 
 
-NOT_KEYED, GRAPH, HOOK, WHEN_SET = Mark
+NOT_KEYED, GRAPH, HOOK, WHEN_SET, ORDERED = Mark
 
 
 def _names_a_function(value: str) -> str:
@@ -106,19 +107,44 @@ def keyed_params(config: StageConfig) -> dict[str, Any]:
     """Return {field: value} of all fields not marked NOT_KEYED, or WHEN_SET and not set, nested configs included, as plain
     JSON."""
     skip = marked(type(config), NOT_KEYED) | _unset(config)
-    return {name: _plain(getattr(config, name)) for name in type(config).model_fields if name not in skip}
+    return {name: _keyed(config, name) for name in type(config).model_fields if name not in skip}
 
 
 def graph_params(config: StageConfig) -> dict[str, Any]:
     """Return {field: value} of the fields marked GRAPH, but WHEN_SET and not set, as plain JSON."""
     names = sorted(marked(type(config), GRAPH) - _unset(config))
-    return {name: _plain(getattr(config, name)) for name in names}
+    return {name: _keyed(config, name) for name in names}
+
+
+def sorted_tables(config: BaseModel) -> dict[str, Any]:
+    """Return a config as JSON with the names of its tables sorted, as in keys, but not of tables marked ORDERED."""
+    return dict(_sorted(config, config.model_dump(mode="json")))
+
+
+def _sorted(value: Any, document: Any, *, is_ordered: bool = False) -> Any:
+    """Return `document`, the JSON of `value`, with sorted tables."""
+    if isinstance(value, BaseModel):
+        ordered = marked(type(value), ORDERED)
+        return {
+            name: _sorted(getattr(value, name), part, is_ordered=name in ordered) for name, part in document.items()
+        }
+    if isinstance(value, dict):
+        return {name: _sorted(value[name], document[name]) for name in (value if is_ordered else sorted(value))}
+    if isinstance(value, tuple | list):
+        return [_sorted(*both) for both in zip(value, document, strict=True)]
+    return document
 
 
 def _unset(config: StageConfig) -> set[str]:
     """Return the fields marked WHEN_SET that have their default."""
     newer, fields = marked(type(config), WHEN_SET), type(config).model_fields
     return {name for name in newer if getattr(config, name) == fields[name].default}
+
+
+def _keyed(config: StageConfig, name: str) -> Any:
+    """Return a field's value as plain JSON; of a table whose order counts a list of pairs, since JSON objects have none."""
+    value = _plain(getattr(config, name))
+    return [*map(list, value.items())] if value and name in marked(type(config), ORDERED) else value
 
 
 def _plain(value: Any) -> Any:

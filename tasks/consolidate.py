@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -18,14 +20,22 @@ from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
 from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG
 from trnflow.tasks.kinds.preference import WEIGHED
 from trnflow.tasks.kinds.registry import FORMATS, kind_of
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.older_config import with_older_keys
 from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
-from trnflow.tasks.model_folder.settings_files import generation_settings, positions_of, write_tokenizer
-from trnflow.tasks.sources.model_source import generation_config
+from trnflow.tasks.model_folder.settings_files import (
+    end_ids,
+    generation_settings,
+    learnt_settings,
+    positions_of,
+    write_tokenizer,
+)
+from trnflow.tasks.model_folder.tokenizer_check import settle_tokenizer
+from trnflow.tasks.sources.model_source import GENERATION, generation_config
 from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.model_process import model_environ
 from trnflow.tasks.system.optional_packages import bitsandbytes_version
@@ -73,6 +83,8 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     assert isinstance(shards, Artifact) and isinstance(model, Source)
     keyed: Meta = {"shards": shards.digest, **{part: model.identity.get(part) for part in ("generation", "name")}}
     keyed["format"] = _row_format(inputs.get("texts"), inputs.get("tokens"))
+    ends = _ends(inputs.get("tokens"))
+    keyed |= {"ends": ends} if any(ends.values()) else {}
     packed = inputs.get("packed")
     if isinstance(packed, Artifact) and kind_of(packed.meta["task"]).decides:
         keyed["packed"] = packed.digest
@@ -125,16 +137,24 @@ def consolidate(
     published = PublishedWeights(weights, empty)
     sizes = {name: math.prod(published.shape(name)) for name in published.names}
     if not kind_of(shards.meta["task"]).per_row:
-        write_json(out.path / "generation_config.json", generation_settings(document, generation_config(base)))
+        generates = learnt_settings(generation_config(base), out)
+        write_json(out.path / GENERATION, generation_settings(document, generates, **_ends(tokens)))
     is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR) and "head" not in texts.meta
     # a fast tokenizer of no family leaves token types out
     inputs = ("input_ids", TOKEN_TYPES, "attention_mask") if is_pair and takes_token_types(empty) else ()
-    write_tokenizer(shards.path / "tokenizer", out.path, positions_of(empty), inputs)
+    longest = positions_of(empty)
+    if tokens is not None and kind_of(shards.meta["task"]).per_row:  # a reward model's rows are a language model's
+        longest = min(longest or tokens.meta["max_length"], tokens.meta["max_length"])
+    write_tokenizer(shards.path / "tokenizer", out.path, longest, inputs)
+    settle_tokenizer(out.path, out)
     _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, dtype, empty)
-        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", positions_of(empty), inputs)
+        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", longest, inputs)
+        shutil.copyfile(out.path / TOKENIZER_CONFIG, out.path / "adapter" / TOKENIZER_CONFIG)
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
+        with suppress(FileNotFoundError):  # of labelled rows
+            shutil.copyfile(out.path / GENERATION, out.path / "adapter" / GENERATION)
     formatted = _row_format(texts, tokens)
     # predictions are of the model's task, which may be another than that of its rows
     _write_row_format(formatted and {**formatted, "task": shards.meta["task"]}, out)
@@ -146,12 +166,20 @@ def consolidate(
     if packed is not None and kind_of(shards.meta["task"]).decides:
         _decide(packed, out)
     meta: ModelMeta = {
-        "task": shards.meta["task"], "labels": shards.meta["labels"], "lengths": shards.meta["lengths"],
+        "task": shards.meta["task"], "labels": shards.meta["labels"],
+        "lengths": _lengths(shards.meta, tokens, positions_of(empty)),
         "parameters": sum(sizes.values()), "dtype": dtype,
     }  # fmt: skip
     if kind_of(shards.meta["task"]).pairs:
         meta["preference"] = {name: value for name, value in shards.meta["settings"].items() if name in WEIGHED}
     return meta
+
+
+def _lengths(shards: CheckpointMeta, tokens: Input[TokensMeta] | None, positions: int | None) -> list[int]:
+    """Return the lengths of training's chunks, as far as a text that the model reads can be as long."""
+    # of several documents in a chunk each has positions of its own, and texts that are read apart are cut one by one
+    texts = tokens.meta["max_length"] if tokens is not None and kind_of(shards["task"]).apart else None
+    return sorted({min([length, *filter(None, (positions, texts))]) for length in shards["lengths"]})
 
 
 def _write_companions(texts: TextsMeta, tokens: TokensMeta, empty: Any, out: Workdir) -> None:
@@ -177,6 +205,12 @@ def _row_format(texts: Artifact | Source | Input | None, tokens: Artifact | Sour
         return None
     assert not isinstance(texts, Source) and not isinstance(tokens, Source)
     return row_format(cast("TextsMeta", texts.meta), cast("TokensMeta", tokens.meta))
+
+
+def _ends(tokens: Artifact | Source | Input | None) -> dict[str, list[int]]:
+    """Return the ids of the tokens that end answers of train, and of those for padding, as `generation_settings` takes them."""
+    assert not isinstance(tokens, Source)
+    return end_ids(tokens.meta) if tokens else {}
 
 
 def _write_row_format(document: Meta | None, out: Workdir) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.data.chunks import open_chunks
@@ -19,6 +19,7 @@ from trnflow.tasks.evaluation.config import (
     environ,
     predict_inputs,
 )
+from trnflow.tasks.evaluation.endings import endings_note
 from trnflow.tasks.evaluation.harness import PACKAGES, HarnessConfig
 from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
     from trnflow.tasks.evaluation.report_document import Generation, Report, TaskReport, WrongRow
-    from trnflow.tasks.metadata import Task
+    from trnflow.tasks.metadata import PackedMeta, Task
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 HARNESS = "trnflow.tasks.run_harness:run_harness"
@@ -135,7 +136,8 @@ def evaluate_model(
 
     rows: `load_data`'s, code: the functions that `metrics` names; None without any.
 
-    Returns metadata: task, split, metrics; own, the names of the user's metrics, and of those of tasks of the harness.
+    Returns metadata: task, split, metrics; own, the names of the user's metrics, and of those of tasks of the harness; notes
+    for the last lines of a run.
     """
     made, task = predictions.meta, task_of(predictions, packed)
     file = texts.path / f"{made['split']}.parquet"
@@ -168,14 +170,24 @@ def evaluate_model(
     for entry in baselines:
         if "left_out" in entry:
             out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
-    report["notes"] = _notes(report)
-    for note in report["notes"]:
+    for note in (notes := _notes(report)):
         out.warn(note)
+    last = _last_notes(texts, packed, out)
+    report["notes"] = [*last, *notes]
     write_json(out.path / "report.json", report)
     write_page(out.path)
     hidden = {score.name for score in SCORES if score.report_only}
     shown = {key: metrics[key] for key in metrics if key not in hidden}
-    return {"task": task, "split": made["split"], "metrics": metrics_of(baselines) | shown, **own}
+    shown = metrics_of(baselines) | shown
+    return {"task": task, "split": made["split"], "metrics": shown, **own, **({"notes": last} if last else {})}
+
+
+def _last_notes(texts: Input, packed: Input, out: Workdir) -> list[str]:
+    """Return what the last lines of a run say of the evaluation."""
+    is_text = texts.meta.get("rows", {}).get("settings", {}).get("task") == "text"  # it may go on for ever
+    made = _generations(out.path) if (out.path / GENERATIONS).exists() and not is_text else []
+    note = endings_note(made, cast("PackedMeta", packed.meta))
+    return [note] if note else []
 
 
 def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Path) -> Meta:

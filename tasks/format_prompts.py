@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
-from trnflow.tasks.data.format.chat import REWRITTEN
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.first_rows import first_rows
 from trnflow.tasks.data.format.marked_answers import refuse_alike
 from trnflow.tasks.data.format.own_rows import HOOK
+from trnflow.tasks.data.format.row_columns import chat_columns
 from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import (
     Maker,
@@ -26,15 +26,16 @@ from trnflow.tasks.data.format.row_makers import (
     chat_templates_of,
     maker_from,
     maker_of,
+    unread_columns,
 )
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
-from trnflow.tasks.data.tables import label_type, read_rows, spare_pandas, write_rows
-from trnflow.tasks.data.texts import NEGATIVE, PAIR
+from trnflow.tasks.data.tables import label_type, read_rows, rows_of, spare_pandas, write_rows, written_name
+from trnflow.tasks.data.texts import HELD_OUT, NEGATIVE, PAIR, TOKEN, in_order
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.kinds.preference import REJECTED
+from trnflow.tasks.kinds.preference import CHOSEN, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.kinds.unpaired_preference import DESIRABLE, UNDESIRABLE
 from trnflow.tasks.sources.model_source import tokenizer_folder
@@ -64,7 +65,18 @@ def _inputs(config: FormatConfig, inputs: Keyed) -> Meta:
     """Return what is keyed: the rows and, for conversations, the tokenizer with its chat template."""
     rows, model = inputs["rows"], inputs["model"]
     assert isinstance(rows, Artifact) and isinstance(model, Source)
-    return {"rows": rows.digest, **({"tokenizer": model.identity["tokenizer"]} if is_chat(config, rows.meta) else {})}
+    pooling = _filled(config, model).pooling
+    return {
+        "rows": rows.digest,
+        **({"tokenizer": model.identity["tokenizer"]} if is_chat(config, rows.meta) else {}),
+        **({"pooling": pooling} if pooling != config.pooling else {}),
+    }
+
+
+def _filled(config: FormatConfig, model: Source) -> FormatConfig:
+    """Return the settings with what they leave to the model's folder. Raises ConfigError."""
+    filled: FormatConfig = FORMATS[config.task].filled(config, model.identity.get("sentence"))
+    return filled
 
 
 def foresee(config: FormatConfig, known: Known) -> Meta:
@@ -83,7 +95,8 @@ def needs(config: FormatConfig, known: Known) -> Iterator[str]:
     if "columns" in rows:
         FORMATS[config.task].check_rows(config, rows)
         maker_of(config, cast("RowsMeta", rows), chat, no_limit)
-    yield from ()
+    sentence = model.identity.get("sentence")
+    yield from FORMATS[config.task].unused(FORMATS[config.task].filled(config, sentence), sentence)
 
 
 def split_rows(
@@ -104,7 +117,8 @@ def split_rows(
     size = OWN_PART if code else PART
     return [
         _part(config, chat, labels, rows, split, first, min(size, count - first))
-        for split, count in rows.meta["splits"].items()
+        for split in in_order(rows.meta["splits"])
+        for count in (rows.meta["splits"][split],)
         for first in range(0, count, size)
     ]
 
@@ -122,9 +136,10 @@ def _labels(config: FormatConfig, rows: Input[RowsMeta]) -> list[str] | None:
 def _columns(files: list[Path], columns: tuple[str, ...]) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
+    names = [name for column in columns for name in (column, written_name(column))]
     for file in files:
-        for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(BATCH, columns=list(columns)):
-            yield from batch.to_pylist()
+        for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(BATCH, columns=names):
+            yield from rows_of(batch)
 
 
 def _part(
@@ -177,7 +192,8 @@ def format_prompts(
     one.
 
     Columns: `text: string`, perhaps `text_pair: string` and `negative: string`, and `label: int64` or `list<float>`; or
-    `parts: list<struct<text, train>>`, of pairs also `rejected` of the same type, of marked answers `label: int64`.
+    `parts: list<struct<text, train, ends_prompt>>`, of a chat also `held_out`, and `plain` or `token`, of pairs also `rejected`
+    of the same type, of marked answers `label: int64`.
 
     Returns metadata:
         task: The name of the `Kind`.
@@ -187,9 +203,11 @@ def format_prompts(
         framed: Whether a chat template wrote the special tokens.
         templates: In which a spelled special token counts.
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
+        unread: Columns and fields of messages that nothing reads.
     """
-    counts = {split: _gathered(split, config, rows, parts, out, code) for split in rows.meta["splits"]}
-    for split in rows.meta["splits"] if FORMATS[config.task].queries else ():
+    recorded = keyed_params(_filled(config, model))
+    counts = {split: _gathered(split, config, rows, parts, out, code) for split in in_order(rows.meta["splits"])}
+    for split in counts if FORMATS[config.task].queries else ():
         for remark in FORMATS[config.task].remarks(_targets(out.path / f"{split}.parquet")):
             out.warn(f"{split}: {remark}")
     if FORMATS[config.task].marked and "train" in counts:
@@ -202,20 +220,31 @@ def format_prompts(
         "framed": is_framed(config, rows.meta),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
         "rows": {
-            "settings": keyed_params(config),
+            "settings": recorded,
             "text": rows.meta["text"],
             "columns": rows.meta["columns"],
             "nested": rows.meta.get("nested", []),
         },
         "dropped": dropped,
     }
-    if head := FORMATS[config.task].head(keyed_params(config)):
+    if head := FORMATS[config.task].head(recorded):
         meta["head"] = head
     if code:
         meta["rows"]["own"] = code.identity["code"]
+    if unread := [*unread_columns(config, rows.meta), *_unread_fields(config, counts)]:
+        meta["unread"] = unread
     if metrics:
         meta["metrics"] = metrics
     return meta
+
+
+def _unread_fields(config: FormatConfig, counts: dict[str, DropCounts]) -> list[str]:
+    """Return the fields of messages that the chat template does not read, with the column's name before them."""
+    total = DropCounts()
+    for tally in counts.values():
+        total.add(tally.meta())
+    column = config.messages if config.task == "chat" else CHOSEN
+    return [f"{column}.{name}" for name in total.unread]
 
 
 def _targets(file: Path) -> Any:
@@ -252,9 +281,11 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     if kind.per_row:
         texts = ["text", *([PAIR] if config.text_pair else ()), *([NEGATIVE] if config.negative else ())]
         return pa.schema([*((name, pa.string()) for name in texts), ("label", label_type(kind))])
-    plain = [("plain", pa.bool_())] if is_framed(config, meta) else []
+    more = [("plain", pa.bool_())] if is_framed(config, meta) else []
+    if is_chat(config, meta):
+        more = [(HELD_OUT, pa.bool_()), *(more or [(TOKEN, pa.string())])]
     names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
-    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), *plain]))
+    parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), ("ends_prompt", pa.bool_()), *more]))
     return pa.schema([*((name, parts) for name in names), *([("label", pa.int64())] if kind.marked else [])])
 
 
@@ -315,7 +346,7 @@ def render_rows(arguments: Meta, limit: Limit) -> Meta:
         for batch in table.to_batches(BATCH):
             rows_out: list[Row] = []
             numbers: list[int] = []
-            for row in batch.to_pylist():
+            for row in rows_of(batch):
                 number = part["first"] + tally.read
                 examples = _examples(config, make, row, part["split"], number, tally)
                 rows_out += examples
@@ -338,11 +369,7 @@ def _examples(config: FormatConfig, make: Maker, row: Row, split: str, number: i
             raise DataError(message, f"{error.fix}; format.bad_rows=drop leaves such rows out") from error
         tally.note(BAD, str(number))
         return []
-    for note in examples.notes:
-        tally.note(note, where)
-    tally.written += len(examples.examples)
-    tally.empty += not examples.examples
-    tally.apart += len(examples.examples) if REWRITTEN in examples.notes else 0
+    tally.count(examples, where)
     return examples.examples
 
 
@@ -352,8 +379,11 @@ def _beginning(row: Row) -> str:
 
 
 def _tell_unread(config: FormatConfig, meta: RowsMeta, chat: Meta | None, out: Workdir) -> None:
-    """Warn if the rows have tools or documents that the chat template does not read."""
+    """Warn if the rows have tools or documents that the chat template does not read; say which day it takes for today."""
     read = {name for template in chat_templates_of(config, chat).values() for name in template.names} if chat else set()
-    for variable, column in (("tools", config.tools), ("documents", config.documents)):
+    columns = chat_columns(config, meta["columns"])
+    for variable, column in (("tools", columns.tools), ("documents", columns.documents)):
         if column in meta["columns"] and variable not in read:
             out.warn(f"the rows have a column {column}, and the chat template does not write {variable}")
+    if "strftime_now" in read:
+        out.info(f"the chat template writes a date: {config.date} in training (format.date), in use that of the day")

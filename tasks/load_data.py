@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.data.load.config import AUTOMATIC, NO_TEST_SPLIT, SourceConfig, errors_name_source
+from trnflow.tasks.data.load.config import NO_TEST_SPLIT, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
@@ -68,22 +68,26 @@ def foresee(config: DataConfig, known: Known) -> Meta:
     location = known.sources["data"].location
     splits: dict[str, None] = {}
     columns: list[Columns] = []
+    others: dict[str, None] = {}
     for name, settings in config.sources().items():
         if not _is_at_hand(part := location["mix"][name] if name else location):
             return {}
-        from trnflow.tasks.data.load.loading import chosen_columns, open_source, written_columns
+        from trnflow.tasks.data.load.loading import chosen_columns, left_out, open_source, written_columns
         from trnflow.tasks.data.load.streams import max_cell_mb
 
         max_cell_mb.set(config.max_cell_mb)
         with errors_name_source(name):
             opened = open_source(part)
             columns.append(chosen_columns(config, settings, opened))
+        others |= dict.fromkeys(left_out(columns[-1], opened))
         splits |= dict.fromkeys(opened)
     return {
         "splits": {**splits, **dict.fromkeys(config.shares(splits))},
         "columns": written_columns(columns),
         "text": list(config.texts),
         "labels": list(config.labels or ()) if columns[0].label else None,
+        **({"made": made} if (made := config.made(splits)) else {}),
+        "left_out": list(others),
     }
 
 
@@ -98,7 +102,7 @@ def _is_at_hand(location: Meta) -> bool:
 
 def needs(config: DataConfig, known: Known) -> Iterator[str]:
     """Say that a test split is made."""
-    if config.split is None and set(known.of("rows").get("splits", ())) == {"train", *AUTOMATIC}:
+    if known.of("rows").get("made"):
         yield NO_TEST_SPLIT
 
 

@@ -53,6 +53,8 @@ class RowsMeta(RowColumns, SplitMeta):
     """{split: {source of a mixture: rows}}."""
     overlap: NotRequired[Counts]
     """{"a/b": rows of train of source a whose text is in train of b}."""
+    left_out: NotRequired[list[str]]
+    """Columns of the source that no setting names, where settings name columns."""
 
 
 class FrozenMeta(RowColumns):
@@ -83,6 +85,8 @@ class TextsMeta(TaskMeta, SplitMeta):
     head: NotRequired[Meta]
     """`Kind.head` of rows whose texts are read apart."""
     metrics: NotRequired[Counts]
+    unread: NotRequired[list[str]]
+    """Columns of which no example is made, and fields of messages (`messages.id`) that the chat template does not read."""
 
 
 class SpecialIds(TypedDict):
@@ -96,7 +100,28 @@ class SpecialIds(TypedDict):
     """Of `tokenize.new_tokens`, ascending, one after the other."""
 
 
-class TokensMeta(SpecialIds, TaskMeta, SplitMeta):
+class EndToken(TypedDict):
+    """A special token that ends answers of train. answers: how many."""
+
+    id: int
+    text: str
+    answers: int
+
+
+class EndsMeta(TypedDict, total=False):
+    """How the answers of a language model's rows end."""
+
+    ends: list[EndToken]
+    """The most frequent first."""
+    pads: list[int]
+    """Ids of tokens for padding, that of the rows first."""
+    cut_answers: Counts
+    """{split: answers whose end is cut off}."""
+    unended: Counts
+    """{split: answers that should end, and that no special token ends}."""
+
+
+class TokensMeta(SpecialIds, EndsMeta, TaskMeta, SplitMeta):
     """Metadata of `tokenize_text`."""
 
     tokens: Counts

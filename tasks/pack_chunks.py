@@ -31,7 +31,7 @@ from trnflow.tasks.data.pack.packers import (
     trained_on,
     whole_rows,
 )
-from trnflow.tasks.data.texts import TYPES_FILE
+from trnflow.tasks.data.texts import TYPES_FILE, in_order
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known, Part, Parts, Workdir, read_json, stage
@@ -89,7 +89,7 @@ def needs(config: PackConfig, known: Known) -> Iterator[str]:
 def split_chunks(config: PackConfig, tokens: Input[TokensMeta], out: Workdir) -> list[Part]:
     """Place the rows, and return blocks of chunks of one split and length; writes `counts.json`, layouts and segments."""
     _check(config, tokens.meta["task"])
-    splits = {split: _fitting(split, config, tokens) for split in tokens.meta["splits"]}
+    splits = {split: _fitting(split, config, tokens) for split in in_order(tokens.meta["splits"])}
     lengths = _lengths(config, splits)
     laid_out = {
         split: _place_chunks(split, fitting, lengths, config, tokens, out.path) for split, fitting in splits.items()
@@ -266,10 +266,11 @@ def _too_long(split: str, pieces: Pieces, most: int, config: PackConfig, tokens:
     row = int(load_array(tokens.path / split / "source_row.npy", mapped=True)[at])
     count, longest = int((pieces.size > most).sum()), int(pieces.size.max())
     kind = kind_of(tokens.meta["task"])
+    texts = 2 if kind.pairs else tokens.meta["head"]["texts"] if kind.apart else 1
     instead = "drop" if kind.per_row or kind.pairs else "split or drop"
     return DataError(
         f"split {split} row {row + 1}: {pieces.size[at]} tokens don't fit a chunk of {most} ({count} such rows)",
-        f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most // 2 if kind.pairs else most}, or set "
+        f"raise {_limit(config)} to {longest}, lower tokenize.max_length to {most // texts}, or set "
         f"pack.overlong to {instead}",
     )
 

@@ -68,6 +68,11 @@ def run_harness(config: HarnessConfig, weights: Input, harness: Source, *, out: 
     asked = config.model_dump(include={"num_fewshot", "limit", "apply_chat_template", "batch_size"})
     asked |= {"tasks": [*config.tasks], "model": str(weights.path), "device": config.device or "cpu"}
     made, metrics, own = call_harness(asked, folder, out.scratch / "cache"), {}, []
+    if joined := made.pop("joined"):
+        out.warn(
+            f"evaluate.harness: in {joined} requests lm-eval reads prompt and answer as one text, as its own command does, "
+            "which begins with other tokens than those of the prompt alone, which training and predict keep"
+        )
     for row in made["rows"]:
         if row["stderr"] is not None and not math.isfinite(row["stderr"]):
             row["stderr"] = None

@@ -18,15 +18,18 @@ from pydantic import Field, model_validator
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import NOT_KEYED, WHEN_SET, PositiveCount, StageConfig, Tokens, keyed_params
+from trnflow.tasks.data.special_tokens import read_object
 from trnflow.tasks.data.tables import read_rows
-from trnflow.tasks.data.texts import PAIR, TYPES_FILE, text_of_example
+from trnflow.tasks.data.texts import PAIR, TYPES_FILE, in_order, text_of_example
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
-from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, row_lengths
+from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG, published, replaced
+from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, report_ends, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
+from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens, write_template
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
-from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.keys.hash_cache import sha256_file
@@ -37,7 +40,9 @@ from trnflow.tasks.system.arrays import load_array
 from trnflow.tasks.system.threads import call_in_thread
 
 if TYPE_CHECKING:
-    from trnflow.tasks.metadata import SpecialIds, TextsMeta, TokensMeta
+    import pyarrow as pa
+
+    from trnflow.tasks.metadata import EndsMeta, SpecialIds, TextsMeta, TokensMeta
 
 BATCH = 1024
 
@@ -46,16 +51,20 @@ class TokenizeConfig(StageConfig):
     """Settings of the stage `tokenize_text`, which turns texts into token ids."""
 
     max_length: Tokens = 512
-    """The largest number of tokens in a row, special tokens included."""
+    """The largest number of tokens in a row, special tokens included; where a row has texts that are read one at a time
+    (`embedding`, preferences), of each text."""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
-    """What happens to rows with more than `max_length` tokens. `split` is for language models only."""
+    """What happens to rows with more than `max_length` tokens: `truncate` keeps the beginning, or the end where the model's
+    tokenizer says `truncation_side: left`. `split` is for language models only."""
     add_eos: bool = True
-    """Whether an end-of-sequence token follows each text of a language model."""
+    """Whether an end-of-sequence token follows each text of a language model. A chat template writes its own ends. Answers that
+    no special token ends are refused, unless this is false."""
     train: TrainTokenizer | None = None
     """Train a tokenizer on the train split, for models from scratch. Default: the model's own tokenizer."""
     new_tokens: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], WHEN_SET] = ()
     """Tokens that the model's tokenizer lacks, such as ["<tool>", "</tool>"]: each becomes one id, and the model's embeddings
-    grow where they have no rows left. With LoRA their rows alone are trained of these."""
+    grow where they have no rows left. With LoRA their rows alone are trained of these. One that ends answers becomes a special
+    token of the model's tokenizer."""
     shard_bytes: Annotated[PositiveCount, NOT_KEYED] = 2 << 20
     """The mean size, in bytes of text, of the shards that are cached one by one. With smaller shards, less is done
     again when data changes, but there are more files."""
@@ -101,7 +110,12 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
             "same ids would mean other words",
             "set tokenize.train=null to take the model's tokenizer, or leave model.source out (model.config: from scratch)",
         )
-    yield from ()
+    sentence = (model and model.identity.get("sentence")) or {}
+    if (longest := sentence.get("max_seq_length")) and longest != config.max_length and task and kind_of(task).apart:
+        yield (
+            f"the model's folder reads {longest} tokens of a text (sentence_bert_config.json), and tokenize.max_length is "
+            f"{config.max_length}: so will the published one"
+        )
 
 
 def _no_tokenizer() -> ModelError:
@@ -131,7 +145,7 @@ def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, 
     _check_overlong(config, texts.meta["task"])
     write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out))
     identity = _identity(config, texts, out)
-    return [part for split in texts.meta["splits"] for part in _parts(split, texts, config, identity)]
+    return [part for split in in_order(texts.meta["splits"]) for part in _parts(split, texts, config, identity)]
 
 
 def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input, part: Meta, out: Workdir) -> Meta:
@@ -152,14 +166,18 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
             Example.of(rows, int(long[0]), what).describe(part["split"], part["first"]),
             "raise it, or set tokenize.overlong to truncate, split or drop",
         )
-    count = Count(read=rows.num_rows, overlong=len(long), forged=len(encoded.forged))
+    count = Count(read=rows.num_rows, overlong=len(long), forged=len(encoded.forged), apart=len(encoded.apart))
     if len(long):
         count.first["overlong"] = Example.of(rows, int(long[0]), f"{encoded.lengths[long[0]]} tokens")
     if encoded.forged:
         count.first["forged"] = Example.of(rows, *encoded.forged[0])
+    if count.apart:
+        count.first["apart"] = _apart(rows, encoded.apart[0])
     if config.overlong == "drop":
         count.dropped["overlong"] = len(long)
     encoded = without_unsupervised(encoded) if encoder.extra == "loss_mask" else encoded
+    if encoded.ends is not None:
+        count.add_ends(encoded.ends.of(encoded.row), rows)
     count.dropped["unsupervised"] = encoded.unsupervised
     if encoder.extra == "loss_mask":
         count.unsupervised = count.read - count.dropped["overlong"] - len(np.unique(encoded.row))
@@ -172,6 +190,13 @@ def tokenize_rows(config: TokenizeConfig, texts: Input[TextsMeta], shared: Input
     np.save(out.path / "source_row.npy", encoded.row.astype(np.int64))
     np.save(out.path / "source_tokens.npy", encoded.lengths[encoded.row].astype(np.int32))
     return count.meta()
+
+
+def _apart(rows: pa.Table, row: int) -> Example:
+    """Return a row of which a prompt is encoded apart as an example that shows how its first prompt ends."""
+    parts = rows.column("parts")[row].as_py()
+    last = next(number for number, part in enumerate(parts, 1) if part["ends_prompt"])
+    return Example.of(rows, row, f"a prompt ends in {''.join(part['text'] for part in parts[:last])[-12:]!r}")
 
 
 @stage(
@@ -195,18 +220,26 @@ def tokenize_text(
     """
     special: SpecialIds = read_json(parts.shared / "special.json")
     shutil.copytree(parts.shared / "tokenizer", out.path / "tokenizer", copy_function=shutil.copyfile)
-    counts = {split: _gathered(split, texts, parts, out, config.max_length) for split in texts.meta["splits"]}
+    counts = {split: _gathered(split, texts, parts, out, config.max_length) for split in in_order(texts.meta["splits"])}
     dropped = {
         reason: total
         for reason in ("overlong", "unsupervised")
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
-    examples = report(config.max_length, config.overlong, counts, dropped, out)
+    side = read_object(out.path / "tokenizer" / TOKENIZER_CONFIG)["truncation_side"]
+    examples = report(config.max_length, config.overlong, counts, dropped, out, side)
+    is_language = not kind_of(texts.meta["task"]).per_row
+    ends = _ends(config, texts.meta, counts, out.path / "tokenizer") if is_language else {}
+    write_template(out.path / "tokenizer", texts.path / f"{next(iter(counts))}.parquet")
+    if is_answered(texts.meta):
+        examples |= report_ends(config.max_length, counts, out)
     lengths = {split: row_lengths(out.path / split) for split in counts}
     overlong = {split: count.overlong for split, count in counts.items()}
     truncated = overlong if config.overlong == "truncate" else dict.fromkeys(counts, 0)
     unsupervised = {split: count.unsupervised for split, count in counts.items()}
     lost = {"rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values())}
+    lost["answers_cut"] = sum(ends.get("cut_answers", {}).values())
+    lost["rows_apart"] = sum(count.apart for count in counts.values())
     meta: TokensMeta = {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -230,6 +263,7 @@ def tokenize_text(
             **{name: rows for name, rows in lost.items() if rows},
             **next(iter(lengths.values()))["percentiles"],
         },
+        **ends,  # type: ignore[typeddict-item]  # mypy fears other keys in it
     }
     if "new_tokens" in special:
         meta["new_tokens"] = special["new_tokens"]
@@ -256,9 +290,23 @@ def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, c
             f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
+    _warn_of_two_bos(loaded, texts.meta, causal, out)
     added = add_tokens(loaded, config.new_tokens)
-    save_tokenizer(loaded, folder, out.path / "tokenizer", added)
+    adds = loaded.added_roles()
+    settings = published(folder, config.max_length, loaded.truncation_side, adds, per_row=not causal)
+    if folder and (found := [*replaced(folder, settings)]):
+        out.info(f"of the tokenizer's folder is replaced, so that programs read as training does: {', '.join(found)}")
+    save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}
+
+
+def _warn_of_two_bos(loaded: FastTokenizer, texts: TextsMeta, causal: bool, out: Workdir) -> None:
+    bos = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
+    if bos and not texts["framed"] and any(text.startswith(bos) for text in texts["templates"]):
+        out.warn(
+            f"the prompt's template writes {bos}, which the tokenizer adds by itself: training and predict have one, but "
+            "programs that are sent the written prompt have two; leave it out of the template"
+        )
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -284,6 +332,8 @@ def _identity(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> 
     """Return what a shard's tokens depend on besides its rows."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
     params = {**shape, **keyed_params(config)}
+    if end_tokens := template_tokens(out.path / "tokenizer", texts.meta):
+        shape["end_tokens"] = end_tokens
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
     # of a trained tokenizer its files count, not the training's settings
     del params["train"]
@@ -326,6 +376,25 @@ def _gathered(split: str, texts: Input[TextsMeta], parts: Parts, out: Workdir, m
     return count
 
 
+def is_answered(texts: TextsMeta) -> bool:
+    """Return whether rows hold answers, whose end a language model learns."""
+    return not kind_of(texts["task"]).per_row and texts["rows"]["settings"]["task"] != "text"
+
+
+def _ends(config: TokenizeConfig, texts: TextsMeta, counts: dict[str, Count], folder: Path) -> EndsMeta:
+    """Return how the answers of a language model's rows end. folder: of the tokenizer, in which end tokens become special."""
+    train = counts.get("train", Count()).ends
+    marked = mark_ends(folder, {int(number): answers for number, answers in train.items()})
+    ends: EndsMeta = {"ends": marked, "pads": read_tokenizer(folder).pad_ids}
+    if is_answered(texts):
+        if cut := {split: count.cut for split, count in counts.items() if count.cut}:
+            ends["cut_answers"] = cut
+        # without add_eos, somebody wants no end
+        if config.add_eos and (unended := {split: count.unended for split, count in counts.items() if count.unended}):
+            ends["unended"] = unended
+    return ends
+
+
 def _write_marks(texts: Path, folder: Path) -> None:
     """Write the labels of the rows that were kept."""
     import numpy as np
@@ -363,4 +432,5 @@ def _encoder(folder: Path, config: str, texts: str) -> Encoder:
         add_eos=settings.add_eos,
         framed=meta["framed"],
         templates=tuple(meta.get("templates", ())),
+        end_tokens=tuple(template_tokens(folder, meta)),
     )

@@ -9,6 +9,7 @@ from trnflow.flows.authoring import answers, targets
 from trnflow.flows.authoring.draft import Draft, listed
 from trnflow.flows.authoring.look import Column, Looked
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.load.csv_rows import UNNAMED
 from trnflow.tasks.errors import ConfigError
 
 Choose = Callable[[dict[str, Column], Meta, Meta], Draft | None]
@@ -61,7 +62,8 @@ def choose(looked: Looked, given: Meta) -> Draft:
             if nested
             else "name one: data.text=COLUMN",
         )
-    if any(not column.name.strip() for _, column in draft.taken):
+    named = [value for settings in (data, form) for value in settings.values()]
+    if any(column.name.startswith(UNNAMED) and column.name not in named for _, column in draft.taken):
         raise ConfigError(
             "the first line does not name all columns: is it a title?",
             "remove the lines above the names of the columns",

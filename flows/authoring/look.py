@@ -14,12 +14,14 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.flows.authoring.headers import check_header, name_columns, no_names, refuse_tags
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.column_types import plain_type, to_type
+from trnflow.tasks.data.load.class_names import class_texts, declared_classes
+from trnflow.tasks.data.load.column_types import text_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.data.load.conll import unread_columns
 from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_blank
 from trnflow.tasks.data.load.loading import open_source
 from trnflow.tasks.data.load.readers import RowReader, open_file
@@ -157,7 +159,9 @@ class Looked:
         columns: Of train, by name.
         rows: Rows of train that were read; is_whole: whether those are all.
         others: {other split: its columns}.
-        unread: Names of data files that belong to no split.
+        unread: Names of data files that belong to no split, and columns of CoNLL files between word and tag.
+        remarks: How the rows were read.
+        unreadable: {column of train that can't be read: why}.
     """
 
     columns: dict[str, Column]
@@ -165,6 +169,8 @@ class Looked:
     is_whole: bool
     others: dict[str, dict[str, Column]]
     unread: list[str]
+    remarks: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 def look(config: SourceConfig, resolver: Resolver) -> Looked:
@@ -172,8 +178,10 @@ def look(config: SourceConfig, resolver: Resolver) -> Looked:
     with TemporaryDirectory() as scratch:
         opened, unread = _open(config, resolver, Path(scratch))
         seen = {split: _read_split(files, BYTES if split == "train" else BYTES // 8) for split, files in opened.items()}
-        columns, rows, whole = seen.pop("train")
-        name, whole = opened["train"][0].name, whole and not os.listdir(scratch)
+        remarks = [remark for files in opened.values() for rows in files for remark in rows.remarks()]
+        train = seen.pop("train")
+        columns, name = train.columns, opened["train"][0].name
+        whole = train.is_whole and not os.listdir(scratch)
     if not columns:
         raise DataError(f"{name} is empty", "give a file with rows")
     table = opened["train"][0]
@@ -181,19 +189,28 @@ def look(config: SourceConfig, resolver: Resolver) -> Looked:
     is_row = any(column.can_be_classes and column.name in column.counts for column in columns.values())
     if format_of(table.name) in ("csv", "tsv") and is_row:
         raise ConfigError(f"{name}: {no_names([*columns])}", name_columns(name, str(format_of(name)), [*columns]))
-    if not rows:
+    if not train.rows:
         raise DataError(f"{name} has no rows, only the names of columns", "give a file with rows")
-    return Looked(columns, rows, whole, {split: others for split, (others, _, _) in seen.items()}, unread)
+    others = {split: each.columns for split, each in seen.items()}
+    return Looked(columns, train.rows, whole, others, unread, remarks, train.unreadable)
 
 
-def _read_split(files: list[RowReader], most: int) -> tuple[dict[str, Column], int, bool]:
-    """Read up to `most` bytes of a split; return its columns, the rows that were read, and whether those are all."""
+class _ReadSplit(NamedTuple):
+    columns: dict[str, Column]
+    rows: int
+    is_whole: bool
+    unreadable: dict[str, str]
+
+
+def _read_split(files: list[RowReader], most: int) -> _ReadSplit:
+    """Read up to `most` bytes of a split."""
     columns: dict[str, Column] = {}
-    sizes = [_read(rows, columns, most // len(files)) for rows in files]
+    unreadable: dict[str, str] = {}
+    sizes = [_read(rows, columns, unreadable, most // len(files)) for rows in files]
     total = sum(size for size, _ in sizes)
     for column in columns.values():  # files may lack columns that others have
         column.blank, column.rows = column.blank + total - column.rows, total
-    return columns, total, all(whole for _, whole in sizes)
+    return _ReadSplit(columns, total, all(whole for _, whole in sizes), unreadable)
 
 
 def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict[str, list[RowReader]], list[str]]:
@@ -223,7 +240,9 @@ def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict
             "if they are labels, write one table with the columns text and label",
         )
     used = {split_file.file.path for split_file in chosen}
-    return opened, [file.name for file in data if file.path not in used and format_of(file.name)]
+    between = [unread_columns(Path(file.path), file.name) for _, kind, file in chosen if kind == "conll"]
+    others = [file.name for file in data if file.path not in used and format_of(file.name)]
+    return opened, [*filter(None, between), *others]
 
 
 def _no_data(file: DataFile) -> ConfigError:
@@ -277,40 +296,56 @@ def _check_alike(files: list[RowReader]) -> None:
             )
 
 
-def _read(rows: RowReader, columns: dict[str, Column], most: int) -> tuple[int, bool]:
-    """Add a file's rows to `columns`; return how many were read, and whether those are all."""
+def _read(rows: RowReader, columns: dict[str, Column], unreadable: dict[str, str], most: int) -> tuple[int, bool]:
+    """Add a file's rows to `columns`, and why columns can't be read; return the rows, and whether those are all."""
     names = list(rows.schema.names)
     before = deepcopy(columns)
     try:
         return _read_columns(rows, names, columns, most)
     except DataError:
         # a column of mixed types spoils no other
-        readable = [name for name in names if _is_readable(rows, name)]
+        wrong = {name: why for name in names if (why := _why_unreadable(rows, name))}
+        readable = [name for name in names if name not in wrong]
         if not readable:
             raise
+        unreadable |= wrong
         columns.clear()
         columns.update(before)
         return _read_columns(rows, readable, columns, most)
 
 
-def _is_readable(rows: RowReader, name: str) -> bool:
+def _why_unreadable(rows: RowReader, name: str) -> str:
     try:
-        for _ in rows.batches([name]):
+        for _ in _batches(rows, [name]):
             pass
-    except DataError:
-        return False
-    return True
+    except DataError as error:
+        return error.message
+    return ""
+
+
+def _batches(rows: RowReader, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield columns as load_data reads a label or text: class numbers by name, decimals and JSON's numbers as texts."""
+    import pyarrow as pa
+
+    classes, before = {name: declared_classes(rows.schema, name) for name in names}, 0
+    for batch in rows.batches(names):
+        arrays = []
+        for name, values in zip(names, batch.columns, strict=True):
+            values = class_texts(values, classes[name], f"{rows.name} row {{}}: {name}", before)
+            kind = pa.string() if pa.types.is_decimal(values.type) else text_type(values.type)
+            arrays.append(to_type(values, kind, name, rows.name, before))
+        before += batch.num_rows
+        yield pa.record_batch(arrays, names=names)
 
 
 def _read_columns(rows: RowReader, names: list[str], columns: dict[str, Column], most: int) -> tuple[int, bool]:
     read = size = 0
-    stride, kinds = 1, {name: plain_type(rows.schema.field(name).type) for name in names}
+    stride = 1
     sampled: list[tuple[int, Meta]] = []
-    batches = rows.batches(names)
+    batches = _batches(rows, names)
     for batch in batches:
         for name in names:
-            values = to_type(batch.column(name), kinds[name], name, rows.name, read)
-            _count(columns.setdefault(name, Column(name)), values)
+            _count(columns.setdefault(name, Column(name)), batch.column(name))
         picked = [at for at in range(batch.num_rows) if (read + at) % stride == 0]
         sampled += zip([read + at for at in picked], batch.take(picked).to_pylist(), strict=True)
         while len(sampled) > 2 * ROWS:
@@ -324,17 +359,17 @@ def _read_columns(rows: RowReader, names: list[str], columns: dict[str, Column],
     is_whole = size <= most or next(batches, None) is None
     if not is_whole and format_of(rows.name) == "parquet":  # its columns are stored apart
         for name in names:
-            _count_whole(rows, columns[name], kinds[name], most)
+            _count_whole(rows, columns[name], most)
     return read, is_whole
 
 
-def _count_whole(rows: RowReader, column: Column, kind: pa.DataType, most: int) -> None:
+def _count_whole(rows: RowReader, column: Column, most: int) -> None:
     """Count the values of all rows, of a column that may hold classes. most: bytes to read."""
     if column.many or column.nested or not column.counts or max(map(len, column.counts)) > SHORT:
         return
     whole, size = Column(column.name), 0
-    for batch in rows.batches([column.name]):
-        _count(whole, to_type(batch.column(0), kind, column.name, rows.name, whole.rows))
+    for batch in _batches(rows, [column.name]):
+        _count(whole, batch.column(0))
         size += batch.nbytes
         if size > most:
             break
@@ -347,11 +382,7 @@ def _count(column: Column, values: pa.Array) -> None:
     import pyarrow.compute as pc
 
     column.nested = column.nested or isinstance(values.type, pa.JsonType)
-    texts = values.storage if column.nested else values
-    try:
-        texts = texts.cast(pa.string())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # bytes, such as an image's
-        column.nested, texts = True, pa.nulls(len(texts), pa.string())
+    texts = (values.storage if isinstance(values.type, pa.JsonType) else values).cast(pa.string())
     blank = pc.fill_null(is_blank(texts), True)
     column.rows += len(texts)
     column.blank += pc.sum(blank).as_py() or 0

@@ -17,8 +17,11 @@ from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.row_columns import ARGUMENTS, fixes_of, says_something
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
+from trnflow.tasks.sources.hub_errors import is_out_of_reach
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Resolver
 
@@ -32,6 +35,8 @@ ENCODERS = ("classify", "multi-label", "regression", "token-classification", "re
 COMPARING = ("preference", "unpaired-preference")
 SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), **dict.fromkeys(("instruct", "chat", *COMPARING), DECODER)}
 """{shipped recipe: the model from scratch that stands in for its base}."""
+OPTIONAL = ("tools", "documents", "context", "system", "history", ARGUMENTS)
+"""What columns are taken for that rows may lack."""
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -59,17 +64,17 @@ def _stem(name: str) -> str:
 
 
 def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
-    """Return False if the recipe's model is on a hub that can't be reached. Raises ModelError if the hub refuses."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
+    """Return False if the recipe's model is on a hub that can't be reached. Raises ModelError if the hub refuses, or
+    does not answer as a hub does."""
     if _names_model(given):
         return True
     try:
         model_source(load(base).model, resolver)
     except ModelError as error:
-        if isinstance(error.__cause__, HfHubHTTPError) and not isinstance(error.__cause__, OfflineModeIsEnabled):
-            raise
-        return False
+        if is_out_of_reach(error):
+            return False
+        error.fix += "; with HF_HUB_OFFLINE=1 the recipe gets a tiny model from scratch"
+        raise
     return True
 
 
@@ -86,6 +91,8 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     draft.settings["data"] = data = {"source": source, **data}
     if source.startswith("builtin:"):
         data["name"] = None
+    if looked.unreadable and not {"text", "label", "columns"} & data.keys():  # else all columns are loaded
+        data["columns"] = {name: name for name in looked.columns}
     refused = {split: why for split, others in looked.others.items() if (why := _unlike(draft, looked, others))}
     usable = [split for split in looked.others if split not in refused]
     if refused:
@@ -110,7 +117,12 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     if draft.base in COMPARING:  # whose chunks hold both answers
         length = min(length, LENGTHS[-1] // 2)
         chunk = 2 * length
+    elif draft.base == "embedding":  # whose chunks hold each text of a row
+        chunk = length * (3 if draft.settings["format"].get("negative") else 2)
     draft.settings["tokenize"], draft.settings["pack"] = {"max_length": length}, {"chunk_length": chunk}
+    data["ignore"] = [*_rest(draft, looked), *draft.fields]
+    if data["ignore"]:
+        draft.why["data.ignore"] = "not used; others are named by `plan` and `run`"
     if hub and not _names_model(given):
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}
@@ -119,10 +131,24 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     draft.settings.pop("name", None)  # it is the file's
 
 
+def _rest(draft: Draft, looked: Looked) -> dict[str, Column]:
+    """Return the columns that nothing reads."""
+    used = {column.name for _, column in draft.taken}
+    return {name: column for name, column in looked.columns.items() if name not in used}
+
+
+def _refusals(draft: Draft, looked: Looked) -> Iterator[str]:
+    """Yield what a run will say of rows with columns that a format defines to change what is learnt, and nothing reads."""
+    rest = _rest(draft, looked)
+    for name, fix in fixes_of(FormatConfig.model_validate(draft.settings["format"]), rest).items():
+        if any(says_something(name, value) for value in rest[name].examples):
+            yield f"refused: rows with the column {name}, which nothing here reads: {fix}"
+
+
 def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
     """Return why another split can't be evaluated on, or ""."""
     for role, column in draft.taken:
-        if role not in ("tools", "documents", "context") and column.name not in others:
+        if role not in OPTIONAL and column.name not in others:
             return f"it has no column {column.name}"
         labels = others[column.name].counts if role == "label" else column.counts
         if role == "label" and not labels.keys() & column.counts.keys():
@@ -146,11 +172,14 @@ def _letters(value: Any) -> str:
 
 def report(draft: Draft, looked: Looked) -> list[str]:
     """Return lines that say what was taken for what."""
-    used = {column.name for _, column in draft.taken}
     lines = [f"{role} <- {column.name} ({column.describe()})" for role, column in draft.taken]
-    rest = {name: column for name, column in looked.columns.items() if name not in used}
+    rest = _rest(draft, looked)
     lines += [f"not used: {listed(rest)}"] * bool(rest)
+    lines += [f"used only where the chat template reads them: {', '.join(draft.fields)}"] * bool(draft.fields)
+    lines += _refusals(draft, looked)
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
+    lines += [f"column {name} can't be read: {why}" for name, why in [*looked.unreadable.items()][:5]]
+    lines += looked.remarks[:5] + [f"{len(looked.remarks) - 5} more remarks of this kind"] * bool(looked.remarks[5:])
     lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
     read = read_tree(draft.base, Recipe)
@@ -208,6 +237,16 @@ def write_recipe(file: Path, text: str) -> Recipe:
     finally:
         aside.unlink(missing_ok=True)
     return recipe
+
+
+def test_rows(draft: Draft, looked: Looked) -> int:
+    """Return about how many test rows the first retrain will freeze; 0 without a test split."""
+    data: Meta = draft.settings["data"]
+    share: float = (data.get("split") or {}).get("test", 0.0)
+    if share:
+        return round(share * looked.rows)
+    is_used = "test" in looked.others and "test" in data.get("splits", looked.others)
+    return max((column.rows for column in looked.others["test"].values()), default=0) if is_used else 0
 
 
 def exists(file: Path) -> ConfigError:

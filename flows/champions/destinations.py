@@ -43,13 +43,15 @@ def to_folder(folder: Path, names: list[str], to: str, report: Report) -> int:
     """
     if not to:
         raise ConfigError("the destination is an empty text", "name a folder; `.` is the present one")
-    place = Path(os.path.abspath(Path(to).expanduser()))
+    place = Path(os.path.realpath(Path(to).expanduser()))  # a link stays, and its target is written
     with _destination_errors(str(place)):
         if place.exists():
             _check_folder(folder, names, place)
             return _copy(folder, names, place, report)
         # made beside its place and renamed: a new folder appears when it is complete
         aside = place.with_name(f".{place.name}.partial")
+        if aside.is_symlink() or (aside.exists() and not aside.is_dir()):
+            raise ConfigError(f"{aside} is in the way, where an unfinished copy is kept", "move it")
         copied = _copy(folder, names, aside, report)
         for left in set(_files_in(aside)) - set(names):
             (aside / left).unlink()  # of another model, whose copy was interrupted
@@ -61,6 +63,8 @@ def _check_folder(folder: Path, names: list[str], place: Path) -> None:
     if not place.is_dir():
         raise ConfigError(f"{place} is a file", "name a new folder")
     for name in _files_in(place):
+        if not (place / name).is_file():
+            raise ConfigError(f"{place} holds {name}, which is no plain file", "name a new folder")
         if name not in names or (name != CARD and not _same(folder / name, place / name)):
             raise ConfigError(
                 f"{place} exists and is not an empty folder: it holds {name}, which is not of this model",
@@ -77,9 +81,10 @@ def _copy(folder: Path, names: list[str], place: Path, report: Report) -> int:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         report(f"copying {name}")
+        unfinished.unlink(missing_ok=True)
         try:
             shutil.copyfile(source, unfinished)
-            unfinished.replace(target)
+            unfinished.replace(os.path.realpath(target))
         finally:
             unfinished.unlink(missing_ok=True)
         copied += 1

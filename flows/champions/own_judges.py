@@ -12,7 +12,7 @@ from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.evaluation.own_metrics import SETTING, OwnMetric
 from trnflow.tasks.evaluation.scores import PROMOTING, is_less_better
 from trnflow.tasks.keys.key_document import key_document, key_of
-from trnflow.tasks.promotion.bootstrap import Comparison
+from trnflow.tasks.promotion.compare import Comparison
 from trnflow.tasks.promotion.own_judges import CheckModelsConfig, CompareConfig, check_models, compare_models
 from trnflow.tasks.promotion.settings import PromoteConfig
 

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypedDict
 
-from trnflow.flows.champions.budget import looks_of, next_look
-from trnflow.flows.champions.contenders import Contender, judged_models, no_champion, of_champion, run_of_model
+from trnflow.flows.champions.budget import compared_by, looks_of, next_look, promise, settings_of
+from trnflow.flows.champions.contenders import Contender, judged_models, of_champion, run_of_model
+from trnflow.flows.champions.forced import Force, told
 from trnflow.flows.champions.frozen_rows import Frozen, FrozenDocument, append_secured, freeze, newest_frozen
 from trnflow.flows.champions.lost import restoring
 from trnflow.flows.champions.own_judges import compare_by_own, less_is_better, own_metric, refusals
-from trnflow.flows.champions.scoring import Scored, score
+from trnflow.flows.champions.scoring import Scored, check_whole, score
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import CheckDocument, RecordName
-from trnflow.tasks.errors import BlobLost, ConfigError, DataError, StoreError
+from trnflow.tasks.errors import BlobLost, ConfigError, DataError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.promotion.bootstrap import Comparison, compare_scores, least_rows, score_of
+from trnflow.tasks.promotion.compare import Comparison, compare_scores, score_of
+from trnflow.tasks.promotion.permutations import LEAST_ALPHA, least_rows
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
-from trnflow.tasks.store.ledger.entries import OUT_OF_BOUNDS, REFUSED, Entry, NewEntry
+from trnflow.tasks.store.ledger.entries import FORCED, OUT_OF_BOUNDS, REFUSED, Entry, Forced, NewEntry
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class PromoteDocument(TypedDict):
     frozen: FrozenDocument
     froze: bool
     why: str
+    forced: Forced | None
 
 
 class Decision(NamedTuple):
@@ -62,6 +66,7 @@ class Decision(NamedTuple):
         comparison: None if no models were compared.
         froze: Whether this promotion froze the rows.
         entry: The n of the ledger's entry, None if none was added.
+        forced: If a person made it champion without evidence.
     """
 
     promoted: bool
@@ -73,21 +78,24 @@ class Decision(NamedTuple):
     froze: bool
     why: str
     entry: int | None = None
+    forced: Forced | None = None
 
     def to_json(self) -> PromoteDocument:
         return {
             "promoted": self.promoted, "number": self.number, "champion": self.champion, "challenger": self.challenger,
             "comparison": self.comparison.to_json() if self.comparison else None, "frozen": self.frozen.to_json(),
-            "froze": self.froze, "why": self.why,
+            "froze": self.froze, "why": self.why, "forced": self.forced,
         }  # fmt: skip
 
 
 class _Verdict(NamedTuple):
-    """Whether the challenger becomes champion, and why."""
+    """Whether the challenger becomes champion, and why. broke: what speaks against it."""
 
     promoted: bool
     why: str
     comparison: Comparison | None = None
+    broke: tuple[str, ...] = ()
+    forced: Forced | None = None
 
 
 def promote(
@@ -97,13 +105,15 @@ def promote(
     *,
     frozen: Frozen | None = None,
     training: Round | None = None,
+    force: Force | None = None,
 ) -> Decision:
     """Compare a challenger with the champion, promote it if it is surely better or the first, and add the decision.
 
     frozen: the rows to compare on, else the newest, else the present test rows, which are frozen. training: of a retrain,
-    which promotes no model that was rolled back. Raises ConfigError if `promote.metric` is no metric of the challenger's
-    task, DataError if the frozen rows have other labels than a model or the scores can't be paired, BlobLost if the store
-    has lost a file of a model, or the frozen rows.
+    which promotes no model that was rolled back. force: promote it whatever speaks against it.
+
+    Raises ConfigError if `promote.metric` is no metric of the challenger's task, DataError if the frozen rows have other
+    labels than a model or the scores can't be paired, BlobLost if the store has lost a file of a model, or the frozen rows.
     """
     recipe, store = context.recipe, context.store
     clean(store)
@@ -113,12 +123,12 @@ def promote(
     with begin_log(judging):
         before = frozen or newest_frozen(recipe, store)
         rows = before or freeze(context, log)
-        return _Judging(context, challenger, log, rows, before is None, training).decide()
+        return _Judging(context, challenger, log, rows, before is None, training, force).decide()
 
 
 @dataclass
 class _Judging:
-    """The judgement of one challenger: see `promote`. froze: whether the rows were frozen for it."""
+    """The judgement of one challenger: see `promote`. froze: whether the rows were frozen for it; scores: its own."""
 
     context: RunContext
     challenger: Contender
@@ -126,30 +136,20 @@ class _Judging:
     frozen: Frozen
     froze: bool
     training: Round | None
+    force: Force | None
+    scores: Scored | None = None
 
     def decide(self) -> Decision:
         """Score, compare and write the decision."""
         store, name, digest = self.context.store, self.context.recipe.name, self.challenger.artifact.digest
-        ours: Scored | None = None
         # again if another writer adds an entry between the look at the ledger and ours
         while True:
             ledger = read_ledger(store, name)
-            verdict = _without_comparison(ledger, digest, self.training)
-            if verdict is None or (verdict.promoted and ledger.champion is None):
-                ours = ours or score(self.context, self.challenger, self.frozen.artifact, self.log)
-            if verdict is None:
-                assert ours is not None and ledger.champion is not None
-                theirs = self._champion_scores(ledger.champion)
-                comparison = self._compare(ledger, ledger.champion, theirs, ours)
-                less = less_is_better(self.context.recipe, comparison.metric)
-                verdict = _Verdict(comparison.is_better, describe(comparison, less), comparison)
-                verdict = self._checked(verdict, ours, theirs)
-            elif verdict.promoted and ours is not None:
-                verdict = self._checked(verdict, ours, None)
+            verdict = self._verdict(ledger)
             titles = ledger.stands["champions"]
             if self.training is None and titles and titles[0]["artifact"] == digest:
                 return Decision(False, titles[0]["number"], digest, digest, None, self.frozen, self.froze, verdict.why)
-            new = self._new_entry(ledger, ours, verdict)
+            new = self._new_entry(ledger, verdict)
             if self.training is not None:
                 self.training.confirm()
             if verdict.promoted:
@@ -163,16 +163,56 @@ class _Judging:
                 number, champion = (title["number"], title["artifact"]) if title else (0, None)
                 return Decision(
                     verdict.promoted, number, champion, digest, verdict.comparison, self.frozen, self.froze, verdict.why,
-                    entry["n"],
+                    entry["n"], verdict.forced,
                 )  # fmt: skip
+
+    def _verdict(self, ledger: Ledger) -> _Verdict:
+        """Judge the challenger; with force promote it even so."""
+        known = _without_comparison(ledger, self.challenger.artifact.digest, self.training)
+        if known is not None:
+            return known
+        if self.force is None:
+            return self._judged(ledger)
+        check_whole(self.context.store, self.challenger)
+        try:
+            found = self._judged(ledger)
+        except (ConfigError, DataError, BlobLost) as error:
+            found = _Verdict(False, "", broke=(f"it can't be judged: {error.message}",))
+        if found.promoted:
+            return found
+        forced = Forced(who=self.force.who, why=self.force.why, broke=list(found.broke))
+        return found._replace(promoted=True, why=f"{FORCED}{told(forced)}", forced=forced)
+
+    def _judged(self, ledger: Ledger) -> _Verdict:
+        ours = self.scores = self.scores or score(self.context, self.challenger, self.frozen.artifact, self.log)
+        if ledger.champion is None:
+            return self._checked(_Verdict(True, "the first champion"), ours, None)
+        theirs = self._champion_scores(ledger.champion)
+        comparison = self._compare(ledger, ledger.champion, theirs, ours)
+        why = describe(comparison, less_is_better(self.context.recipe, comparison.metric))
+        broke = () if comparison.is_better else (f"not surely better: {_figures(comparison)}",)
+        return self._checked(_Verdict(comparison.is_better, why, comparison, broke), ours, theirs)
 
     def _checked(self, verdict: _Verdict, ours: Scored, theirs: Scored | None) -> _Verdict:
         """Return the verdict after the user's checks and the bounds, which judge each challenger."""
         judging = self.context.for_run(self.log, kind="promote")
-        reasons = refusals(judging, ours, theirs, self.frozen.artifact)
-        begin = REFUSED if reasons else OUT_OF_BOUNDS
-        reasons = reasons or _broken_bounds(judging.recipe.promote, self.challenger, judging.store)
-        return _Verdict(False, f"{begin}{'; '.join(reasons)}", verdict.comparison) if reasons else verdict
+        checks = self._reasons(partial(refusals, judging, ours, theirs, self.frozen.artifact))
+        bounds: list[str] = []
+        if not checks or self.force is not None:
+            bounds = self._reasons(partial(_broken_bounds, judging.recipe.promote, self.challenger, judging.store))
+        if not (reasons := checks or bounds):
+            return verdict
+        why = f"{REFUSED if checks else OUT_OF_BOUNDS}{'; '.join(reasons)}"
+        return _Verdict(False, why, verdict.comparison, (*verdict.broke, *checks, *bounds))
+
+    def _reasons(self, find: Callable[[], list[str]]) -> list[str]:
+        """Return why the challenger is refused. By force an error is a reason, too."""
+        try:
+            return find()
+        except (ConfigError, DataError) as error:
+            if self.force is None:
+                raise
+            return [error.message]
 
     def _champion_scores(self, champion: Entry) -> Scored:
         """Score the champion. Raises DataError, BlobLost."""
@@ -197,9 +237,9 @@ class _Judging:
         task, rows = self.challenger.artifact.meta["task"], self.frozen.artifact
         metric = own.name if own else score_of(recipe.judging, task).name
         config, _ = looks_of(recipe, store.memo)
-        pair = (self.challenger.artifact.digest, champion["champion"], rows.digest, metric)
-        look = next_look(config, ledger, pair)
-        alpha = look.alpha or config.alpha
+        settings, digest = settings_of(recipe.promote), self.challenger.artifact.digest
+        look = next_look(config, ledger, compared_by(digest, champion["champion"], rows.digest, metric, settings))
+        alpha = look.alpha or config.share(look.number)
         if own:
             judging = self.context.for_run(self.log, kind="promote")
             found = compare_by_own(judging, own, config, alpha, theirs, ours, rows)
@@ -210,16 +250,17 @@ class _Judging:
                     for side, scored in (("champion", theirs), ("challenger", ours))
                 )
                 found = compare_scores(theirs_at, ours_at, task, config, alpha)
-        return found._replace(alpha=look.alpha, spent=look.spent, is_better=found.is_better and look.alpha > 0)
+        return look.charge(found)
 
-    def _new_entry(self, ledger: Ledger, scores: Scored | None, verdict: _Verdict) -> NewEntry:
-        store, challenger, training = self.context.store, self.challenger, self.training
+    def _new_entry(self, ledger: Ledger, verdict: _Verdict) -> NewEntry:
+        store, challenger, training, scores = self.context.store, self.challenger, self.training, self.scores
         digest, titles = challenger.artifact.digest, ledger.stands["champions"]
         entry = NewEntry(
             outcome="promoted" if verdict.promoted else "kept", by="retrain" if training else "promote",
             why=verdict.why, challenger=digest, frozen=self.frozen.artifact.digest,
-            scores=scores.artifact.digest if scores else None, evaluation=_kept(store, challenger.evaluation),
+            scores=scores.artifact.digest if scores else None, evaluation=kept(store, challenger.evaluation),
             comparison=verdict.comparison.to_json() if verdict.comparison else None,
+            settings=settings_of(self.context.recipe.promote), forced=verdict.forced,
         )  # fmt: skip
         if training is not None:
             champion = digest if verdict.promoted else titles[0]["artifact"] if titles else None
@@ -228,11 +269,11 @@ class _Judging:
             entry["judged"] = judged_models(store, ledger, training.run, digest, champion, keep)
         else:
             entry["run"] = (run_of_model(store, digest) or {}).get("run")
-        if verdict.promoted and scores is not None:
+        if verdict.promoted and not (titles and titles[0]["artifact"] == digest):
+            scored = [RecordName(stage="score_rows", key=scores.key)] if scores else []
             entry |= NewEntry(
                 champion=digest, replaces=titles[0]["artifact"] if titles else None, shaping=challenger.shaping,
-                task=challenger.artifact.meta["task"],
-                records=[*challenger.records, RecordName(stage="score_rows", key=scores.key)],
+                task=challenger.artifact.meta["task"], records=[*challenger.records, *scored],
             )  # fmt: skip
         return entry
 
@@ -254,50 +295,7 @@ def _broken_bounds(config: PromoteConfig, challenger: Contender, store: Store) -
     return [f"{name} is {metrics[name]:.4g}, {side} {bound:g}" for name, bound, side in low + high]
 
 
-def rollback(context: RunContext, log: EventLog) -> Entry:
-    """Make the model that the champion replaced the champion again, and score none; return the ledger's entry. Raises
-    ConfigError without an earlier champion, BlobLost if the store has lost its bytes, StoreError if another process changed
-    the champion meanwhile."""
-    with begin_log(context.for_run(log, kind="rollback")):
-        entry = _roll_back(context.recipe, context.store)
-        log.write("decided", entry=dict(entry))
-    return entry
-
-
-def _roll_back(recipe: Recipe, store: Store) -> Entry:
-    ledger = read_ledger(store, recipe.name)
-    champions = ledger.champions()
-    if not champions:
-        raise no_champion(recipe.name)
-    present = champions[0]["champion"]
-    won = next(entry for entry in champions if (entry["champion"], entry["outcome"]) == (present, "promoted"))
-    earlier = next((entry for entry in champions if entry["champion"] == won["replaces"]), None)
-    if earlier is None:
-        raise ConfigError(
-            f"{recipe.name} has no champion before {str(present)[:19]}, which was the first",
-            "`trnflow champions` lists them",
-        )
-    artifact = store.artifact(str(earlier["champion"]))
-    missing = store.missing(artifact)
-    if missing is not None:
-        raise BlobLost(f"the store has lost {missing.path} of the earlier champion {artifact.digest[:19]}")
-    new = NewEntry(
-        outcome="rolled back", by="rollback", why=f"rolled back from {str(present)[:19]}", champion=artifact.digest,
-        replaces=present, run=earlier["run"], task=earlier["task"], shaping=earlier["shaping"],
-        records=earlier["records"], evaluation=_kept(store, earlier["evaluation"]),
-        frozen=_kept(store, earlier["frozen"]), scores=_kept(store, earlier["scores"]),
-    )  # fmt: skip
-    while True:
-        entry = append_secured(store, recipe.name, new, ledger.number, artifact)
-        if entry is not None:
-            return entry
-        ledger = read_ledger(store, recipe.name)
-        if ledger.champion is None or ledger.champion["n"] != champions[0]["n"]:
-            changed = f"another process changed the champion of {recipe.name} meanwhile"
-            raise StoreError(changed, "look, then run it again")
-
-
-def _kept(store: Store, digest: str | None) -> str | None:
+def kept(store: Store, digest: str | None) -> str | None:
     """Return a digest if the store still has its artifact, else None."""
     try:
         # gc refuses to work while a root names what is gone
@@ -308,26 +306,46 @@ def _kept(store: Store, digest: str | None) -> str | None:
     return digest
 
 
+def of_first(recipe: Recipe, store: Store, decision: Decision) -> str:
+    """Return what can win from now on, if a decision made the first champion and its frozen rows are few, else ""."""
+    if not (decision.promoted and decision.number == 1):
+        return ""
+    expected = promise(recipe, decision.frozen.artifact.meta["rows"], store.memo)
+    return expected.text if expected.is_few else ""
+
+
 def describe(pair: Comparison, less_is_better: bool) -> str:
     """Return one sentence about a comparison."""
     word = "better" if pair.is_better else "not surely better"
     if not pair.alpha:
-        word += " (the year's budget of judgements is spent: see promote.looks_per_year)"
-    elif pair.differing < least_rows(pair.alpha):
-        word += f" ({pair.differing} rows are judged differently, {least_rows(pair.alpha)} are the least that can tell)"
+        word += " (the year's budget of judgements is spent: see promote.confidence)"
+    elif not pair.can_win:
+        word += f" ({_unwinnable(pair)}: this look is free)"
     less = ", less is better" if less_is_better else ""
-    return (
-        f"{word} than the champion on {pair.rows} frozen rows: {pair.metric} {pair.challenger:.4g} against "
-        f"{pair.champion:.4g}{less}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}; "
-        f"{pair.spent:.1%} of the year's budget spent"
-    )
+    spent = f"{pair.spent:.1%} of the year's budget spent"
+    return f"{word} than the champion on {pair.rows} frozen rows: {_figures(pair, less)}; {spent}"
+
+
+def _figures(pair: Comparison, less: str = "") -> str:
+    """Return the values of a comparison. less: a remark on the metric."""
+    values = f"{pair.metric} {pair.challenger:.4g} against {pair.champion:.4g}{less}"
+    return f"{values}; difference {pair.difference:+.4g}, interval {pair.low:+.4g} to {pair.high:+.4g}"
+
+
+def _unwinnable(pair: Comparison) -> str:
+    """Say why no challenger could have won by a look's share."""
+    if pair.differing < (least := least_rows(pair.alpha)):
+        return f"{pair.differing} rows are judged differently, {least} are the least that can tell"
+    if pair.alpha < LEAST_ALPHA:
+        return f"its share of the budget, {pair.alpha:.1g}, is too small for {pair.metric}: see promote.looks_per_year"
+    return f"{pair.differing} rows are judged differently, too few for promote.margin"
 
 
 def _without_comparison(ledger: Ledger, digest: str, training: Round | None) -> _Verdict | None:
-    """Return the verdict on a challenger, None where the models must be compared."""
+    """Return the verdict on a challenger that needs no judgement, else None."""
     champion = ledger.champion
     if champion is None:
-        return _Verdict(True, "the first champion")
+        return None
     if champion["champion"] == digest:
         judged = ledger.judged
         # a store of format 1: a retrain was killed after it had promoted the model and before it could say so

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from trnflow.flows.champions.contenders import evaluations_of
 from trnflow.flows.champions.destinations import CARD, Report, to_folder, to_object_store
+from trnflow.flows.champions.forced import forced_in
 from trnflow.flows.champions.hub import SCHEME, to_hub
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.runner.work_folders import workplace
@@ -86,7 +87,7 @@ def publish(
     with workplace(store.home, f"publish-{artifact.digest[7:19]}") as work:
         part = Artifact(artifact.digest, artifact.kind, artifact.meta, files)
         folder = store.link_files(part, work / "files")
-        _write_card(folder, to, evaluation)
+        _write_card(folder, to, evaluation, forced_in(store, artifact.digest) if what != "export" else "")
         files_there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         names = sorted(files_there, key=lambda name: (name == KINDS[what].loadable, name))
         size = sum((folder / name).stat().st_size for name in names)
@@ -126,14 +127,16 @@ def _files(artifact: Artifact, what: str) -> tuple[File, ...]:
     return files
 
 
-def _write_card(folder: Path, to: str, evaluation: Meta | None) -> None:
-    """Replace the card by one with the results; the artifact's own stays."""
+def _write_card(folder: Path, to: str, evaluation: Meta | None, forced: str) -> None:
+    """Replace the card by one with the results and, of a forced champion, with that; the artifact's own stays."""
     card = folder / CARD
-    if evaluation is None or not card.exists():
+    if not card.exists() or not (evaluation or forced):
         return
     path = local_path(to)
     name = os.path.basename((to if path is None else os.path.abspath(os.path.expanduser(path))).rstrip("/"))
-    text = with_results(card.read_text(encoding="utf-8"), name, evaluation)
+    text = card.read_text(encoding="utf-8")
+    text = with_results(text, name, evaluation) if evaluation else text
+    text += f"\n## Promotion\n\n{forced}\n" if forced else ""
     card.unlink()  # a link into the store
     card.write_text(text, encoding="utf-8")
 

@@ -47,9 +47,7 @@ def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog
     Raises DataError if the frozen rows have other labels than the model or lack a column, BlobLost for a lost file.
     """
     recipe, store = context.recipe, context.store
-    missing = store.missing(model.artifact)
-    if missing is not None:
-        raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
+    check_whole(store, model)
     judging = context.for_run(log, kind="promote")
     with workplace(store.home, f"{judging.run}.scoring") as work:
         tokenizer = _tokenizer(store, model.artifact, work)
@@ -59,6 +57,13 @@ def score(context: RunContext, model: Contender, frozen: Artifact, log: EventLog
         code = recorded_code(own, folder or Path.cwd(), store.home, store.memo) if own else None
         plan = settle(scoring(recipe, model, frozen, tokenizer, code), judging)
     return Scored(plan.artifact("score_rows"), str(plan.steps["score_rows"].key))
+
+
+def check_whole(store: Store, model: Contender) -> None:
+    """Raise BlobLost if the store has lost a file of a model."""
+    missing = store.missing(model.artifact)
+    if missing is not None:
+        raise BlobLost(f"the store has lost {missing.path} of the model {model.artifact.digest[:19]}")
 
 
 def scoring(recipe: Recipe, model: Contender, frozen: Artifact, tokenizer: Source, code: Source | None = None) -> Graph:

@@ -237,7 +237,7 @@ def _recipe(store: Store, name: str, problems: Problems) -> RecipeHealth:
         problems.append(f"{name}: the last retrain is dated in the future ({last['created']}): a clock was wrong")
     serves: Serving | None = champion and {
         "number": champion["number"], "artifact": champion["champion"], "created": champion["created"],
-        "days": round(_age(champion["created"]) / 86400, 1),
+        "days": round(_age(champion["created"]) / 86400, 1), "forced": champion["forced"],
     }  # fmt: skip
     return {"recipe": name, "champion": serves, "last": last, "failures": stands["failures"]}
 

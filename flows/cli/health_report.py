@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from trnflow.flows.champions.forced import told
 from trnflow.flows.display import report
 from trnflow.flows.retraining.firings import Firing
+from trnflow.tasks.store.ledger.entries import Forced
 from trnflow.tasks.store.verify import LastVerified
 
 TEMPLATE = """<!DOCTYPE html>
@@ -55,12 +57,13 @@ class SpoolHealth(TypedDict):
 
 
 class Serving(TypedDict):
-    """A champion. days: its age."""
+    """A champion. days: its age; forced: if a person made it champion without evidence."""
 
     number: int | None
     artifact: str | None
     created: str
     days: float
+    forced: Forced | None
 
 
 class LastFiring(Firing):
@@ -144,6 +147,8 @@ def _recipe_rows(one: RecipeHealth) -> list[tuple[str, str]]:
     serves, firing = "no champion", "none"
     if champion:
         serves = f"champion {champion['number']} ({str(champion['artifact'])[:19]}), {champion['days']:.0f} days old"
+        if champion["forced"]:
+            serves += f"; forced by {champion['forced']['who']}: {told(champion['forced'])}"
     if last:
         run = f"run {last['run']}" if last["run"] else "no run"
         firing = f"{last['created']} {last['outcome']}: {last['why']}; {run}; {one['failures']} failures in a row"

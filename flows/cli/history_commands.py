@@ -9,11 +9,14 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
+from trnflow.flows.champions.forced import forced_champion
+from trnflow.flows.champions.serving import Serving, serving_beside
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import RunRecord
@@ -22,7 +25,7 @@ from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.keys.lineage import Change, Descendant, Family, FromSource, Made, RunDifference, compare_runs
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.ledger import read_ledger
-from trnflow.tasks.store.model_names import artifacts_of, find_artifact, find_run
+from trnflow.tasks.store.model_names import artifact_of_run, artifacts_of, find_artifact, find_run
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -159,10 +162,22 @@ def write_report(options: Namespace) -> int:
     store = made_store(options.store)
     run = find_run(store, model_name(options.run))
     path = page_of(store, run)
-    emit(options, {"run": run, "path": str(path)}, path)
+    serving = _serving(store, store.run(run) or {})
+    document = {"run": run, "path": str(path), "champion": serving.champion if serving else None}
+    emit(options, document, path, *(f"note: {note}" for note in _serving_notes(serving)))
     if not options.json and not options.no_open and sys.stdout.isatty() and not webbrowser.open(path.as_uri()):
         sys.stderr.write("no browser was found: open the file in one\n")
     return 0
+
+
+def _serving(store: Store, document: Mapping[str, Any]) -> Serving | None:
+    """Return the champion beside a run's model. document: the run's record."""
+    recipe, model = str(document.get("recipe")), artifact_of_run(cast(RunRecord, document), ROLES["model"])
+    return serving_beside(store, recipe, model, recipe)
+
+
+def _serving_notes(serving: Serving | None) -> list[str]:
+    return [f"this run's model is {serving}"] if serving and serving.is_other else []
 
 
 def page_of(store: Store, run: str) -> Path:
@@ -174,8 +189,9 @@ def page_of(store: Store, run: str) -> Path:
         raise StoreError(f"the record of run {run} can't be read", "`trnflow verify` says what is damaged")
     made = artifacts_of(document)
     lineage = Family(store.all_records()).up(made[-1]) if made else None
-    verdict = verdict_on(run, read_ledger(store, str(document["recipe"])).entries())
-    html = run_page(store, run, document, verdict, _previous(store, run, document), lineage)
+    ledger, notes = read_ledger(store, str(document["recipe"])), _serving_notes(_serving(store, document))
+    first = [verdict_on(run, ledger.entries()), *notes, forced_champion(ledger)]
+    html = run_page(store, run, document, [*filter(None, first)], _previous(store, run, document), lineage)
     path = store.home / "reports" / f"{run}.html"
     write_whole(path, html)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -22,14 +23,17 @@ from trnflow.flows.authoring.write import (
     name_of,
     recipe_text,
     report,
+    test_rows,
     write_recipe,
 )
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
+from trnflow.flows.recipes.recipe import load
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.errors import ConfigError, TrnflowError
+from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.sources.resolver import Resolver
 
 
@@ -60,7 +64,7 @@ def new(options: Namespace) -> int:
     name = name_of(options.data, given)
     file, deployment = Path(f"{name}.yaml"), Path(PREFECT_FILE)
     for path in (file, *([deployment] if options.deploy else [])):
-        if path.exists():
+        if os.path.lexists(path):
             raise exists(path)
     if options.deploy:
         from trnflow.flows.services.deploy import check_cron
@@ -74,7 +78,7 @@ def new(options: Namespace) -> int:
     written = [str(file)]
     functions = code_of(draft) if options.code else {}
     for path in functions:
-        if path.exists():
+        if os.path.lexists(path):
             raise exists(path)
     for path, text in functions.items():
         path.write_text(text, encoding="utf-8")
@@ -89,8 +93,17 @@ def new(options: Namespace) -> int:
         with deployment.open("x", encoding="utf-8") as stream:
             stream.write(deployment_text(str(file), options.deploy))
         written.append(PREFECT_FILE)
-    _print(options, draft, looked, written, hub)
+    note = _promise(file, test_rows(draft, looked), resolver.memo) if options.deploy else ""
+    _print(options, draft, looked, written, hub, note)
     return 0
+
+
+def _promise(file: Path, rows: int, memo: Memo) -> str:
+    """Return what gain wins on the test rows that the first retrain freezes, if they are few, else ""."""
+    from trnflow.flows.champions.budget import promise
+
+    expected = promise(load(str(file)), rows, memo)
+    return f"the first retrain freezes about {rows} test rows: {expected.text}" if rows and expected.is_few else ""
 
 
 def _source(data: str, given: Tree) -> SourceConfig:
@@ -140,7 +153,7 @@ def _ask(question: Question) -> list[str]:
             return overrides_in(choices[int(answer) - 1])
 
 
-def _print(options: Namespace, draft: Draft, looked: Looked, written: list[str], hub: bool) -> None:
+def _print(options: Namespace, draft: Draft, looked: Looked, written: list[str], hub: bool, note: str) -> None:
     lines = report(draft, looked)
     if not hub:
         lines.append(f"no hub could be asked for the model of `{draft.base}`: the recipe has a tiny one from scratch")
@@ -154,8 +167,10 @@ def _print(options: Namespace, draft: Draft, looked: Looked, written: list[str],
         "extends": draft.base,
         "from_scratch": not hub,
         "settings": draft.settings,
+        "notes": [note] if note else [],
     }
     then = f"`trnflow run {written[0]}` trains; `trnflow preview {written[0]}` shows rows as the model reads them"
     if options.deploy:
         then += "; `trnflow deploy` registers the schedule"
+    lines += [f"note: {note}"] if note else []
     emit(options, document, *lines, f"wrote {' and '.join(written)}: {then}")

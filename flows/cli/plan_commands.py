@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -84,7 +87,7 @@ def _promise(context: RunContext) -> list[str]:
             # its statistics and schedules take time to import, and most recipes have no frozen rows
             from trnflow.flows.champions.budget import promise
 
-            sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo)
+            sentence = promise(context.recipe, frozen.artifact.meta["rows"], context.store.memo).text
             return [sentence] if sentence else []
     return []
 
@@ -153,20 +156,27 @@ def get(options: Namespace) -> int:
     """
     from trnflow.flows.models import find_model
 
-    destination = Path(options.dest).expanduser()
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ConfigError(f"{destination} exists and is not an empty folder", "name a new folder")
+    named = Path(options.dest).expanduser()
+    destination = Path(os.path.realpath(named))  # a link stays, and its target is written
+    exists = destination.exists()
+    if exists and (not destination.is_dir() or any(destination.iterdir())):
+        raise ConfigError(f"{named} exists and is not an empty folder", "name a new folder")
     model = find_model(options.recipe, options.overrides, want=(options.stage,))
     artifact = model.artifact
-    aside = destination.with_name(f".{destination.name}.partial")
+    aside = (destination if exists else destination.parent) / f".{secrets.token_hex(8)}.partial"
     try:
         model.store.copy_files(artifact, aside)
+        if exists:  # it may be a mount, which can't be replaced
+            for entry in [*aside.iterdir()]:
+                entry.rename(destination / entry.name)
+        else:
+            aside.rename(destination)
     except BlobLost:
         model.retract()
         raise
-    if destination.exists():
-        destination.rmdir()
-    aside.rename(destination)
-    document = {"stage": options.stage, "artifact": artifact.digest, "path": str(destination)}
-    emit(options, document, f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {destination}")
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    document = {"stage": options.stage, "artifact": artifact.digest, "path": str(named), "champion": model.champion}
+    copied = f"{len(artifact.files)} files, {artifact.size / 1e6:.1f} MB, in {named}"
+    emit(options, document, copied, *(f"note: {note}" for note in model.notes))
     return 0

@@ -50,7 +50,7 @@ def run_page(
     store: Store,
     run: str,
     document: RunRecord,
-    verdict: str | None,
+    first: list[str],
     previous: tuple[str, RunDifference] | None,
     lineage: Made | None,
 ) -> str:
@@ -58,7 +58,7 @@ def run_page(
 
     Args:
         document: The run record.
-        verdict: What was decided about its model, which stands first; None without a decision.
+        first: What was decided about its model, and what serves; these sentences stand first.
         previous: (id of the recipe's run before, how the two differ by `compare_runs`); None for the first.
         lineage: `Family.up` of the run's last artifact, None without one.
     """
@@ -81,8 +81,8 @@ def run_page(
         "lineage": _tree(lineage, "") if lineage else None,
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
-    first = [*([verdict] if verdict else []), *wrong]
-    return page(title, subtitle, scrub_all([*first, *document.get("notes", []), *notes]), evaluation, scrub_all(part))
+    said = dict.fromkeys([*first, *wrong, *document.get("notes", []), *notes])
+    return page(title, subtitle, scrub_all([*said]), evaluation, scrub_all(part))
 
 
 def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
@@ -93,7 +93,7 @@ def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:
     if entry is None:
         return None
     pair, stands = entry["comparison"], entry["stands"]
-    if pair is None:
+    if pair is None or entry["forced"] is not None:
         return f"{entry['outcome']}: {entry['why']}"
     number = stands["champions"][0]["number"] - (entry["outcome"] == "promoted")
     frozen = (each for each in by_number.values() if each["outcome"] == "frozen" and each["n"] < entry["n"])

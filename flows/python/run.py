@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.flows.cli.history_commands import RunDiff, differences, page_of, run_summary
 from trnflow.flows.cli.live.runs_command import list_runs
@@ -25,8 +23,7 @@ from trnflow.tasks.store.model_names import artifact_of_run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trnflow.tasks.prediction.predict import Model as PredictingModel
-    from trnflow.tasks.prediction.predict import Predict
+    from trnflow.tasks.prediction.separate_process import PredictingProcess
 
 
 class Stage(NamedTuple):
@@ -111,12 +108,11 @@ class Report:
 
 
 class Model:
-    """A trained model in the store. Its weights are loaded at the first prediction, and kept."""
+    """A trained model in the store. Its weights are loaded at the first prediction, and kept, in another process."""
 
     def __init__(self, store: Store, artifact: Artifact) -> None:
         self._store, self._artifact = store, artifact
-        self._loaded: PredictingModel | None = None
-        self._predictors: dict[int, Predict] = {}
+        self._process: PredictingProcess | None = None
 
     @property
     def digest(self) -> str:
@@ -128,33 +124,29 @@ class Model:
         return _opened(self._store, self._artifact)
 
     def predict(
-        self, rows: str | Sequence[str] | Sequence[Meta] | pd.DataFrame, max_new_tokens: int = 256
+        self,
+        rows: str | Sequence[str] | Sequence[Meta] | pd.Series[str] | pd.DataFrame,
+        max_new_tokens: int = 256,
+        columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the predictions of texts, or of rows with the columns of training.
+        """Return the predictions of texts, or of rows with the columns of training, in order and with a DataFrame's index.
 
-        Returns:
-            A row for each, in order: text, label and probabilities of a classifier, prompt and generated of a language
-            model; `cut` where tokens were left out.
+        columns: Those of the rows that go into the result. Default: those that the model does not read, such as an id,
+        unless one has the name of a prediction's own. A classifier gives text, label and probabilities, a language model
+        prompt and generated; `cut` counts tokens left out, `remark` says that a text is empty.
 
-        Raises:
-            ConfigError: A column that the model reads is missing.
-            DataError: A row can't become a text.
+        Raises ConfigError if a column is missing, DataError for a row that can't become a text.
         """
         import pandas as pd
 
-        from trnflow.tasks.prediction.predict import open_model, predictor
+        from trnflow.tasks.prediction.separate_process import PredictingProcess
 
-        items: Iterable[Any] = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
-        items = [items] if isinstance(items, str) else list(items)
-        with _eager():
-            model = self._loaded = self._loaded or open_model(self.path, self._artifact.kind, self._artifact.meta)
-            named = [
-                (f"row {number}", model.shape.of_text(row) if isinstance(row, str) else dict(row))
-                for number, row in enumerate(items, 1)
-            ]
-            if max_new_tokens not in self._predictors:
-                self._predictors = {max_new_tokens: predictor(model, max_new_tokens)}
-            return pd.DataFrame(list(self._predictors[max_new_tokens](named)))
+        process = self._process
+        if process is None or process.ended or process.max_new_tokens != max_new_tokens:
+            process = PredictingProcess(self.path, self._artifact.kind, self._artifact.meta, max_new_tokens)
+            self._process = process
+        predicted = process.predict([rows] if isinstance(rows, str) else rows, columns)
+        return pd.DataFrame(predicted, rows.index if isinstance(rows, pd.DataFrame | pd.Series) else None)
 
     def __repr__(self) -> str:
         return f"Model({self.digest[:19]}, {self._artifact.meta['task']})"
@@ -184,21 +176,3 @@ def _opened(store: Store, artifact: Artifact) -> Path:
     folder = store.home / "cache" / "opened" / artifact.digest.removeprefix("sha256:")[:16]
     shutil.rmtree(folder, ignore_errors=True)  # the blobs that its links name may be gone
     return store.link_files(artifact, folder)
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Context with the environment in which libraries that predict are imported; it stays as it was for later runs."""
-    from trnflow.tasks.evaluation.models import EAGER
-
-    added = {
-        name: value
-        for name, value in {**EAGER, "USE_TORCH_XLA": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items()
-        if name not in os.environ
-    }
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

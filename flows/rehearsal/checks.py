@@ -1,15 +1,15 @@
-"""What a rehearsal asks beside running the stages: remarks on the rows, an end token, space on disk."""
+"""What a rehearsal asks beside running the stages: remarks on the rows, space on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from trnflow.flows.finetune import ROLES, remarks_of_columns
+from trnflow.flows.finetune import ROLES, remarks_of_columns, remarks_of_fields
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.tasks.artifact import Artifact
-from trnflow.tasks.errors import ModelError, StoreError
+from trnflow.tasks.errors import StoreError
 from trnflow.tasks.store import Store
 
 if TYPE_CHECKING:
@@ -29,18 +29,13 @@ def remarks_of(recipe: Recipe, sampled: Artifact) -> Iterator[str]:
 
 
 def remarks_of_texts(recipe: Recipe, texts: Artifact, tokens: Artifact) -> Iterator[str]:
-    """Yield remarks on rows without an answer, and on rows that are too long. Raises ModelError for a tokenizer without
-    an end token, where answers must end."""
+    """Yield remarks on fields that nothing reads, on rows without an answer, and on rows that are too long."""
+    yield from remarks_of_fields(recipe, texts.meta)
     if lost := {reason: count for reason, count in texts.meta["dropped"].items() if count}:
         yield f"rows left out of the sample: {', '.join(f'{count} {reason}' for reason, count in lost.items())}"
     overlong, rows = sum(tokens.meta["overlong"].values()), sum(texts.meta["splits"].values())
     if overlong:
         yield f"{overlong} of {rows} texts of the sample are longer than tokenize.max_length"
-    if recipe.format.task in ("instruction", "chat") and tokens.meta["eos_id"] is None:
-        raise ModelError(
-            "the tokenizer has no eos token, so the model's answers would never end",
-            'name one in its tokenizer_config.json, e.g. "eos_token": "</s>", or set model.tokenizer',
-        )
 
 
 def check_disk(recipe: Recipe, store: Store, memory: Memory | None, parameters: int) -> None:

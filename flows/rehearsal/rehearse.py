@@ -84,6 +84,8 @@ class Rehearsal(Reader):
 
 
 HEARD = frozenset({*DATA_STAGES, "check_turns"})
+OF_SMALL_MODEL = frozenset({ROLES["model"], ROLES["export"], ROLES["evaluation"]})
+PLANNED = "killed on purpose, after its first saved state: it must go on from there"
 
 
 def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
@@ -129,8 +131,9 @@ class _Small:
     rehearsal: Rehearsal
     readers: tuple[Reader, ...]
 
-    def begin(self, recipe: Recipe, *more: Reader) -> RunContext:
-        log = EventLog(*self.readers, self.rehearsal, *more)
+    def begin(self, recipe: Recipe, killer: Killer | None = None) -> RunContext:
+        watched = (_Watched(each, killer) for each in self.readers)
+        log = EventLog(*watched, self.rehearsal, *([killer] if killer else []))
         context = replace(self.context, recipe=recipe, plan=None, force=frozenset())
         return context.for_run(log, run=new_run_id() + PREVIEW, kind="preview")
 
@@ -184,6 +187,24 @@ class _Small:
                 answer, AnswerConfig(), {"weights": weights, "rows": sampled, "code": own_code(recipe, "format.make")}
             )
             settle(Graph((asked,)), self.begin(recipe))
+
+
+class _Watched(Reader):
+    """Passes a rehearsal's events on, but for what is said of the answers of the small model. killer: its kill is no failure."""
+
+    def __init__(self, reader: Reader, killer: Killer | None = None) -> None:
+        self._reader, self._killer = reader, killer
+
+    def read(self, event: Event, state: RunState) -> None:
+        if event["event"] == "note" and event["stage"] in OF_SMALL_MODEL:
+            return
+        if event["event"] == "stage_failed" and self._killer is not None and self._killer.killed:
+            stopped = event.copy()
+            stopped["stopped"] = True
+            self._reader.read(stopped, state)
+            n, at, stage = event["n"], event["time"], event["stage"]
+            event = {"n": n, "time": at, "event": "note", "stage": stage, "level": "info", "text": PLANNED}
+        self._reader.read(event, state)
 
 
 class Killer(Reader):

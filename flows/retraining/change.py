@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple, TypedDict
 
+from trnflow.flows.champions.budget import changed_settings
 from trnflow.flows.champions.contenders import model_in
 from trnflow.flows.champions.frozen_rows import Frozen, finetune_without, newest_frozen
 from trnflow.flows.champions.own_judges import CHECKS, is_checked
@@ -93,7 +94,6 @@ def find_change(context: RunContext) -> RetrainReason:
     plan = training.plan = make_plan(finetune_without(fixed, frozen), training)
     run = store.run(str(judged["run"])) if judged else None
     why = _difference(plan, store, run) if run else f"no model of {recipe.name} was judged in this store yet"
-    why = why or _other_checks(training, ledger)
     champion = ledger.champion["champion"] if ledger.champion else None
     challenger = model_in(run) if run else None
     data = data_digest(plan.sources["data"])
@@ -102,16 +102,23 @@ def find_change(context: RunContext) -> RetrainReason:
         # workers of two kinds would else train each other's models again, in turns
         planned = make_plan(finetune_without(elsewhere, frozen), context.with_recipe(elsewhere))
         why = why if _difference(planned, store, run, portable=True) else ""
+    why = why or _judged_otherwise(training, ledger)
     verdict = "promoted" if judged and judged["outcome"] == "promoted" else "not promoted"
     same = f"data, code and settings are those of the newest judged model {str(challenger)[:19]}, which was {verdict}"
     same += ", on another machine" if elsewhere else ""
     return RetrainReason(bool(why), why or same, training, champion, challenger, frozen, data, ledger.number)
 
 
-def _other_checks(context: RunContext, ledger: Ledger) -> str:
-    """Say that the user's checks are not those that judged the newest model, which did not become champion; or ""."""
+def _judged_otherwise(context: RunContext, ledger: Ledger) -> str:
+    """Say that the newest model was kept by other settings or checks than the present ones, or ""."""
     judged, champion, recipe = ledger.judged, ledger.champion, context.recipe
-    if judged is None or judged["outcome"] != "kept" or not judged["scores"] or not judged["frozen"]:
+    if judged is None or judged["outcome"] != "kept":
+        return ""
+    if champion is not None and champion["champion"] == judged["challenger"]:
+        return ""
+    if changed := changed_settings(judged["settings"], recipe.promote):
+        return f"{' and '.join(changed)} changed since the newest model was judged"
+    if not judged["scores"] or not judged["frozen"]:
         return ""
     other = f"{CHECKS} changed since the newest model was judged"
     if not recipe.promote.checks:

@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from trnflow.tasks.documents import CheckDocument
 from trnflow.tasks.errors import PlacedError, TrnflowError
-from trnflow.tasks.promotion.bootstrap import Comparison
+from trnflow.tasks.promotion.compare import Comparison
 
 
 class ComparedMetric(TypedDict):
@@ -37,6 +37,7 @@ class RetrainDocument(TypedDict):
     metrics: ComparedMetric | None
     checks: list[CheckDocument]
     report: str | None
+    notes: list[str]
     error: NotRequired[PlacedError]
 
 
@@ -93,6 +94,7 @@ class Retrained:
             schema=1, recipe=self.recipe, run=self.run, changed=self.changed, promoted=self.promoted, stopped=self.stopped,
             champion=self.champion, challenger=self.challenger, frozen=self.frozen, why=self.why, metrics=self._metrics(),
             checks=list(self.checks), report=f"trnflow report {self.run}" if self.run else None,
+            notes=[*self.notes],
         )  # fmt: skip
         if self.error is not None:
             document["error"] = self.error.placed()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trnflow.flows.champions.contenders import of_run
 from trnflow.flows.champions.frozen_rows import finetune_without, freeze, newest_frozen
 from trnflow.flows.champions.mirror import mirror
-from trnflow.flows.champions.promote import Round, promote
+from trnflow.flows.champions.promote import Round, of_first, promote
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import RetrainReason, find_change
 from trnflow.flows.retraining.checks import Checked, check_data
@@ -208,8 +208,8 @@ def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:
         return replace(begun, changed=False, why=f"another retrain of {recipe.name} took over: {error}")
     except TrnflowError as error:
         return replace(begun, error=scrubbed(error), why=scrubbed(error).message)
-    note = mirror(recipe, store, decision)
-    return replace(ended, notes=(*ended.notes, note)) if note else ended
+    notes = filter(None, [of_first(recipe, store, decision), mirror(recipe, store, decision)])
+    return replace(ended, notes=(*ended.notes, *notes))
 
 
 def _with_checks(begun: Retrained, checked: tuple[Checked, ...]) -> Retrained:

@@ -16,6 +16,7 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.forecast import ANYWAY
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.pack.packers import ALIGN
 from trnflow.tasks.errors import MachineError, ModelError, ProcessFailed, TrnflowError
 from trnflow.tasks.keys.hash_cache import Memo
@@ -33,6 +34,7 @@ STATE = 1.5
 """Bytes of a checkpoint for each byte of AdamW's two moments: the fp32 weights are saved beside them."""
 
 UNTRACED = "not traced yet: `plan --trace` traces it, and `run` does before it runs a data stage"
+UNKNOWN = "not known before tokenize_text has run: the size of the tokenizer's vocabulary is a part of it"
 
 
 class MemoryDocument(TypedDict):
@@ -112,6 +114,8 @@ def report_memory(recipe: Recipe, plan: Plan, trace: Trace | None = None) -> Mem
         config, memory = config.with_micro_batch(graphs.meta["micro_batch"]), Memory.from_json(graphs.meta["memory"])
         return MemoryReport(config, limit, memory, exact=True, error=_refusal(config, memory, limit, plan))
     rows = expected_rows(recipe, plan)
+    if not rows.meta["vocab_size"] and plan.sources["model"].identity["config"]["pretrained"] is None:
+        return MemoryReport(config, limit, why=UNKNOWN)
     try:
         traced = _traced(config, plan.sources["model"], plan.store.memo, rows.meta, limit, trace)
     except (ModelError, MachineError, ProcessFailed) as error:
@@ -210,7 +214,9 @@ def _longest(recipe: Recipe) -> tuple[int, bool]:
         return pack.chunk_length, False
     if pack.lengths:
         return pack.lengths[-1], False
-    return min(pack.chunk_length, -(-recipe.tokenize.max_length // ALIGN) * ALIGN), True
+    kind, settings = FORMATS[recipe.format.task], keyed_params(recipe.format)
+    longest = recipe.tokenize.max_length * (kind.head(settings)["texts"] if kind.apart else 1)
+    return min(pack.chunk_length, -(-longest // ALIGN) * ALIGN), True
 
 
 def _vocabulary(recipe: Recipe, model: Source) -> int | None:

@@ -102,6 +102,8 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
             if plan is not None:
                 result.steps, result.start = [step for step in plan.until(options) if step.settled], plan.start
             notes = [*(plan.notes if plan else ()), *context.notes]
+            # what a stage says of its result stands last
+            notes += [note for step in result.steps if step.artifact for note in step.artifact.meta.get("notes", ())]
             result.notes = [scrub(note) for note in dict.fromkeys(notes)]
             context.store.memo.save()
             if options.record:

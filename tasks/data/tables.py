@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.abc import MetaPathFinder
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from trnflow.tasks.system.json_numbers import loads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,6 +17,22 @@ if TYPE_CHECKING:
     from trnflow.tasks.kinds.kind import Kind
 
 ROW_GROUP = 8192
+_WRITTEN = " (as written)"
+
+
+def written_name(column: str) -> str:
+    """Return the name of the column of texts beside a column of floats, where a JSON file writes its numbers otherwise."""
+    return f"{column}{_WRITTEN}"
+
+
+def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows of load_data as dicts, in which numbers have the texts of their file."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for column in [name for name in table.schema.names if written_name(name) in table.schema.names]:
+        for row in rows:
+            text = row.pop(written_name(column))
+            row[column] = row[column] if text is None else loads(text)
+    return rows
 
 
 def label_type(kind: Kind) -> pa.DataType:

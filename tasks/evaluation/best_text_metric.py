@@ -10,13 +10,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.evaluation.best_metric import SPLIT
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.evaluation.generated_rows import Generations
 from trnflow.tasks.evaluation.generation import prompts
 from trnflow.tasks.model_folder.published_weights import model_without_values
-from trnflow.tasks.model_folder.settings_files import generation_settings
+from trnflow.tasks.model_folder.settings_files import end_ids, generation_settings
 from trnflow.tasks.sources.model_source import generation_config
 from trnflow.tasks.stage import Workdir, read_json
 from trnflow.tasks.training.checkpoint.merged_weights import MergedWeights, Weights
@@ -43,7 +43,7 @@ def measure(
 
     def value(seen: Validated) -> float | None:
         assert seen.weights is not None
-        answering = trained_model(seen.weights, model, warm_start).to(given["device"])
+        answering = trained_model(seen.weights, model, warm_start, packed.meta).to(given["device"])
         write, values = generations.writer(answering), []
         for count, prompt in enumerate(asked, 1):
             line = write(prompt, sample=False)
@@ -55,8 +55,8 @@ def measure(
     return value
 
 
-def trained_model(weights: Input, base: Source, warm_start: Input | None) -> PreTrainedModel:
-    """Return a checkpoint as a language model of transformers, in fp32 on the CPU."""
+def trained_model(weights: Input, base: Source, warm_start: Input | None, packed: Meta) -> PreTrainedModel:
+    """Return a checkpoint as a language model of transformers, in fp32 on the CPU. packed: metadata of its rows."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -70,6 +70,7 @@ def trained_model(weights: Input, base: Source, warm_start: Input | None) -> Pre
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values.tensor(name))
-    model.generation_config = GenerationConfig(**generation_settings(config.to_dict(), generation_config(base)))
+    settings = generation_settings(config.to_dict(), generation_config(base), **end_ids(packed))
+    model.generation_config = GenerationConfig(**settings)
     trained: PreTrainedModel = model.eval()
     return trained

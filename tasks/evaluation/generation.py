@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.format.templates import ChatTemplate
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.data.format.chat_prompts import PromptWriter, prompt_writer
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.conversation import Conversation, messages_of
+from trnflow.tasks.data.special_tokens import chat_templates
+from trnflow.tasks.data.texts import HELD_OUT
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.training.model.pretrained import first_position
 
@@ -24,8 +28,11 @@ if TYPE_CHECKING:
     from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 
 
-# a text that is supervised from its beginning gives up to eight words as the prompt
-OPENING = re.compile(r"\s*(?:\S+\s+){1,8}")
+# a text that is supervised from its beginning gives up to eight words as the prompt, without the blank after them
+OPENING = re.compile(r"\s*\S+(?:\s+\S+){0,7}(?=\s+\S)")
+
+
+WHERE = "evaluate.prompts"
 
 
 class Prompt(NamedTuple):
@@ -68,30 +75,27 @@ def prompts(texts: Path, count: int) -> list[Prompt]:
 
 
 def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Path, texts: Meta) -> list[Prompt]:
-    """Return the prompts of `evaluate.prompts`; the chat template in `folder` turns messages into texts.
+    """Return the prompts of `evaluate.prompts`; messages become texts as those of rows do (`chat_prompts`).
 
-    texts: metadata of format_prompts. Raises ConfigError without a chat template, or if it refuses the messages.
+    folder: the model's; texts: metadata of format_prompts. Raises ConfigError without a chat template, or if it refuses the
+    messages.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = (
-        None if all(isinstance(given_prompt, str) for given_prompt in given) else AutoTokenizer.from_pretrained(folder)
-    )
-    refuse_messages(given, framed=bool(texts.get("framed")) and (tokenizer is None or bool(tokenizer.chat_template)))
-    settings = texts.get("rows", {}).get("settings", {})
+    config = FormatConfig.model_validate(texts.get("rows", {}).get("settings", {}))
+    has_template = config.chat_template != "tokenizer" or "default" in chat_templates(folder)
+    refuse_messages(given, framed=bool(texts.get("framed")) and has_template)
+    write = None if all(isinstance(prompt, str) for prompt in given) else prompt_writer(config, folder)
     return [
-        Prompt(
-            [
-                {
-                    "text": given_prompt
-                    if isinstance(given_prompt, str)
-                    else _templated(tokenizer, given_prompt, settings),
-                    "train": False,
-                }
-            ]
-        )
-        for given_prompt in given
+        Prompt([{"text": prompt, "train": False}] if isinstance(prompt, str) or not write else _written(write, prompt))
+        for prompt in given
     ]
+
+
+def _written(write: PromptWriter, messages: Sequence[Mapping[str, Any]]) -> list[Meta]:
+    try:
+        return write(Conversation(messages_of([*map(dict, messages)], WHERE)), WHERE)
+    except DataError as error:
+        fix = "write each message as {role: user, content: ...}, in the order that the template wants"
+        raise ConfigError(error.message, fix) from error
 
 
 def refuse_messages(given: Sequence[Any], *, framed: bool) -> None:
@@ -100,23 +104,6 @@ def refuse_messages(given: Sequence[Any], *, framed: bool) -> None:
         raise ConfigError(
             "evaluate.prompts has messages, and the model was not trained with a chat template", "write them as texts"
         )
-
-
-def _templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Meta) -> str:
-    """Return the text that the chat template makes of messages. settings: the recipe's section `format`."""
-    from jinja2 import TemplateError
-
-    name, special = "the tokenizer's chat template", tokenizer.special_tokens_map
-    # fixed, so that the prompt does not change from day to day
-    fixed = {"date": settings["date"], "arguments": settings["template_arguments"]}
-    template = ChatTemplate(name, tokenizer.chat_template, special, **fixed)
-    try:
-        return template.render({"messages": [*messages]}, "evaluate.prompts", add_generation_prompt=True)
-    except (TemplateError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"evaluate.prompts: the chat template refuses the messages {str(messages)[:80]}: {error}",
-            "write each message as {role: user, content: ...}, in the order that the template wants",
-        ) from error
 
 
 def generate(
@@ -219,9 +206,12 @@ def _without_special(tokenizer: Any, answer: str) -> str:
 
 
 def _prompt(parts: list[Meta]) -> Prompt:
-    """Return a row as a prompt, its parts before the first supervised one, and the answer that follows."""
-    first = next((index for index, part in enumerate(parts) if part["train"]), len(parts))
-    end = next((index for index in range(first, len(parts)) if not parts[index]["train"]), len(parts))
+    """Return a row as its first prompt, or all before the first supervised part, and the answer that follows."""
+    ends = [index for index, part in enumerate(parts, 1) if part.get("ends_prompt")]
+    answers = [index for index, part in enumerate(parts) if part["train"] or part.get(HELD_OUT)]
+    first = next(iter(ends or answers), len(parts))
+    begin = next((index for index in answers if index >= first), len(parts))
+    end = next((index for index in range(begin, len(parts)) if index not in answers), len(parts))
     after = "".join(part["text"] for part in parts[first:end])  # later turns are no answer to this prompt
     if not any(part["text"] for part in parts[:first]) and (opening := OPENING.match(after)):
         return Prompt([{**parts[first], "text": opening[0]}], after[opening.end() :])

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.framed import framing
 from trnflow.tasks.errors import ConfigError, DataError, ModelError, TrnflowError
 
 MOST = 400
@@ -173,8 +174,8 @@ def _check_task(task: Any, asked: Meta) -> None:
 
 
 def _evaluated(asked: Meta) -> Meta:
-    """Return {"rows": of the results' table, "version"}, by the calls of lm-eval's own command."""
-    model = {"pretrained": asked["model"]}
+    """Return {"rows": of the results' table, "version", "joined": see `_count_joined`}, by the calls of lm-eval's command."""
+    model, joined = {"pretrained": asked["model"], **_of_chats(asked)}, _count_joined()
     try:
         found = import_module("lm_eval").simple_evaluate(
             model="hf", model_args=model, tasks=asked["tasks"], task_manager=_manager(asked), log_samples=False,
@@ -189,7 +190,29 @@ def _evaluated(asked: Meta) -> Meta:
         raise ModelError(
             f"evaluate.harness: lm-eval failed: {_in_a_line(error)}", "the log of evaluate_model says where"
         ) from error
-    return {"rows": [*_rows(found)], "version": found["lm_eval_version"]}
+    return {"rows": [*_rows(found)], "version": found["lm_eval_version"], "joined": joined()}
+
+
+def _of_chats(asked: Meta) -> Meta:
+    """Return arguments of the model by which prompts of the chat template are those of training."""
+    config = framing(Path(asked["model"])) if asked["apply_chat_template"] else None
+    # the template writes bos, where the model learnt one
+    return {"add_bos_token": False, "chat_template_args": config.template_arguments} if config else {}
+
+
+def _count_joined() -> Callable[[], int]:
+    """Return the function that says how many requests do not begin with the tokens of their prompt alone."""
+    kind, joined = import_module("lm_eval.api.model").TemplateLM, []
+    encode = kind._encode_pair
+
+    def counted(model: Any, context: str, continuation: str) -> Any:
+        found, prompt = encode(model, context, continuation), model.tok_encode(context)
+        if [*found[0], *found[1]][: len(prompt)] != prompt:
+            joined.append(context)
+        return found
+
+    kind._encode_pair = counted
+    return lambda: len(joined)
 
 
 def _rows(found: Meta) -> Iterator[Meta]:

@@ -45,14 +45,16 @@ class Retrieval(TypedDict):
 
 
 class Generation(TypedDict):
-    """A line of generations.jsonl. row: from 1, None for a prompt of the recipe; before: by the model before training."""
+    """A line of generations.jsonl. row: from 1, None for a prompt of the recipe; tokens, ended: of the greedy text; before:
+    by the model before training."""
 
     row: int | None
     prompt: str
     generated: str
+    tokens: int
+    ended: bool
     sampled: str
     answer: str | None
-    ended: bool
     before: NotRequired[str]
     before_ended: NotRequired[bool]
     before_sampled: NotRequired[str]

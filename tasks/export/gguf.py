@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import chat_templates
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.export.gguf_tokenizer import write_tokenizer
+from trnflow.tasks.export.gguf_tokenizer import token_texts, write_tokenizer
 from trnflow.tasks.export.ollama import write_modelfile
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import write_json
@@ -115,8 +115,8 @@ def refuse_task(task: str) -> None:
         raise ModelError(f"export.target is gguf, which is for language models, and the task is {task}", FIX)
 
 
-def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -> None:
-    """Write the model, and the tokenizer of the folder `weights`. kind: f32, f16 or q8_0.
+def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -> list[str]:
+    """Write the model, and the tokenizer of the folder `weights`; return remarks. kind: f32, f16 or q8_0.
 
     Raises ModelError for what llama.cpp can't compute, a tokenizer that GGUF can't hold, weights beyond float16.
     """
@@ -130,7 +130,8 @@ def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -
     _write_sizes(gguf, writer, config)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    write_tokenizer(gguf, writer, weights, config.vocab_size, model.generation_config.eos_token_id)
+    stops = _listed(model.generation_config.eos_token_id)
+    left = token_texts(weights, write_tokenizer(gguf, writer, weights, config.vocab_size, stops))
     if (template := chat_templates(weights).get("default")) is not None:
         writer.add_chat_template(template)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.architecture.upper()], config.num_hidden_layers)
@@ -155,7 +156,12 @@ def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -
         writer.write_tensor_data(gguf.quants.quantize(array, stored))
     writer.close()
     write_json(folder / "export.json", {"format": FORMAT, "version": VERSION, "file": FILE, "type": kind})
-    write_modelfile(folder, FILE, weights)
+    remarks = [f"GGUF has places for three tokens that end a text, and none for {', '.join(left)}"] if left else []
+    return [*remarks, *write_modelfile(folder, FILE, weights, token_texts(weights, stops))]
+
+
+def _listed(value: int | list[int] | None) -> list[int]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _write_sizes(gguf: Any, writer: Any, config: PretrainedConfig) -> None:

@@ -225,7 +225,8 @@ class GgufTarget(Target):
         from trnflow.tasks.export.gguf import refuse_task, write_gguf
 
         refuse_task(weights.meta["task"])
-        write_gguf(out.path, _loaded(weights, lengths), weights.path, config.gguf_type)
+        for remark in write_gguf(out.path, _loaded(weights, lengths), weights.path, config.gguf_type):
+            out.warn(remark)
         return None
 
     def open(self, folder: Path, document: Meta, *, optimised: bool = False) -> ExportedProgram:

@@ -31,6 +31,7 @@ PLUMBING = frozenset(
         "trnflow.tasks.sources.download_cache", "trnflow.tasks.sources.hub_errors",
         "trnflow.tasks.sources.model_source", "trnflow.tasks.sources.paths",
         "trnflow.tasks.sources.remote_errors", "trnflow.tasks.sources.resolver",
+        "trnflow.tasks.sources.sentence_files",
         "trnflow.tasks.system.private_files", "trnflow.tasks.system.redaction", "trnflow.tasks.system.threads",
     }
 )  # fmt: skip

@@ -37,6 +37,8 @@ SHOWN, NEAREST = 5, 3
 """Anchors in the report, and the nearest texts of each."""
 SCORE = "score"
 TEXTS = ("anchor", "positive", "negative")
+MODULES = ("Transformer", "Pooling", NORMALIZE := "Normalize")
+"""sentence-transformers' parts of a model."""
 
 
 def texts_of_targets(width: int) -> int:
@@ -197,7 +199,7 @@ class Embedding(TargetKind):
         Metric("spearman", _of_scores(ranks_of), _correlation, hub="spearmanr", may_promote=True),
     )  # fmt: skip
     plots = {"cosines.png": "cosines of the texts of a row"}
-    answers = {"text": "string", "vector": "any"}
+    answers = {"text": "string", "vector": "numbers"}
 
     def target_shape(self, rows: int, length: int, outputs: int) -> tuple[int, ...]:
         return (rows, 1 if outputs == 1 else 2 * outputs)
@@ -262,9 +264,35 @@ class Embedding(TargetKind):
             return "belong together"
         return f"{SCORE if labels == [SCORE] else 'cosine'} {target[0]:.4g}"
 
+    def filled(self, settings: Any, sentence: Meta | None) -> Any:
+        pooling = sentence and sentence["pooling"]
+        if settings.pooling or not pooling:
+            return settings
+        if pooling not in ("mean", "cls"):
+            raise ConfigError(
+                f"format.pooling: the model's own is {pooling}, and training knows mean and cls",
+                "set format.pooling to one of them: the vectors are then learnt anew",
+            )
+        return settings.model_copy(update={"pooling": pooling})
+
+    def unused(self, settings: Any, sentence: Meta | None) -> Iterator[str]:
+        if not sentence:
+            return
+        if settings.pooling not in (None, sentence["pooling"]):
+            yield f"the model's own pooling is {sentence['pooling']}, and format.pooling replaces it by {settings.pooling}"
+        if (NORMALIZE in sentence["modules"]) != settings.normalize:
+            yield f"format.normalize={str(settings.normalize).lower()} replaces what the model's modules.json does"
+        if others := [name for name in sentence["modules"] if name not in MODULES]:
+            yield f"the model's {', '.join(others)} of modules.json is left out: vectors are pooled from the last layer"
+        if sentence["do_lower_case"]:
+            yield "texts are read as they are, though the model's sentence_bert_config.json says do_lower_case"
+        if sentence["prompts"]:
+            names = ", ".join(sentence["prompts"])
+            yield f"the prompts of config_sentence_transformers.json ({names}) are not put before texts: write them into the rows"
+
     def head(self, settings: Meta) -> Meta:
         # settings that have their default are not recorded
-        pooling, normalize = settings.get("pooling", "mean"), settings.get("normalize", True)
+        pooling, normalize = settings.get("pooling") or "mean", settings.get("normalize", True)
         return {"texts": 3 if settings.get("negative") else 2, "pooling": pooling, "normalize": normalize}
 
     def logits_of(self, output: Any, segment_ids: Tensor, head: Meta) -> Tensor:
@@ -359,10 +387,9 @@ class Embedding(TargetKind):
         modes = {"mean": "mean_tokens", "cls": "cls_token"}
         pooling = {f"pooling_mode_{mode}": mode == modes[head["pooling"]] for mode in modes.values()}
         names = ["", "1_Pooling", *(["2_Normalize"] if head["normalize"] else [])]
-        kinds = ("Transformer", "Pooling", "Normalize")
         return {
             "modules.json": [
-                {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kinds[at]}"}
+                {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{MODULES[at]}"}
                 for at, path in enumerate(names)
             ],
             "1_Pooling/config.json": {"word_embedding_dimension": numbers, **pooling},

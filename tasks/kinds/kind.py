@@ -77,7 +77,7 @@ class Kind:
     plots: Mapping[str, str] = {}
     """{file that `draw` writes: what it shows}."""
     answers: Mapping[str, str] = {}
-    """{column of a prediction: MLflow's type}."""
+    """{column of a prediction: its type}: string, long, boolean, list (of texts), numbers, map (text to number), entities."""
 
     @property
     def target_type(self) -> str:
@@ -138,6 +138,14 @@ class Kind:
     def shown(self, target: Any, labels: list[str]) -> str:
         """Return a row's target as text."""
         return labels[int(target)]
+
+    def filled(self, settings: Any, sentence: Meta | None) -> Any:
+        """Return the section `format` with what it leaves to the model's folder. sentence: of `sentence_files`."""
+        return settings
+
+    def unused(self, settings: Any, sentence: Meta | None) -> Iterator[str]:
+        """Yield what of the model's folder is not used. sentence: of `sentence_files`."""
+        yield from ()
 
     def head(self, settings: Meta) -> Meta:
         """Return what `logits_of` needs. settings: recorded ones of `format`. "texts" is the number of texts of a row."""

@@ -197,7 +197,7 @@ class MultiLabel(TargetKind):
 
 
 def _bit(value: Any, column: str, where: str) -> float:
-    bit = BITS.get(str(value).strip().lower())
+    bit = BITS.get(str(float(value) if isinstance(value, float) else value).strip().lower())
     if bit is None:
         raise DataError(
             f"{where}: {column} is {value!r}, not 0 or 1", "repair the row, or name other columns in format.target"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.system.json_numbers import loads
 
 OUTSIDE = "O"
 _TAG = re.compile(r"[BI]-(.+)", re.DOTALL)
@@ -26,7 +26,7 @@ def _list_in(value: Any, what: str, where: str) -> list[Any]:
     """Return the elements of a cell: of a list, of a text that is one in JSON, or of words with blanks between."""
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.lstrip().startswith("[") else value.split()
+            value = loads(value) if value.lstrip().startswith("[") else value.split()
         except ValueError:
             value = None
     if not isinstance(value, list):
@@ -81,7 +81,7 @@ def joined_words(value: Any) -> str:
     words = value
     if isinstance(value, str) and value.startswith("["):
         with contextlib.suppress(ValueError):
-            words = json.loads(value)
+            words = loads(value)
     return " ".join(map(str, words)) if isinstance(words, list) else str(words)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.kind import IGNORED, Kind, Metric, Row
+from trnflow.tasks.system.json_numbers import loads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,4 +109,4 @@ def value_of(row: Row, column: str, nested: Iterable[str], where: str) -> Any:
     if column not in row:
         raise DataError(f"{where}: there is no column {column}", "name the column in format.target")
     value = row[column]
-    return json.loads(value) if column in nested and isinstance(value, str) else value
+    return loads(value) if column in nested and isinstance(value, str) else value

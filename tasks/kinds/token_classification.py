@@ -39,7 +39,7 @@ class TokenClassification(TargetKind):
         ),
     )  # fmt: skip
     plots = {"f1_of_types.png": "F1 of each type"}
-    answers = {"text": "string", "entities": "any"}
+    answers = {"text": "string", "entities": "entities"}
 
     def check_settings(self, settings: Any) -> None:
         if not isinstance(settings.target, str):

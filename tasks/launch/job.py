@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trnflow.tasks.artifact import Input, Json, Meta, Source
-from trnflow.tasks.config import StageConfig
+from trnflow.tasks.config import StageConfig, sorted_tables
 from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.keys.file_audit import Permit
 from trnflow.tasks.launch import GRACE_SECONDS
@@ -180,7 +180,7 @@ def name_of(thing: Any) -> str:
 
 def _portable(config: StageConfig) -> Meta:
     """Return a config as JSON. Raises TypeError if the config read from it differs."""
-    document: Meta = config.model_dump(mode="json")
+    document = sorted_tables(config)
     if type(config).model_validate_json(json.dumps(document)) != config:
         raise TypeError(f"{type(config).__name__} changes when it is written as JSON and read again: {document}")
     return document
@@ -197,7 +197,10 @@ def _json(value: Any) -> Json:
     """Return a path, a set or a dataclass as JSON."""
     if isinstance(value, Path):
         return str(value)
-    return sorted(value) if isinstance(value, frozenset) else vars(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    # sorted, as in the store: a stage's files must not depend on whether the same command made its inputs
+    return json.loads(json.dumps(vars(value), default=_json, sort_keys=True))
 
 
 def _input(document: Meta) -> Input | Source:

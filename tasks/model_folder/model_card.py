@@ -40,6 +40,9 @@ def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter:
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {kind_of(shards['task']).pipeline.replace('-', ' ')}, {_origin(base)} with trnflow."
     yield _how_to_open(shards["task"], base.name, adapter)
+    if adapter and not kind_of(shards["task"]).per_row:
+        yield "peft takes the end of a text from the base model. That of the training is in this folder:"
+        yield "    model.generation_config = transformers.GenerationConfig.from_pretrained(FOLDER)"
     if labels := shards.get("labels"):
         yield "## Labels\n\n" + table(("id", "label"), enumerate(labels))
     facts = {"data": shards.get("data"), "steps": shards.get("steps"), "best_step": shards.get("best_step")}

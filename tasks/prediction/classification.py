@@ -17,7 +17,7 @@ from torch import Tensor
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
-from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.data.texts import PAIR, TOKEN
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
@@ -25,6 +25,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence
 from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.prediction.carried import CUT, REMARK
 from trnflow.tasks.prediction.prompts import Parts, Shape
 from trnflow.tasks.stage import read_json
 
@@ -67,6 +68,8 @@ class Classifier:
     def predict(self, given: list[Parts]) -> list[Meta]:
         """Return {text, the task's answer, cut: tokens left out, if any} of each row; of a pair also text_pair. Raises
         ModelError."""
+        if not given:
+            return []
         texts, (rows, cut) = self._texts(given), self._tokens(given)
         # rows of like length share a batch, which pads least
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
@@ -77,9 +80,14 @@ class Classifier:
                 predicted[row] = {
                     **dict(zip(TEXTS, texts[row], strict=False)),
                     **self._answer(texts[row][0], values, len(rows[row][0])),
-                    **({"cut": cut[row]} if cut[row] else {}),
+                    **({CUT: cut[row]} if cut[row] else {}),
                 }
         return predicted
+
+    def no_answer(self, parts: Parts) -> Meta:
+        """Return the prediction of an empty text: without an answer, and with a remark."""
+        texts = dict(zip(TEXTS, *self._texts([parts]), strict=False))
+        return {**dict.fromkeys(self._kind.answers), **texts, REMARK: "the text is empty"}
 
     def _encoder_of(self, tokenizer: FastTokenizer, encoder: type[Encoder]) -> Encoder:
         assert issubclass(encoder, ClassEncoder)
@@ -165,8 +173,10 @@ class RewardModel(Classifier):
         return [["".join(part["text"] for part in parts)] for parts in rows]
 
     def _tokens(self, rows: list[Parts]) -> tuple[list[tuple[Ints, ...]], list[int]]:
-        fields = [("text", pa.string()), ("train", pa.bool_()), ("plain", pa.bool_())]
-        parts = [[{"plain": False, **part} for part in row] for row in rows]
-        encoded = self._encoder.encode(pa.table({"parts": pa.array(parts, pa.list_(pa.struct(fields)))}))
+        flags = [(name, pa.bool_()) for name in ("train", "plain", "ends_prompt")]
+        # a row's parts are of one schema, of which `sections` alone has tokens
+        tokens = [(TOKEN, pa.string())] if any(TOKEN in part for row in rows for part in row) else []
+        fields = pa.list_(pa.struct([("text", pa.string()), *flags, *tokens]))
+        encoded = self._encoder.encode(pa.table({"parts": pa.array(rows, fields)}))
         ids = np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1])
         return [(row, np.zeros_like(row)) for row in ids], (encoded.lengths - encoded.sizes).tolist()

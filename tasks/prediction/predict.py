@@ -14,7 +14,7 @@ from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.export.targets import TARGETS
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.prediction.prompts import Shape, shape_of
+from trnflow.tasks.prediction.prompts import Parts, Shape, shape_of
 
 if TYPE_CHECKING:
     from trnflow.tasks.prediction.classification import Classifier
@@ -63,7 +63,8 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
     """Load the weights; return a function from rows to predictions, in order.
 
     A prediction is {text} and the `Kind`'s answer of a text classifier, {prompt, generated, tokens, ended} of a language
-    model; `cut` counts tokens left out. The function raises DataError for a row that can't become a text.
+    model; `cut` counts tokens left out. An empty text gets None for an answer, and a `remark`. The function raises
+    DataError for a row that can't become a text.
     """
     shape, kind = model.shape, kind_of(model.rows.task)
     if kind.per_row:
@@ -80,4 +81,20 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
 
 def _classified(model: Model, classifier: Classifier, rows: Iterator[Named]) -> Iterator[Meta]:
     while window := list(islice(rows, WINDOW)):
-        yield from classifier.predict([model.shape.of_row(row, where) for where, row in window])
+        given = [(row, model.shape.of_row(row, where)) for where, row in window]
+        empty = [_is_empty(model, row, parts) for row, parts in given]
+        texts = [parts for _, parts in given]
+        answers = iter(
+            classifier.predict([parts for parts, is_empty in zip(texts, empty, strict=True) if not is_empty])
+        )
+        for parts, is_empty in zip(texts, empty, strict=True):
+            yield classifier.no_answer(parts) if is_empty else next(answers)
+
+
+def _is_empty(model: Model, row: Row, parts: Parts) -> bool:
+    """Return whether the model would judge no text, but what a template or a separator puts around none."""
+    if not any(part["text"].strip() for part in parts):
+        return True
+    # a reward model judges an empty answer, too; what a function of the user's makes of nothing is a text
+    columns = [] if model.rows.own or kind_of(model.rows.task).pairs else model.shape.columns
+    return bool(columns) and all(isinstance(row[name], str) and not row[name].strip() for name in columns)

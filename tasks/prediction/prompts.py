@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.data.format.chat import prompted, sections
+from trnflow.tasks.data.format.chat_prompts import prompt_writer
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
-from trnflow.tasks.data.format.conversation import ROLES, ChatColumns, Row, conversation_of
+from trnflow.tasks.data.format.conversation import Row, conversation_of
 from trnflow.tasks.data.format.own_rows import HOOK, own_make
 from trnflow.tasks.data.format.preferences import reader_and_writer
+from trnflow.tasks.data.format.row_columns import chat_columns, context_column, taught_columns
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import (
-    ARGUMENTS,
     chat_document,
     chat_templates_of,
-    context_column,
     instruction_prompt,
     row_template,
     texts_of_row,
 )
-from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
@@ -89,14 +87,18 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
     if kind_of(rows.task).pairs and kind_of(rows.task).per_row:
         return _answered(config, rows, folder)
     if config.task == "chat":
-        return _chat(config, folder)
+        return _chat(config, rows, folder)
     if config.prompt_template:
         return _templated(config, rows)
     if config.task == "instruction":
         write = instruction_prompt(config, {"columns": rows.columns})
-        context = context_column(config, rows.columns)
-        optional = [context] if context else []
-        return Shape([config.instruction], optional, lambda row, where: _plain(write(row, where)))
+        taught = [name for name in taught_columns(config, rows.columns) if name in rows.columns]
+        optional = [*filter(None, [context_column(config, rows.columns)]), *taught]
+        return Shape(
+            [config.instruction],
+            optional,
+            lambda row, where: [{**part, "train": False, "ends_prompt": False} for part in write(row, where)],
+        )
     if config.words:
         words = config.words
         return Shape([words], [], lambda row, where: _plain(joined_words(row[words])))
@@ -114,9 +116,9 @@ def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:
     if rows.own:
         return _own_columns(config, rows)
     if kind_of(rows.task).pairs and kind_of(rows.task).per_row:
-        return [ANSWER], [PROMPT]
+        return [ANSWER], [PROMPT, *(_around(config, rows) if config.task == "chat" else ())]
     if config.task == "chat":
-        return _chat_columns(config)
+        return _chat_columns(config, rows)
     shape = shape_of(rows, Path())
     return shape.columns, shape.optional
 
@@ -134,13 +136,16 @@ def _answered(config: FormatConfig, rows: RowFormat, folder: Path) -> Shape:
     """Return the shape of a prompt and an answer, which are written as those of pairs are."""
     framed = config.task == "chat" and config.chat_template != "sections"
     chat = chat_document(config, folder) if framed else None
-    read, write = reader_and_writer(rows.nested, chat, chat_templates_of(config, chat) if chat else {})
+    columns = chat_columns(config, rows.columns)
+    read, write = reader_and_writer(rows.nested, columns, chat, chat_templates_of(config, chat) if chat else {})
 
     def parts(row: Row, where: str) -> Parts:
-        prompt, answer, _ = read({PROMPT: row[PROMPT], CHOSEN: row[ANSWER], REJECTED: row[ANSWER]}, where)
-        return write(prompt, answer, where)
+        given = {**row, CHOSEN: row[ANSWER], REJECTED: row[ANSWER]}
+        prompt, answer, _ = read(given, where)
+        example: Parts = write(given, prompt, answer, where).examples[0]
+        return example
 
-    return Shape([ANSWER], [PROMPT], parts, framed=framed)
+    return Shape([ANSWER], [PROMPT, *(_around(config, rows) if config.task == "chat" else ())], parts, framed=framed)
 
 
 def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
@@ -155,11 +160,10 @@ def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
     return Shape(columns, optional, lambda row, where: _plain(write(row, where)), templates)
 
 
-def _chat(config: FormatConfig, folder: Path) -> Shape:
-    columns, optional = _chat_columns(config)
-    return Shape(
-        columns, optional, _chat_parts(config, folder), framed=config.chat_template != "sections", is_chat=True
-    )
+def _chat(config: FormatConfig, rows: RowFormat, folder: Path) -> Shape:
+    columns, optional = _chat_columns(config, rows)
+    parts = _chat_parts(config, rows, folder)
+    return Shape(columns, optional, parts, framed=config.chat_template != "sections", is_chat=True)
 
 
 def _own(config: FormatConfig, rows: RowFormat, folder: Path, code: Source) -> Shape:
@@ -167,7 +171,7 @@ def _own(config: FormatConfig, rows: RowFormat, folder: Path, code: Source) -> S
     refuse_missing(code)
     make, (columns, optional) = own_make(config, code, (), None, no_limit), _own_columns(config, rows)
     is_chat = config.task == "chat"
-    chat = _chat_parts(config, folder) if is_chat else None
+    chat = _chat_parts(config, rows, folder) if is_chat else None
 
     def parts(row: Row, where: str) -> Parts:
         made = make(row, where)
@@ -187,29 +191,23 @@ def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list
     return columns, [name for name in rows.columns if name not in columns]
 
 
-def _chat_parts(config: FormatConfig, folder: Path) -> Callable[[Row, str], Parts]:
-    names = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
-    framed = is_framed(config, {})
-    chat = chat_document(config, folder) if framed else None
-    templates = chat_templates_of(config, chat) if chat else {}
-    special = special_pattern(tuple(chat["texts"])) if chat else None
+def _chat_parts(config: FormatConfig, rows: RowFormat, folder: Path) -> Callable[[Row, str], Parts]:
+    names, write = chat_columns(config, rows.columns), prompt_writer(config, folder)
 
     def parts(row: Row, where: str) -> Parts:
         given = conversation_of(row, names, where)
-        given = given._replace(messages=_asked(given.messages, where))
-        if framed:
-            template = templates.get("tools" if given.tools is not None else "template", templates["template"])
-            return prompted(given, template, where, special)
-        return [
-            *sections(given.messages, where, last=True),
-            {"text": f"\n\n### {ROLES['assistant']}\n", "train": False},
-        ]
+        return write(given._replace(messages=_asked(given.messages, where)), where)
 
     return parts
 
 
-def _chat_columns(config: FormatConfig) -> tuple[list[str], list[str]]:
-    return [config.messages], [name for name in (config.tools, config.documents, ARGUMENTS) if name]
+def _chat_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list[str]]:
+    return [config.messages], _around(config, rows)
+
+
+def _around(config: FormatConfig, rows: RowFormat) -> list[str]:
+    """Return the columns beside the messages that a chat template receives."""
+    return [name for name in chat_columns(config, rows.columns)[1:] if name]
 
 
 def _asked(messages: list[Row], where: str) -> list[Row]:

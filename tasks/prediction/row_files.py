@@ -1,20 +1,28 @@
-"""Read the rows to predict from a file, and write predictions as JSON lines."""
+"""Read the rows to predict from a file."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
-from trnflow.tasks.errors import ConfigError, DataError, MachineError
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import FORMATS, format_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class RowFile:
-    """A data file with rows to predict; iterate to read them. name: for errors; count: of rows.
+    """A data file with rows to predict; iterate to read them.
+
+    Attributes:
+        name: For errors.
+        count: Of rows.
+        schema: Of all columns.
+        bytes: The columns that hold bytes.
 
     Raises DataError without rows or for one that is no object, ConfigError for a file or column that is not there.
     """
@@ -29,7 +37,9 @@ class RowFile:
             raise ConfigError(f"--file: {path.name} is no data file by its name", f"name it {', '.join(FORMATS)}")
         self.name = path.name
         self._rows = open_file(path, kind, path.name)
-        there = self._rows.schema.names
+        self.schema: pa.Schema = self._rows.schema
+        there = self.schema.names
+        self.bytes = [field.name for field in self.schema if _has_bytes(field.type)]
         if not there:
             raise DataError(f"{self.name} holds no rows", "give it rows")
         if missing := [column for column in columns if column not in there]:
@@ -42,6 +52,15 @@ class RowFile:
         if not self.count:
             raise DataError(f"{self.name} holds no rows", "give it rows")
 
+    def values(self, columns: Sequence[str]) -> Iterator[Row]:
+        """Yield each row's values of other columns, in the order of the rows."""
+        import pyarrow as pa
+
+        nested = [name for name in columns if isinstance(self.schema.field(name).type, pa.JsonType)]
+        for batch in self._rows.batches([*columns]):
+            for row in batch.to_pylist():
+                yield {**row, **{name: json.loads(row[name]) for name in nested if row[name] is not None}}
+
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """Yield (name in errors, row)."""
         rows = (row for batch in self._rows.batches(self._columns) for row in batch.to_pylist())
@@ -49,45 +68,9 @@ class RowFile:
             yield f"{self.name} row {number}", row
 
 
-@contextlib.contextmanager
-def new_lines(path: Path, source: Path | None) -> Iterator[Callable[[Meta], None]]:
-    """Yield a function that appends an object to the new file `path`, as a line of JSON.
+def _has_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
 
-    source: Must be another file. Raises ConfigError for a path that can't be written, MachineError for a full disk.
-    """
-    if source is not None and path.resolve() == source.resolve():
-        raise ConfigError(f"--out and --file are both {path}", "write the predictions to another file")
-    if path.is_dir():
-        raise ConfigError(f"--out: {path} is a folder", "name a file, such as predictions.jsonl")
-    # the file appears under its name when it is complete; an error removes the hidden one
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        file = aside.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"--out: {path} can't be written: {error.strerror}", "name a file in a folder that exists and is yours"
-        ) from error
-
-    def append(line: Meta) -> None:
-        with _writing(path):
-            file.write(f"{json.dumps(line, ensure_ascii=False, allow_nan=False)}\n")
-
-    try:
-        with file:
-            yield append
-            with _writing(path):
-                file.flush()
-        with _writing(path):
-            aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MachineError(
-            f"--out: writing {path} failed: {error.strerror}", "make room, or name a file on another disk"
-        ) from error
+    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(is_binary(kind) for is_binary in binary) or any(map(_has_bytes, inner))

@@ -6,6 +6,7 @@ They read what `score_rows` made of two models on the frozen rows, and write no 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from trnflow.tasks.data.limited_process import call_own
 from trnflow.tasks.data.proof import go_elsewhere
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.evaluation.own_metrics import (
+    Columns,
     Predictions,
     called_twice,
     described,
@@ -24,7 +26,8 @@ from trnflow.tasks.evaluation.own_metrics import (
 )
 from trnflow.tasks.keys.own_functions import function_of, own_errors
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.promotion.bootstrap import compare_own
+from trnflow.tasks.kinds.targets import stacked
+from trnflow.tasks.promotion.compare import compare_own
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW, SPLIT
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.stage import Workdir, stage
@@ -76,14 +79,33 @@ def compared(arguments: Meta, limit: Any) -> Meta:
     """Return the comparison: see `compare_models`."""
     config, code = CompareConfig.model_validate(arguments["config"]), Source(**arguments["code"])
     function, sides = function_of(code, config.setting), [read_seen(side) for side in arguments["sides"]]
+    both = joined(*sides)
     promote = PromoteConfig(margin=config.margin, resamples=config.resamples, seed=config.seed)
     limit(f"the {len(sides[1])} frozen rows")
 
-    def metric(side: int, examples: NDArray[np.int64] | slice) -> float:
-        return own_number(function, config.metric, code, sides[side].take(examples), "promote.metric")
+    def metric(examples: NDArray[np.int64]) -> float:
+        return own_number(function, config.metric, code, both.take(examples), "promote.metric")
 
     sign = -1.0 if config.less_is_better else 1.0
     return compare_own(config.metric, metric, sides, sign, promote, config.alpha).to_json()
+
+
+def joined(champion: Predictions, challenger: Predictions) -> Predictions:
+    """Return the predictions of two models as one, the champion's first. Raises DataError if they have other outputs."""
+    import numpy as np
+
+    if champion.labels != challenger.labels:
+        what = (
+            f"the champion's outputs are {', '.join(champion.labels)}, the challenger's {', '.join(challenger.labels)}"
+        )
+        raise DataError(what, "give the recipe another name")
+    arrays = {
+        name: stacked([value, getattr(challenger, name)])
+        for name, value in vars(champion).items()
+        if isinstance(value, np.ndarray)
+    }
+    columns = {name: np.concatenate([value, challenger.columns[name]]) for name, value in champion.columns.items()}
+    return replace(champion, columns=Columns(columns), **arrays)
 
 
 @stage(kind="refusals")

@@ -30,8 +30,7 @@ OwnName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 
 
 class PromoteConfig(StageConfig):
-    """When a challenger replaces the champion: the lower end of the interval of the difference must exceed `margin`, and
-    enough frozen rows must be judged differently that chance would rarely let it win them all."""
+    """When a challenger replaces the champion: the lower end of the interval of the difference must exceed `margin`."""
 
     metric: Metric | OwnName | None = None
     """The metric by which two models are compared, or the name of a function in `evaluate.metrics` with `may_promote`.
@@ -39,14 +38,14 @@ class PromoteConfig(StageConfig):
     margin: NonNegative = 0.0
     """The amount by which the challenger must surely be better, in units of the metric."""
     confidence: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.95
-    """The probability that in a year of judgements no challenger is promoted by chance alone."""
+    """The probability that in 365 days of judgements no challenger is promoted by chance alone."""
     looks_per_year: Annotated[int, Field(ge=1, le=MOST_LOOKS)] | None = None
-    """The number of judgements that share the year's 1 - `confidence`. When they are used up, no challenger is promoted until
-    the oldest is a year old. Default: the firings of the recipe's retrain in a year, by the schedule in `prefect.yaml` (12 of
-    a monthly one); without a schedule 365."""
+    """The number of looks a year that share half of 1 - `confidence` equally; the other half goes to the first ones before all
+    (docs/champions.md). Default: the firings of the recipe's retrain in a year, by the schedule in `prefect.yaml` (12 of a
+    monthly one); without a schedule 365."""
     resamples: Annotated[int, Field(ge=100, le=10_000_000)] = 2000
-    """The least number of bootstrap resamples. Until the decision is certain, more are drawn, up to 20 for each that may lie
-    beyond the interval's end: 146,000 with nightly looks. Accuracy needs none."""
+    """The least number of permutations by which models are compared. Until the decision is certain, more are drawn, up to 100
+    divided by the look's share of the year's budget. Accuracy needs none."""
     at_least: dict[str, float] = {}
     """The least values of metrics of the challenger's evaluation, such as `{arithmetic.acc: 0.4}` of a task of
     `evaluate.harness`. A challenger below one is refused, whatever the comparison says."""
@@ -58,15 +57,16 @@ class PromoteConfig(StageConfig):
     """The number of a recipe's models that `trnflow gc` keeps with all that their runs made: the last that `trnflow retrain`
     judged, promoted or not. The champion's run is kept besides. Counts when a model is judged."""
     seed: Seed = 0
-    """The seed of the bootstrap."""
+    """The seed of the permutations."""
     checks: Annotated[tuple[Hook, ...], NOT_KEYED] = ()
     """Functions of your own, `package.module:name`, that may refuse a challenger: each gets the predictions of challenger and
     champion on the frozen rows (docs/own_code.md), and returns None or the reason."""
 
-    @property
-    def alpha(self) -> float:
-        """The probability with which chance may win one judgement."""
-        return (1.0 - self.confidence) / (self.looks_per_year or LOOKS)
+    def share(self, look: int) -> float:
+        """Return the probability with which chance may win the look of this number among the counted ones of 365 days. The
+        shares of all numbers from 1 on add up to 1 - `confidence`."""
+        half, looks = (1.0 - self.confidence) / 2.0, self.looks_per_year or LOOKS
+        return half / (look * (look + 1)) + (half / looks if look <= looks else 0.0)
 
 
 class CheckConfig(StageConfig):

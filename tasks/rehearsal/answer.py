@@ -6,9 +6,11 @@ import json
 
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
+from trnflow.tasks.data.tables import rows_of
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT
 from trnflow.tasks.kinds.reward import ANSWER
 from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.json_numbers import loads
 from trnflow.tasks.system.model_process import model_environ
 
 
@@ -28,8 +30,8 @@ def answer(config: AnswerConfig, weights: Input, rows: Input, out: Workdir, code
 
     from trnflow.tasks.prediction.predict import open_model, predictions
 
-    row = pq.read_table(rows.path / "train.parquet").slice(0, 1).to_pylist()[0]
-    row |= {name: json.loads(row[name]) for name in rows.meta.get("nested", []) if row.get(name) is not None}
+    row = rows_of(pq.read_table(rows.path / "train.parquet").slice(0, 1))[0]
+    row |= {name: loads(row[name]) for name in rows.meta.get("nested", []) if row.get(name) is not None}
     said = row.setdefault(ANSWER, row.get(CHOSEN))  # a reward model reads one answer of a pair
     model = open_model(weights.path, weights.kind, weights.meta, code)
     if PROMPT in model.shape.columns and row.get(PROMPT) is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.conversation import messages_of
+from trnflow.tasks.data.format.fitting import CALL, CALLS
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.system.arrays import load_array
@@ -68,7 +69,8 @@ def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMe
 def _said(message: Meta) -> bool:
     """Return whether a message has more than blanks: text, parts or calls of tools."""
     content = message.get("content")
-    return bool((content.strip() if isinstance(content, str) else content) or message.get("tool_calls"))
+    said = content.strip() if isinstance(content, str) else content
+    return bool(said or any(message.get(name) for name in (CALLS, CALL, "refusal")))
 
 
 def _letters(text: str) -> str:

@@ -11,6 +11,7 @@ from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import PositiveCount, StageConfig
 from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_number
 from trnflow.tasks.data.tables import write_rows
+from trnflow.tasks.data.texts import in_order
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.stage import Workdir, stage
 
@@ -41,7 +42,7 @@ def sample_rows(config: SampleConfig, rows: Input[RowsMeta], out: Workdir) -> Ro
     meta = rows.meta
     _check_labels(meta)
     splits, label_counts = {}, {}
-    for split in meta["splits"]:
+    for split in in_order(meta["splits"]):
         numbers = _choose(rows, split, max(config.rows, len(meta["labels"] or ())))
         tables = [*_taken(rows, split, numbers)]
         if split == "train":

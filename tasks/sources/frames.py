@@ -28,6 +28,27 @@ WHOLE = 1 << 53
 KINDS = "a DataFrame, a datasets.Dataset, a list of dicts, a path, or a dict of these by split"
 
 
+def rows_of(data: Any) -> list[Any]:
+    """Return the rows of a DataFrame, or of any other iterable, as dicts with None where a value is missing; texts as they
+    are. Raises DataError for two columns of one name, and for a row that is neither."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        if not data.columns.is_unique:
+            twice = data.columns[data.columns.duplicated()][0]
+            raise DataError(f"the rows have two columns named {twice}", "rename one")
+        columns = [_listed(data[name]) for name in data.columns]
+        data = [dict(zip(data.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [_row(row, number) for number, row in enumerate(data, 1)]
+
+
+def _row(row: Any, number: int) -> Any:
+    if isinstance(row, str):
+        return row
+    if not isinstance(row, Mapping):
+        raise DataError(f"row {number} is {row!r}", "give a text, or a dict with the columns of training")
+    return {name: None if _is_missing(value) else value for name, value in row.items()}
+
+
 class Frame(NamedTuple):
     """Rows in memory. cells: (column, first row, row after the last) -> the values of a column."""
 
@@ -158,6 +179,10 @@ def _kind(frame: Frame, name: str, split: str) -> str:
     found: dict[str, int] = {}
     for first in range(0, frame.rows, ROWS):
         for row, value in enumerate(frame.cells(name, first, min(first + ROWS, frame.rows)), first):
+            if isinstance(value, bytes) and not _is_utf8(value):
+                raise DataError(
+                    f"data: column {name} of {split} holds bytes that are no UTF-8 in row {row}", "leave the column out"
+                )
             kind = _kind_of(value)
             if kind not in found:
                 found[kind] = row
@@ -190,6 +215,14 @@ def _kind_of(value: Any) -> str:
     return "text"
 
 
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _is_missing(value: Any) -> bool:
     """Return whether a value is None, NaN, NaT or pandas.NA: those that do not equal themselves, or can't be asked."""
     try:
@@ -199,10 +232,13 @@ def _is_missing(value: Any) -> bool:
 
 
 def _cast(kind: str, values: Sequence[Any]) -> Iterator[Any]:
-    to: Callable[[Any], Any] = {"text": str, "integer": int, "float": float, "boolean": bool}.get(
-        kind, lambda value: value
-    )
+    makers: dict[str, Callable[[Any], Any]] = {"text": _text, "integer": int, "float": float, "boolean": bool}
+    to = makers.get(kind, lambda value: value)
     return (None if _is_missing(value) else to(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal, TypeVar
 
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.system.redaction import scrub
+
+Answer = TypeVar("Answer")
+
+TRIES = 3
+"""How often a hub is asked that does not answer in time."""
+
+
+def asked(ask: Callable[[float], Answer]) -> Answer:
+    """Return what `ask` returns for the seconds that the hub may take (HF_HUB_ETAG_TIMEOUT). It is called again if the
+    hub took longer."""
+    from huggingface_hub import constants
+
+    for _ in range(TRIES - 1):
+        try:
+            return ask(constants.HF_HUB_ETAG_TIMEOUT)
+        except Exception as error:
+            if not any(isinstance(cause, _http().TimeoutException) for cause in _causes(error)):
+                raise
+    return ask(constants.HF_HUB_ETAG_TIMEOUT)
+
+
+def is_out_of_reach(error: BaseException) -> bool:
+    """Return whether an error's cause is that the hub's client is offline, or got no connection."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    none = (OfflineModeIsEnabled, _http().ConnectError, _http().ConnectTimeout)
+    causes = _causes(error)
+    # a certificate that is refused is shown by a server that is there
+    return any(isinstance(cause, none) for cause in causes) and not any(isinstance(c, ssl.SSLError) for c in causes)
+
+
+def _http() -> Any:
+    """Return the HTTP library of huggingface_hub, whose errors it raises."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return import_module(HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """Return an error, its cause, the cause of that, and so on."""
+    causes: list[BaseException] = []
+    while error is not None:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
 
 
 @contextmanager
 def hub_errors(section: Literal["data", "model"], repo: str, revision: str | None) -> Iterator[None]:
     """Raise our errors in place of the hub client's: ConfigError for an unknown revision; DataError (section "data") or
-    ModelError ("model") for a repository that is gated, unknown or can't be reached."""
+    ModelError ("model") for a repository that is gated, unknown or can't be reached, or whose hub answers otherwise."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)
-    unreachable = HfHubHTTPError.__bases__  # OSError and the HTTP library's error
+    # OSError and the HTTP library's errors; the others of an address, or an answer, that is no hub's, such as a proxy's page
+    unreachable = (*HfHubHTTPError.__bases__, _http().InvalidURL, ValueError)
     try:
         yield
     except GatedRepoError as error:

@@ -6,16 +6,17 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic import field_validator, model_validator
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError, ModelError
-from trnflow.tasks.sources.hub_errors import hub_errors
+from trnflow.tasks.sources.hub_errors import asked, hub_errors
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
 from trnflow.tasks.system.redaction import fill_variables
 
 TOKENIZER_FILES = (
@@ -78,7 +79,8 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 
     Returns:
         A Source with the identity {"config": {"pretrained": config.json, "overrides"}, "tokenizer", "weights",
-        "generation": digests of files, or a hub repository and commit, "name"}; None where the model has none
+        "generation": digests of files, or a hub repository and commit, "name", "sentence": as `sentence_files`}; None where
+        the model has none
 
     Raises:
         ConfigError: A folder or revision is missing.
@@ -98,6 +100,7 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
         "weights": model.get("weights"),
         "generation": model.get("generation"),
         "name": (model.get("location") or {}).get("repo") or config.name,
+        "sentence": model.get("sentence"),
     }
     location = {"model": model.get("location"), "tokenizer": tokenizer.get("location")}
     return Source("model", identity, location, note=" ".join(filter(None, {model.get("note"), tokenizer.get("note")})))
@@ -113,7 +116,8 @@ def generation_config(source: Source) -> Meta | None:
     if source.identity.get("generation") is None:
         return None
     file = cast(Path, _folder(source.location["model"], (GENERATION,))) / GENERATION
-    return _read_config(file) if file.exists() else None
+    config: Meta | None = _read_config(file) if file.exists() else None
+    return config
 
 
 def tokenizer_folder(source: Source) -> Path | None:
@@ -146,24 +150,36 @@ def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
         "tokenizer": {"files": {name: digests[name] for name in tokenizer}} if tokenizer else None,
         "weights": {"files": {name: digests[name] for name in weights}} if weights else None,
         "generation": digests.get(GENERATION),
+        "sentence": sentence_files([*names, *_configs_below(folder, names)], lambda name: _read_config(folder / name)),
         "location": {"folder": str(folder.resolve())},
     }
+
+
+def _configs_below(folder: Path, names: list[str]) -> list[str]:
+    return [f"{name}/config.json" for name in names if (folder / name / "config.json").is_file()]
 
 
 def _resolve_hub(repo: str, revision: str, resolver: Resolver) -> Meta:
     answer, note = resolver.ask_or_recall(f"hub/models/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     at = {"repo": repo, "commit": answer["commit"]}
-    return {"config": answer["config"], "tokenizer": at, "weights": at, "generation": at, "location": at, "note": note}
+    known = {"config": answer["config"], "sentence": answer.get("sentence")}
+    return {**known, "tokenizer": at, "weights": at, "generation": at, "location": at, "note": note}
 
 
 def _ask_hub(repo: str, revision: str) -> Meta:
     from huggingface_hub import HfApi, hf_hub_download
 
     with hub_errors("model", repo, revision):
-        info = HfApi().model_info(repo, revision=revision)
-        config = hf_hub_download(repo, "config.json", revision=info.sha)
-    _refuse_pickles(repo, [file.rfilename for file in info.siblings or ()])
-    return {"commit": info.sha, "config": _read_config(Path(config))}
+        info = asked(lambda seconds: HfApi().model_info(repo, revision=revision, timeout=seconds))
+        names = [file.rfilename for file in info.siblings or ()]
+
+        def read(name: str) -> Any:
+            # which asks again by itself
+            return _read_config(Path(hf_hub_download(repo, name, revision=info.sha)))
+
+        config, sentence = read("config.json"), sentence_files(names, read)
+    _refuse_pickles(repo, names)
+    return {"commit": info.sha, "config": config, "sentence": sentence}
 
 
 def _refuse_pickles(place: str, names: list[str]) -> None:
@@ -175,13 +191,13 @@ def _refuse_pickles(place: str, names: list[str]) -> None:
         )
 
 
-def _read_config(file: Path) -> Meta:
+def _read_config(file: Path) -> Any:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ModelError(f"model.source: {file} is no JSON that can be read: {why}", "save the model anew") from error
-    if not isinstance(document, dict):
+    if not isinstance(document, list if file.name == MODULES else dict):
         raise ModelError(f"model.source: {file} holds no JSON object", "save the model anew")
     return document
 

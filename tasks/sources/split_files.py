@@ -16,7 +16,8 @@ from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS, DataF
 from trnflow.tasks.system.redaction import scrub
 
 SPLITS = ("train", "validation", "test")
-
+DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""Names of files that `datasets` writes beside its data."""
 
 UNPACK = "unpack the zip, or compress the file with gzip: beside other data files a zip is not read"
 
@@ -94,6 +95,7 @@ def files_source(entries: list[Meta], locations: list[Meta], note: str) -> Sourc
 
 def _by_name(source: str, candidates: list[DataFile], settings: FileSettings) -> dict[str, list[DataFile]]:
     files = [file for file in candidates if format_of(file.name)] or candidates
+    files = [file for file in files if PurePosixPath(file.name).name not in DESCRIPTIONS] or files
     if len(files) == 1 and source.endswith(files[0].name):
         return {"train": files}
     if settings.format:

@@ -11,7 +11,7 @@ import re
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.events.event_types import Champion
 from trnflow.tasks.kinds.registry import kind_of
@@ -164,6 +164,7 @@ def _signature(event: MirroredChampion) -> ModelSignature | None:
     # any type: `trnflow predict` writes numbers, lists and messages into the text, too
     needed = [ColSpec(AnyType(), name) for name in event["columns"]]
     inputs = [*needed, *(ColSpec(AnyType(), name, required=False) for name in event["optional"])]
-    maps = {"map": Map(DataType.double), "list": Array(DataType.string), "any": AnyType()}
-    outputs = [ColSpec(maps.get(kind, kind), name) for name, kind in kind_of(event["task"]).answers.items()]
+    types: dict[str, Any] = {"map": Map(DataType.double), "list": Array(DataType.string)}
+    types |= dict.fromkeys(("numbers", "entities"), AnyType())
+    outputs = [ColSpec(types.get(kind, kind), name) for name, kind in kind_of(event["task"]).answers.items()]
     return ModelSignature(Schema(inputs), Schema(outputs))

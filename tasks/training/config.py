@@ -6,6 +6,7 @@ Apart from `trnflow.tasks.train`: precompile uses the config too, and its key mu
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic import model_validator
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.devices import cores
 from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.partition_specs import check_heads
@@ -180,6 +182,19 @@ def _check_not_quantised(fields: Meta, model: Source) -> None:
                 "and training needs them in float32, bfloat16 or float16",
                 "set model.source to the model from which they were quantised",
             )
+
+
+def positions_needed(chunks: Mapping[str, Any]) -> int | None:
+    """Return the most positions of a row; None before rows are known. chunks: metadata of pack_chunks, or what is foreseen."""
+    if "lengths" not in chunks or "task" not in chunks:
+        return None
+    kind = kind_of(chunks["task"])
+    longest: int = max(chunks["lengths"])
+    if kind.per_row and not kind.apart:
+        return longest
+    # each document of a chunk has positions of its own
+    limits = [chunks.get(name, longest) for name in ("longest", "max_length")]
+    return min(longest, *limits) if "rows" in chunks else None
 
 
 def check_positions(longest: int, positions: int, model: str) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Schedule
-from trnflow.tasks.training.config import TrainConfig, check_model, check_positions
+from trnflow.tasks.training.config import TrainConfig, check_model, check_positions, positions_needed
 from trnflow.tasks.training.devices import (
     check_bitsandbytes,
     check_gpu,
@@ -17,11 +18,15 @@ from trnflow.tasks.training.devices import (
     check_torch_xla,
 )
 from trnflow.tasks.training.objective import class_weights, refuse_loss
+from trnflow.tasks.training.own_head import remarks_of_head
 from trnflow.tasks.training.selection import check_selection
 
 if TYPE_CHECKING:
-    from trnflow.tasks.metadata import PackedMeta
+    from trnflow.tasks.metadata import PackedMeta, TokensMeta
     from trnflow.tasks.stage import Known
+
+MOST_ENDS = 4
+"""Special tokens that may end answers."""
 
 
 def needs(config: TrainConfig, known: Known) -> Iterator[str]:
@@ -41,15 +46,53 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
         class_weights(config, chunks, None)
     if task:
         refuse_loss(config, task)
+    if config.objective != "reward":
+        refuse_endless(cast("TokensMeta", known.of("tokens")))
     if "splits" in chunks and "task" in chunks:
         check_selection(config, chunks)
     if "rows" in chunks:
         Schedule({0: sum(chunks["rows"]["train"].values())}, config.global_batch, seed=0, last_batch=config.last_batch)
     positions = positions_of(model.identity["config"])
-    if positions is not None and "lengths" in chunks:
-        check_positions(max(chunks["lengths"]), positions, "the model")
-    elif positions is not None and known.of("tokens").get("max_length", 0) > positions:
+    if positions is not None and (needed := positions_needed(chunks)):
+        check_positions(needed, positions, "the model")
+    elif positions is not None and _longest(known) > positions:
         yield f"the model has {positions} positions: no row may be longer, and tokenize.max_length allows it"
+    yield from remarks_of_head(model.identity["config"]["pretrained"] or {}, chunks)
+
+
+def _longest(known: Known) -> int:
+    """Return the most tokens that a document may have by the settings; 0 if nothing is known."""
+    lengths = known.of("chunks").get("lengths") or []
+    limits: list[int] = [known.of("tokens").get("max_length", 0), *lengths[-1:]]
+    return min(limits)
+
+
+def refuse_endless(tokens: TokensMeta) -> None:
+    """Raise ConfigError or ModelError for answers of train that no special token ends, or that too many of them do."""
+    ends, lacking = tokens.get("ends", []), tokens.get("unended", {}).get("train", 0)
+    if len(ends) > MOST_ENDS:
+        raise ConfigError(
+            f"format.chat_template: answers of train end with {len(ends)} special tokens "
+            f"({', '.join(end['text'] for end in ends)}), and at most {MOST_ENDS} can end a text of the published model",
+            "choose a template that ends each answer with the same token",
+        )
+    if not lacking:
+        return
+    first = tokens["examples"]["unended"]
+    where = f"{lacking} of train; the first: split {first['split']} row {first['row']}, {first['what']}"
+    what = f"no special token ends the answers, so the model would never learn to stop ({where})"
+    if tokens["eos_id"] is None:
+        raise ModelError(
+            f"the tokenizer has no eos token, and {what}",
+            'name one in its tokenizer_config.json, e.g. "eos_token": "</s>", or set model.tokenizer; '
+            "tokenize.add_eos=false trains without an end",
+        )
+    raise ConfigError(
+        f"format.chat_template: {what}",
+        "let the template write {{ eos_token }} after an answer, within its {% generation %} block (written out, as </s>, for a "
+        "tokenizer that tokenize.train makes), or name the token that it writes in tokenize.new_tokens; tokenize.add_eos=false "
+        "trains without an end",
+    )
 
 
 def positions_of(config: Meta) -> int | None:

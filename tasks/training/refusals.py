@@ -13,7 +13,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known
-from trnflow.tasks.training.config import TrainConfig, check_positions
+from trnflow.tasks.training.config import TrainConfig, check_positions, positions_needed
 from trnflow.tasks.training.layout.rules import RULES
 from trnflow.tasks.training.model.transformers_classes import ClassCode
 from trnflow.tasks.training.model.transformers_tables import (
@@ -197,8 +197,8 @@ def _refuse_rows(fields: Meta, chunks: Meta, *, scratch: bool) -> None:
     text_type, text = _text_model(fields)
     settings, longest = config_code(text_type), max(chunks.get("lengths", (0,)))
     positions = _positions(text_type, text, scratch=scratch)
-    if positions is not None:
-        check_positions(longest, positions, "the model")
+    if positions is not None and (needed := positions_needed(chunks)):
+        check_positions(needed, positions, "the model")
     kinds, chunk = _layer_kinds(text, settings), settings.of(text, "attention_chunk_size")
     if CHUNKED in kinds and isinstance(chunk, int) and longest > chunk > 0:
         raise ModelError(

@@ -17,7 +17,7 @@ extends: demo
 name: mine
 data: {source: builtin:passages, name: null, text: query, label: null, split: {validation: 0.2, test: 0.3}}
 format: {task: reranker, text_pair: passage}
-tokenize: {max_length: 48}
+tokenize: {max_length: 20}   # less than most rows: the folder must say where they were cut
 pack: {strategy: bucket, chunk_length: 48, buckets: 2}
 train: {max_steps: 20}
 export: {target: none}
@@ -58,5 +58,7 @@ def test_a_reranker_opens_as_a_cross_encoder_with_equal_scores_and_metrics(
     client = "sentence-transformers"
     figures.note(client, "the folder of a reranker, by CrossEncoder", "scores", apart, client)
     assert apart <= 1e-6
+    data = read_json(tmp_path / "evaluate_model/report.json")["data"]["test"]
+    assert data["truncated"] > data["rows"] / 2
     for name in ("ndcg", "mrr"):
         assert metrics[f"{name}_at_10"] == pytest.approx(theirs[f"{name}@10"], abs=1e-12)

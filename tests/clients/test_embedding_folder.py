@@ -21,7 +21,7 @@ extends: demo
 name: mine
 data: {source: DATA, name: null, text: query, label: null, split: {validation: 0.2, test: 0.4}}
 format: {task: embedding, text_pair: passage, FORMAT}
-tokenize: {max_length: 64}
+tokenize: {max_length: 16}   # less than most passages
 pack: {strategy: bucket, chunk_length: 64, buckets: 2}
 train: {engine: native, devices: 1, global_batch: 16, max_steps: 20, eval_every: 10, keep_best: true, best_metric: METRIC}
 export: EXPORT
@@ -71,7 +71,7 @@ def test_an_embedding_opens_as_a_sentence_transformer(case: str, tmp_path: Path,
         assert shell("get", "mine.yaml", stage, stage, *SMALL).returncode == 0
     texts = tmp_path / "format_prompts/test.parquet"
     theirs = run_client("sentence-transformers", SCRIPT, tmp_path / "consolidate", texts, case)
-    assert theirs["similarity"] == "cosine" and theirs["length"] == 64
+    assert theirs["similarity"] == "cosine" and theirs["length"] == 16
 
     asked = pq.read_table(texts)["text"].to_pylist()
     (tmp_path / "asked.jsonl").write_text("\n".join(json.dumps({"query": text}) for text in asked))

@@ -22,7 +22,8 @@ from tests.helpers.waiting import wait_for
 pytestmark = pytest.mark.slow  # one costly fixture for the whole file
 
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\\n{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}</s>{% endif %}\\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 RECIPE = """
@@ -67,7 +68,8 @@ task: say
 include: choose.yaml
 output_type: loglikelihood
 doc_to_choice: null
-doc_to_target: "it is one"
+doc_to_target: "{{answer}} is one"
+target_delimiter: ""
 metric_list: [{metric: perplexity}]
 """
 GROUP = "group: sums\ntask: [choose, write, say]\naggregate_metric_list: [{metric: acc, weight_by_size: true}]\n"
@@ -154,6 +156,9 @@ def test_numbers_are_those_of_lm_eval_s_command_and_are_kept(shell: Shell, tmp_p
     assert ours == theirs
     assert abs(ours[0]["say.perplexity"] / ours[1]["say.perplexity"] - 1) > 1e-3  # the wrong template shows
     assert {*ours[0]} == {"choose.acc", "sums.acc", "write.exact_match", "write.length", "say.perplexity"}
+    # the template's prompt ends in a blank, which is a token with the answer's first letters
+    logs = "".join(file.read_text() for file in (shell.folder / ".trnflow").rglob("events.jsonl"))
+    assert logs.count("in 11 requests lm-eval reads prompt and answer as one text") == 1
 
 
 def test_a_changed_report_runs_lm_eval_no_more_and_a_changed_file_of_a_task_does(shell: Shell) -> None:

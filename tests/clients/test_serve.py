@@ -76,7 +76,7 @@ import json, sys
 from gradio_client import Client
 classifier, chat, text, long = sys.argv[1:]
 client = Client(classifier, verbose=False)
-found = [client.predict(given, api_name="/predict") for given in (text, long)]
+found = [client.predict(given, api_name="/predict") for given in (text, long, " ")]
 print(json.dumps([*found, Client(chat, verbose=False).predict("hello", api_name="/chat")]))
 """
 
@@ -147,14 +147,14 @@ def test_gradios_client_gets_what_predict_prints(
     printed = shell.json("predict", "last", text)
     for name in ("schema", "model", "task"):
         assert classifier.said[name] == printed[name]
-    short, long, chat = run_client("gradio", CLIENT, classifier.url, leaky.url, text, "day " * 40)
+    short, long, empty, chat = run_client("gradio", CLIENT, classifier.url, leaky.url, text, "day " * 40)
     assert short[0]["label"] == printed["results"][0]["label"] and short[1] == ""
     shown = {one["label"]: one["confidence"] for one in short[0]["confidences"]}
     expected = printed["results"][0]["probabilities"]
     difference = max(abs(shown[label] - expected[label]) for label in expected)
     figures.note("gradio", "the page of `predict --serve`", "probabilities", difference, "gradio")
     assert shown.keys() == expected.keys() and difference < 1e-6
-    assert "26 tokens were too many" in long[1]
+    assert "26 tokens were too many" in long[1] and empty[1] == "the text is empty"
     assert "to ['hello']" in chat
 
 

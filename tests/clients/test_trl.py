@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.clients import figures
 from tests.clients.conftest import RunClient
+from tests.conftest import shared_folder
+from tests.helpers.data_stages import Bench
 from tests.kinds.preferences import marked_rows_of, packed_preferences, pairs_of, started
+from tests.prediction.test_predict import write_rows
 from tests.training.run_stage import run_stage, traced_and_trained
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.compute_reference import compute_reference
@@ -116,6 +120,32 @@ def test_marked_answers_give_the_losses_rewards_and_kl_of_trl(tmp_path: Path, ru
     group = {"per_device_train_batch_size": len(rows)}
     given = [(name, settings, {**extra, **group}) for name, settings, extra in KTO]
     _compare(given, THEIRS_OF_KTO, inputs, rows, reference, tmp_path, run_client)
+
+
+ALONE_AND_JOINED = """
+import json, sys, transformers
+from trl.data_utils import _tokenize, common_prefix_length
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+prompt, answer = sys.argv[2:]
+alone, joined = (_tokenize(tokenizer, text)["input_ids"] for text in (prompt, prompt + answer))
+print(json.dumps([alone, joined, common_prefix_length(alone, joined)]))
+"""
+
+
+@pytest.mark.slow
+def test_where_a_prompt_shares_a_token_with_its_answer_trl_leaves_the_prompts_end_out_and_we_keep_it(
+    run_client: RunClient, bench: Bench, tmp_path: Path
+) -> None:
+    prompt, answer = "Once upon a time there was a ", "dog"
+    model = {"source": str(shared_folder() / "assets/stories260K-hf")}
+    rows = [{"prompt": prompt, "chosen": answer, "rejected": f"{answer} {number}"} for number in range(4)]
+    tokens = bench.tokens(bench.texts(bench.rows(source=write_rows(tmp_path / "rows", rows)), task="preference"), model)
+    alone, joined, kept = run_client("trl", ALONE_AND_JOINED, model["source"], prompt, answer)
+    assert 0 < kept < len(alone)  # TRL warns, and learns joined[kept:] after joined[:kept]
+    ids, mask = (
+        np.load(tokens.path / f"train/{name}.npy")[: len(joined) + 2].tolist() for name in ("input_ids", "loss_mask")
+    )
+    assert ids[: len(alone)] == alone and joined[: len(alone)] != alone and mask.index(1) == len(alone)
 
 
 def _config(objective: str, settings: dict[str, Any], extra: dict[str, Any]) -> TrainConfig:

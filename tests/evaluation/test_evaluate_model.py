@@ -307,7 +307,7 @@ def test_answers_are_scored_from_the_generations(evaluated: dict[str, Any]) -> N
 def test_messages_become_a_prompt_by_the_tokenizers_chat_template(tmp_path: Path) -> None:
     folder = small_models.llama(tmp_path / "llama").path
     message = {"role": "user", "content": "what is it"}
-    rows = {"settings": {"date": "2024-07-26", "template_arguments": {"mood": "calm"}}}
+    rows = {"settings": {"task": "chat", "date": "2024-07-26", "template_arguments": {"mood": "calm"}}}
     trained = {"framed": True, "rows": rows}
     with pytest.raises(ConfigError, match="was not trained with a chat template"):
         given_prompts(("the cat", (message,)), folder, trained)
@@ -331,8 +331,8 @@ def test_evaluation_is_on_the_device_that_trains() -> None:
 def test_prompts_are_rows_with_something_to_complete(tmp_path: Path) -> None:
     file = texts(tmp_path / "texts").path / "validation.parquet"
     found = prompts(file, 5)
-    assert [prompt.answer for prompt in found] == ["answer is cat", "sat", "some words are given"]
-    assert found[2].text == "a plain text of one part, of which "
+    assert [prompt.answer for prompt in found] == ["answer is cat", "sat", " some words are given"]
+    assert found[2].text == "a plain text of one part, of which"
     assert len(prompts(file, 1)) == 1 and prompts(file, 0) == []
 
 

@@ -19,7 +19,7 @@ from trnflow.tasks.evaluation.scores import Matrices, Score, score
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.kinds.registry import KINDS
-from trnflow.tasks.promotion import bootstrap
+from trnflow.tasks.promotion import compare
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 PROJECT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ def test_models_are_compared_by_a_metric_that_is_only_a_function(tmp_path: Path,
 
     config = PromoteConfig(resamples=200)
     by_rows, by_matrices = (
-        bootstrap.compare_scores(*paths, "classification", config.model_copy(update={"metric": name}), 0.025)
+        compare.compare_scores(*paths, "classification", config.model_copy(update={"metric": name}), 0.025)
         for name in ("hit_rate", "accuracy")
     )
     assert by_rows.metric == "hit_rate" and by_rows[1:4] == pytest.approx(by_matrices[1:4], abs=1e-12)

@@ -15,7 +15,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export.gguf import FAMILIES, refuse_family
-from trnflow.tasks.export.gguf_tokenizer import write_tokenizer
+from trnflow.tasks.export.gguf_tokenizer import end_roles, write_tokenizer
 from trnflow.tasks.export_neuron import export_neuron, needs
 
 LLAMA = {"model_type": "llama", "hidden_act": "silu", "max_position_embeddings": 64}
@@ -117,7 +117,7 @@ def test_another_tokenizer_is_refused(change: Meta, why: str, tmp_path: Path) ->
     (tmp_path / "tokenizer.json").write_text(json.dumps(document | change))
     writer = gguf.GGUFWriter(None, "llama")
     with pytest.raises(ModelError, match=why) as caught:
-        write_tokenizer(gguf, writer, tmp_path, 300, None)
+        write_tokenizer(gguf, writer, tmp_path, 300, [])
     assert "tokenize.train.kind=bpe" in caught.value.fix
 
 
@@ -133,3 +133,22 @@ def test_numbers_beyond_float16_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model.layers.0.mlp.up_proj.weight has numbers beyond float16") as caught:
         export_neuron(ExportConfig(target="gguf"), weights, out=small_models.workdir(tmp_path / "out"))
     assert caught.value.fix == "set export.gguf_type=f32"
+
+
+@pytest.mark.parametrize(
+    ("eos", "stops", "is_written", "roles", "left"),
+    [
+        (2, [2], False, {"eos": 2}, []),
+        (2, [513, 1, 2], False, {"eos": 2, "eot": 513, "eom": 1}, []),
+        (None, [7], False, {"eos": 7}, []),
+        (2, [], False, {"eos": 2}, []),
+        # three ends of answers; that of the tokenizer ends none, and stays where llama.cpp writes it
+        (2, [7, 8, 9], False, {"eos": 7, "eot": 8, "eom": 9}, [2]),
+        (2, [7, 8, 9], True, {"eos": 2, "eot": 7, "eom": 8}, [9]),
+        (None, [7, 8, 9, 10, 11], False, {"eos": 7, "eot": 8, "eom": 9}, [10, 11]),
+    ],
+)
+def test_the_ends_of_answers_get_the_three_roles(
+    eos: int | None, stops: list[int], is_written: bool, roles: dict[str, int], left: list[int]
+) -> None:
+    assert end_roles(eos, stops, is_written=is_written) == (roles, left)

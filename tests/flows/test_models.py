@@ -132,6 +132,21 @@ def test_a_name_means_one_model_in_every_command(house: House, named: tuple[str,
     assert pinned.get("run") == run or pinned.get("artifact") == model
 
 
+def test_a_model_that_does_not_serve_is_named_beside_the_one_that_does(house: House, tmp_path: Path) -> None:
+    """Where the name says the newest model. Who names a run, a digest or a number of a champion knows which one it is."""
+    shell, champion = house.shell, house.models[1]
+    for number, (stage, name) in enumerate((("consolidate", "mine"), ("export_neuron", "mine.yaml"))):
+        found = shell("get", f"{name}@newest", stage, str(tmp_path / f"of {number}"))
+        serves = f"champion 2 ({champion[:19]}) serves, named {name}@champion"
+        assert found.stdout.splitlines()[1] == f"note: this is {house.models[2][:19]}, not the champion: {serves}"
+    assert shell.json("publish", "mine@newest", str(tmp_path / "published"))["champion"] == champion
+    for text, known in (("mine@1", None), (house.runs[0], None), ("mine@newest", champion)):
+        assert shell.json("get", text, "consolidate", str(tmp_path / text))["champion"] == known
+    page = shell("report", house.runs[0], "--no-open").stdout.splitlines()
+    assert page[1].startswith(f"note: this run's model is {house.models[0][:19]}, not the champion: champion 2 ")
+    assert len(shell("report", house.runs[1], "--no-open").stdout.splitlines()) == 1
+
+
 def test_a_recipe_s_name_alone_is_its_newest_model_in_the_setting_only(house: House) -> None:
     start = earlier_model(house.store, "mine", "train.warm_start_from")
     assert start is not None and start.artifact.digest == house.models[2] and start.document is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -70,5 +71,17 @@ def transformers_row(fast: PreTrainedTokenizerFast, messages: list[Any], **given
     return list(made["input_ids"]), list(made["assistant_masks"])
 
 
-def openai(conversation: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in conversation]
+def openai(conversation: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """ShareGPT's turns as transformers takes them."""
+    return [{"role": ROLES[turn["from"]], **said(turn)} for turn in conversation]
+
+
+def said(turn: dict[str, str]) -> dict[str, Any]:
+    if turn["from"] != "function_call":
+        return {"content": turn["value"]}
+    return {"tool_calls": [{"type": "function", "function": json.loads(turn["value"])}]}
+
+
+def openai_tools(text: str | None) -> list[Any] | None:
+    """LLaMA-Factory's tools, JSON text of bare functions, as transformers takes them."""
+    return [{"type": "function", "function": tool} for tool in json.loads(text or "[]")] or None

@@ -24,7 +24,6 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
 from trnflow.tasks.data.format.config import FormatConfig
-from trnflow.tasks.data.tokenization.apart_encoder import cut_longest
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.row_outputs import texts_apart
 from trnflow.tasks.kinds.embedding import Embedding
@@ -253,11 +252,6 @@ def test_a_collapsed_model_finds_nothing_and_texts_count_once() -> None:
     assert found["recall_at_1"] == found["mrr_at_10"] == 1 and "spearman" not in found
     alike = Embedding().values(Outputs(targets, np.ones((40, 40), np.float32), nothing, nothing[:, 0]))
     assert alike["recall_at_10"] == alike["mrr_at_10"] == 0
-
-
-def test_the_longest_texts_are_cut_first() -> None:
-    sizes = np.array([[3, 9, 1], [9, 9, 9], [2, 2, 2], [1, 20, 4]])
-    assert cut_longest(sizes, 10).tolist() == [[3, 6, 1], [3, 3, 4], [2, 2, 2], [1, 5, 4]]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from trnflow.tasks.evaluation.scores import intervals_of, values_of
 from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, joined
-from trnflow.tasks.promotion.bootstrap import compare_scores
+from trnflow.tasks.promotion.compare import compare_scores
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 LABELS = ["O", "B-a", "I-a", "B-b-c", "I-b-c", "B-d", "I-d"]

@@ -13,7 +13,7 @@ import pytest
 from trnflow.tasks.evaluation.scores import intervals_of, values_of
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs
-from trnflow.tasks.promotion.bootstrap import compare_scores
+from trnflow.tasks.promotion.compare import compare_scores
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 

@@ -85,6 +85,7 @@ def test_other_programs_predictions_evaluation_and_champions_give_one_reward(
     opened = transformers.pipeline("text-classification", model=folder)
     loaded = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert loaded.model_max_length == min(128, network.config.max_position_embeddings)  # as predict cuts
     for row, found in zip(asked, predicted, strict=True):
         reward = found["scores"]["reward"]
         if messages:

@@ -11,7 +11,8 @@ from pydantic import Field, PlainSerializer
 
 from tests.launch import stages
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.config import StageConfig
+from trnflow.tasks.config import ORDERED, StageConfig, keyed_params
+from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.launch.job import Job, resolve
 
 
@@ -54,3 +55,26 @@ def test_a_function_that_has_no_importable_name_is_refused(tmp_path):
 def test_a_config_that_json_would_change_is_refused(tmp_path):
     with pytest.raises(TypeError, match="Lossy changes when it is written as JSON"):
         Job.of(stages.empty, Lossy(), {}, tmp_path)
+
+
+class Tables(StageConfig):
+    names: dict[str, int] = {}
+    rules: Annotated[dict[str, int], ORDERED] = {}
+
+
+def test_a_stage_sees_names_sorted_as_in_the_key_but_those_whose_order_counts(tmp_path: Path) -> None:
+    """So its files can't depend on whether another command made its inputs, or how the recipe was written."""
+
+    def text(names: dict[str, int], rules: dict[str, int]) -> str:
+        inputs = {
+            "rows": Input(tmp_path, "rows", {"metrics": names}, "sha256:aa"),
+            "model": Source("model", {"config": names}, {}),
+        }
+        job = Job.of(stages.empty, Tables(names=names, rules=rules), inputs, tmp_path / "out")
+        job.save()
+        return job.file.read_text()
+
+    some, turned = {"b": 1, "a": 2}, {"a": 2, "b": 1}
+    assert text(some, some) == text(turned, some) != text(some, turned)
+    keys = [digest_of(keyed_params(Tables(names=some, rules=rules))) for rules in (some, turned)]
+    assert keys[0] != keys[1] and digest_of(keyed_params(Tables(names=turned, rules=some))) == keys[0]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
+from tests.helpers.small_models import workdir
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.tokenization.tokenizer import BERT_SPECIAL, bert_pipeline
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
-from trnflow.tasks.model_folder.settings_files import generation_settings, write_tokenizer
+from trnflow.tasks.model_folder.settings_files import generation_settings, learnt_settings, write_tokenizer
+from trnflow.tasks.model_folder.tokenizer_check import settle_tokenizer
 from trnflow.tasks.stage import read_json, write_json
 
 
@@ -19,6 +23,33 @@ def test_generation_keeps_what_the_base_says() -> None:
     base = {"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": True, "pad_token_id": None}
     wanted = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 2, "temperature": 0.6, "do_sample": True}
     assert generation_settings(config, base) == wanted
+
+
+@pytest.mark.parametrize(
+    ("own", "ends", "stops"),
+    [(2, [2], 2), ([2], [2], [2]), (2, [5], [5, 2]), ([1, 2], [513], [513, 1, 2]), ([1, 2], [2], [2, 1]), (None, [5, 6], [5, 6]),
+     (None, [], None)],
+)  # fmt: skip
+def test_what_ends_answers_stands_first(own: Any, ends: list[int], stops: Any) -> None:
+    made = [
+        generation_settings({"eos_token_id": own}, None, ends),
+        generation_settings({}, {"eos_token_id": own}, ends),
+    ]
+    assert [one.get("eos_token_id") for one in made] == [stops, stops]
+
+
+@pytest.mark.parametrize(
+    ("base", "pads", "pad"),
+    [
+        ({"pad_token_id": 9}, [3], 9),  # the base's own
+        ({"pad_token_id": 5}, [3], 3),  # it ends answers, and there is another
+        ({"pad_token_id": 5}, [5], 2),  # the least harmful: it ends no answer of the training
+        ({}, [2, 7], 7),  # a usual name of a pad token, where the tokenizer pads with eos
+        ({"eos_token_id": [5]}, [5], 5),
+    ],
+)
+def test_padding_ends_no_text_where_there_is_another_token(base: Meta, pads: list[int], pad: int) -> None:
+    assert generation_settings({}, {"eos_token_id": [5, 2], **base}, [5], pads)["pad_token_id"] == pad
 
 
 @pytest.mark.parametrize(
@@ -59,3 +90,39 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
 
     write_card(tmp_path, language, {"model_type": "llama"}, CardSource())
     assert "trained from scratch with trnflow" in ModelCard.load(tmp_path / "README.md").text
+
+
+def test_what_would_keep_a_model_from_writing_what_it_learnt_is_left_out_and_said(tmp_path: Path) -> None:
+    said: list[Meta] = []
+    out = workdir(tmp_path / "out", said)
+    own = {"max_length": 20, "suppress_tokens": [5, 6], "bad_words_ids": [], "forced_eos_token_id": 2, "min_length": 0}
+    kept = {"do_sample": True, "temperature": 0.6, "eos_token_id": [2, 7], "transformers_version": "4.40.0"}
+    assert learnt_settings({**own, **kept}, out) == kept
+    left_out, followed = (event["info"] for event in said)
+    assert left_out.endswith(": max_length 20, forced_eos_token_id 2, suppress_tokens [5, 6]")
+    assert followed.endswith(": do_sample true, temperature 0.6")
+    said.clear()
+    assert learnt_settings({"eos_token_id": 2}, out) == {"eos_token_id": 2} and learnt_settings(None, out) == {}
+    assert not said
+
+
+def test_a_class_that_reads_texts_otherwise_than_training_is_not_published(tmp_path: Path) -> None:
+    """BertTokenizer lowercases, where the config does not say otherwise, and this tokenizer.json does not."""
+    from tokenizers import Tokenizer, models
+    from transformers import AutoTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Hello", "hello", ","]
+    made = Tokenizer(models.WordPiece({word: at for at, word in enumerate(words)}, unk_token="[UNK]"))
+    bert_pipeline(made, False, BERT_SPECIAL)
+    made.save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **BERT_SPECIAL})
+    write_json(tmp_path / "config.json", {"model_type": "bert"})
+    assert AutoTokenizer.from_pretrained(tmp_path)("Hello")["input_ids"] == [2, 6, 3]
+    said: list[Meta] = []
+    out = workdir(tmp_path / "out", said)
+    settle_tokenizer(tmp_path, out)
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    assert opened("Hello")["input_ids"] == [2, 5, 3] and "token_type_ids" in opened("Hello")
+    assert "tokenizer_class BertTokenizer is replaced by PreTrainedTokenizerFast" in said[0]["info"]
+    settle_tokenizer(tmp_path, out)
+    assert len(said) == 1

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.data_stages import Bench, new_bench
-from tests.helpers.small_disk import small_disk
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
-from trnflow.tasks.errors import ConfigError, DataError, MachineError, ModelError
+from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.prediction.predict import open_model, predictions
-from trnflow.tasks.prediction.row_files import RowFile, new_lines
+from trnflow.tasks.prediction.row_files import RowFile
 from trnflow.tasks.stage import write_json
 
 WORDS = ["where", "is", "the", "cat", "on", "a", "mat", "dog", "runs", "what", "does", "it", "do", "and", "why"]
@@ -124,6 +125,28 @@ def test_a_text_that_is_too_long_is_cut_as_in_training_and_this_is_said(classes:
     assert mine["cut"] == len(pipe.tokenizer(text)["input_ids"]) - 24
 
 
+BLANKS = ["", " ", "\n\t", "\u00a0\u3000"]
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(*[st.sampled_from([*BLANKS, *WORDS])] * 2), min_size=1, max_size=6))
+def test_a_row_of_empty_texts_gets_no_label_but_a_remark(classes: Path, texts: list[tuple[str, str]]) -> None:
+    rows = [{"title": title, "body": body} for title, body in texts]
+    judged = [row for row in rows if row["title"].strip() or row["body"].strip()]
+    alone = iter(predict(classes, judged))
+    for row, found in zip(rows, predict(classes, rows), strict=True):
+        if row not in judged:
+            text = f"{row['title']} : {row['body']}"
+            assert found == {"text": text, "label": None, "probabilities": None, "remark": "the text is empty"}
+        else:
+            other = next(alone)
+            assert (
+                found | {"probabilities": pytest.approx(other["probabilities"], abs=1e-6)}
+                == found
+                == other | {"probabilities": found["probabilities"]}
+            )
+
+
 def generated(folder: Path, prompt: Any, new: int = 6) -> str:
     pipe = transformers.pipeline("text-generation", str(folder), device="cpu")
     made = pipe(prompt, do_sample=False, max_new_tokens=new, return_full_text=False)
@@ -212,33 +235,3 @@ def test_a_bad_file_is_refused(tmp_path: Path, lines: str, error: type[Exception
     (tmp_path / "rows.jsonl").write_text(lines)
     with pytest.raises(error, match=says):
         RowFile(tmp_path / "rows.jsonl", ["text"], [])
-
-
-def test_predictions_appear_when_they_are_complete(tmp_path: Path) -> None:
-    out = tmp_path / "predictions.jsonl"
-    out.write_text("older\n")
-    with pytest.raises(DataError), new_lines(out, None) as append:
-        append({"row": 1})
-        raise DataError("row 2 is bad")
-    assert [path.name for path in tmp_path.iterdir()] == [out.name] and out.read_text() == "older\n"
-    with new_lines(out, None) as append:
-        append({"row": 1, "text": "größer"})
-        assert out.read_text() == "older\n"
-    assert [json.loads(line) for line in out.read_text().splitlines()] == [{"row": 1, "text": "größer"}]
-    assert [path.name for path in tmp_path.iterdir()] == [out.name]
-
-
-def test_a_place_that_can_t_be_written_is_named(tmp_path: Path) -> None:
-    for place, source in ((tmp_path / "none/out.jsonl", None), (tmp_path, None), (tmp_path / "x", tmp_path / "x")):
-        with pytest.raises(ConfigError, match="--out"), new_lines(place, source):
-            pass
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 64 << 10) as disk:
-        out = disk / "predictions.jsonl"
-        with pytest.raises(MachineError, match="No space left on device"), new_lines(out, None) as append:
-            for _ in range(9000):
-                append({"text": "x" * 100})
-        assert not list(disk.iterdir())

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.sources.frames import ROWS, data_settings
+from trnflow.tasks.sources.frames import ROWS, data_settings, rows_of
 
 CELLS = st.fixed_dictionaries(
     {
@@ -56,6 +56,7 @@ def test_what_equal_means(tmp_path: Path) -> None:
     assert source(narrow, tmp_path) == source([{"n": 1, "f": 0.5}, {"n": 2.0, "f": 1}], tmp_path)
     missing = pd.DataFrame({"text": ["a", None], "n": [1, float("nan")]})
     assert source(missing, tmp_path) == source([{"text": "a", "n": 1}, {}], tmp_path)
+    assert source([{"text": "né".encode()}], tmp_path) == source([{"text": "né"}], tmp_path)
     chosen = datasets.Dataset.from_list(named).select([1])
     assert source(chosen, tmp_path) == source(named[1:], tmp_path)
 
@@ -88,6 +89,7 @@ def test_rows_keep_their_order_and_values_over_many_groups(tmp_path: Path) -> No
         ({"rows": [{"a": 1}]}, "a dict of rows"),
         (pd.DataFrame([[1, 2]]), "columns without names"),
         ([{"a": "x"}, {"a": 1}], "column a of train holds text in row 0, integer in row 1"),
+        ([{"a": b"x"}, {"a": b"\xff"}], "column a of train holds bytes that are no UTF-8 in row 1"),
         (
             {"train": [{"a": 1}], "test": [{"a": True}, {"a": 2}]},
             "column a of test holds boolean in row 0, integer in row 1",
@@ -126,3 +128,30 @@ def test_a_large_frame_is_never_copied_whole(tmp_path: Path) -> None:
 
     done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, env=os.environ)
     assert float(done.stdout) <= 0.3, done.stderr
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(CELLS, min_size=1, max_size=6))
+def test_rows_to_predict_are_alike_whatever_holds_them(rows: list[dict[str, Any]]) -> None:
+    """A missing value is None, and never the text `nan`."""
+    kinds = [
+        rows,
+        iter(rows),
+        pd.DataFrame(rows, index=[7] * len(rows)),
+        pd.DataFrame(rows).convert_dtypes(),
+        pd.DataFrame(rows, dtype=object),
+        pd.DataFrame(
+            [{**row, "count": np.nan if row["count"] is None else row["count"]} for row in rows], dtype=object
+        ),
+        datasets.Dataset.from_list(rows),
+    ]
+    for data in kinds:
+        assert rows_of(data) == rows
+
+
+def test_what_is_no_row_to_predict_is_named() -> None:
+    assert rows_of(pd.Series(["a", "b"])) == ["a", "b"]
+    with pytest.raises(DataError, match="row 2 is nan"):
+        rows_of(pd.Series(["a", None]))
+    with pytest.raises(DataError, match="two columns named text"):
+        rows_of(pd.DataFrame([["a", "b"]], columns=["text", "text"]))

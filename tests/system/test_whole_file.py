@@ -15,3 +15,10 @@ def test_a_write_that_fails_leaves_the_old_text_and_nothing_beside_it(tmp_path: 
     with pytest.raises(UnicodeEncodeError):
         write_whole(file, "\ud800")
     assert [(left, left.read_text()) for left in file.parent.iterdir()] == [(file, "old")]
+
+
+def test_a_link_to_a_file_stays(tmp_path: Path) -> None:
+    """Such as a user's to a sweep's best recipe, or to a page."""
+    (tmp_path / "best.yaml").symlink_to("kept.yaml")
+    write_whole(tmp_path / "best.yaml", "new")
+    assert (tmp_path / "best.yaml").is_symlink() and (tmp_path / "kept.yaml").read_text() == "new"

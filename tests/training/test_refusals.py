@@ -82,7 +82,11 @@ def test_what_config_json_shows_is_refused(task: str | None, config: Meta, messa
         ),
         (known("causal_lm", CHUNKS, {"lengths": [128]}, **CHUNKS), {}, "attends in chunks of 64"),
         (known("causal_lm", {}, {"lengths": [8], "strategy": "bfd"}, **CONV), {}, "layers of conv"),
-        (known("causal_lm", {}, {"lengths": [1025]}, model_type="gpt2"), {}, "the model has 1024 positions"),
+        (
+            known("causal_lm", {}, {"lengths": [2048], "longest": 1025, "rows": {}}, model_type="gpt2"),
+            {},
+            "rows of 1025 tokens, but the model has 1024 positions",
+        ),
         (
             known("classification", {}, {"lengths": [513]}, model_type="roberta", max_position_embeddings=514),
             {},

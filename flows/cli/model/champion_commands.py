@@ -13,11 +13,11 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_context
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store import made_store
-from trnflow.tasks.store.ledger.entries import Entry, Outcome
+from trnflow.tasks.store.ledger.entries import Entry, Forced, Outcome
 
 
 def add_commands(sub: Any, recipe: ArgumentParser, online: ArgumentParser, store: ArgumentParser) -> None:
@@ -31,6 +31,8 @@ def add_commands(sub: Any, recipe: ArgumentParser, online: ArgumentParser, store
         metavar="MODEL",
         help="a run of the recipe (`last`: its last with a model), a digest, or RECIPE@newest; default: RECIPE itself",
     )
+    better.add_argument("--force", action="store_true", help="make it the champion whatever speaks against it")
+    better.add_argument("--why", metavar="TEXT", help="the reason for --force, which is recorded with your name")
     add_command(sub, "rollback", rollback, recipe, "make the earlier champion the champion again")
     listing = add_command(sub, "champions", champions, store, "list the champions, of one recipe with their past")
     listing.add_argument("recipe", nargs="?", metavar="RECIPE", help="the name of a recipe; default: all recipes")
@@ -47,7 +49,7 @@ def freeze(options: Namespace) -> int:
         frozen = freeze_test_rows(context, EventLog(progress))
     found = frozen.to_json()
     where = f"{recipe.name} as number {frozen.number} ({frozen.artifact.digest[:19]})"
-    said = promise(recipe, found["rows"], context.store.memo)
+    said = promise(recipe, found["rows"], context.store.memo).text
     emit(
         options,
         {"recipe": recipe.name, **found, "promise": said},
@@ -65,29 +67,35 @@ def promote(options: Namespace) -> int:
     first; without frozen rows, the present test rows are frozen.
     """
     from trnflow.flows.champions.contenders import find_contender, of_recipe
+    from trnflow.flows.champions.forced import force_by_hand
     from trnflow.flows.champions.mirror import mirror
+    from trnflow.flows.champions.promote import of_first
     from trnflow.flows.champions.promote import promote as promote_model
 
+    if options.why is not None and not options.force:
+        raise ConfigError("--why is the reason for --force", "add --force, or leave --why out")
+    force = force_by_hand(options.why) if options.force else None
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     recipe, store = context.recipe, context.store
 
     with Progress() as progress:
         text = options.challenger
         challenger = of_recipe(recipe, store) if text is None else find_contender(text, recipe, store)
-        found = promote_model(context, challenger, EventLog(progress))
+        found = promote_model(context, challenger, EventLog(progress), force=force)
     lines = [f"there were no frozen rows: froze the present test rows as number {found.frozen.number}"] * found.froze
     verb = "is now champion" if found.promoted else "is not promoted; the champion stays"
     lines += [f"{found.challenger[:19]} {verb} {found.number} of {recipe.name}: {found.why}"]
-    note = mirror(recipe, store, found)
-    lines += [f"note: {note}"] if note else []
-    emit(options, {"recipe": recipe.name, **found.to_json()}, *lines)
+    needless = "--force was not needed: this is a promotion by evidence" if force and not found.forced else ""
+    notes = [*filter(None, [needless * found.promoted, of_first(recipe, store, found), mirror(recipe, store, found)])]
+    lines += [f"note: {note}" for note in notes]
+    emit(options, {"recipe": recipe.name, **found.to_json(), "notes": notes}, *lines)
     return 0
 
 
 def rollback(options: Namespace) -> int:
     """Make the model champion again that the present champion replaced. Raises ConfigError without one."""
     from trnflow.flows.champions.mirror import mirror
-    from trnflow.flows.champions.promote import rollback as roll_back
+    from trnflow.flows.champions.rollback import rollback as roll_back
 
     context = open_context(options.recipe, options.overrides)
     recipe, store = context.recipe, context.store
@@ -143,6 +151,7 @@ class ListedChampion(TypedDict):
     why: str
     created: str
     comparison: Meta | None
+    forced: Forced | None
 
 
 def _champion(entry: Entry) -> ListedChampion:
@@ -150,7 +159,7 @@ def _champion(entry: Entry) -> ListedChampion:
         "recipe": entry["recipe"], "number": entry["number"], "artifact": entry["champion"], "evaluation": entry["evaluation"],
         "frozen": entry["frozen"], "scores": entry["scores"], "replaces": entry["replaces"],
         "action": entry["outcome"], "why": entry["why"], "created": entry["created"],
-        "comparison": entry["comparison"],
+        "comparison": entry["comparison"], "forced": entry["forced"],
     }  # fmt: skip
 
 

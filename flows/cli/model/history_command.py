@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
+from trnflow.flows.champions.forced import forced_champion
 from trnflow.flows.champions.lost import lost_champion
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.live.runs_command import killed_runs, killed_summary, place_of
@@ -40,14 +41,14 @@ def history(options: Namespace) -> int:
     name = model_name(options.recipe).recipe
     ledger = read_ledger(store, name)
     firings = list_firings(store, ledger)
-    lost = lost_champion(store, ledger)
-    lines = [f"note: {lost}"] if lost else []
+    notes = [*filter(None, [lost_champion(store, ledger), forced_champion(ledger)])]
+    lines = [f"note: {note}" for note in notes]
     if firings and not options.json:
         lines.append(report.aligned([HEAD, *map(_row, firings)]))
     pages = "`trnflow report RUN` writes the page of a run, `trnflow logs RUN` prints what a killed one did"
     lines += [pages] if firings else [f"nothing happened to models of {name} in this store yet"]
     listed = [{field: value for field, value in firing.items() if field != "title"} for firing in firings]
-    document = {"store": store.root, "recipe": name, "history": listed, "notes": [lost] if lost else []}
+    document = {"store": store.root, "recipe": name, "history": listed, "notes": notes}
     emit(options, document, *lines)
     return 0
 

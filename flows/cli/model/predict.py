@@ -3,13 +3,12 @@ it."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trnflow.flows.cli.arguments import add_command, add_model, number
 from trnflow.flows.cli.model.serve import check_installed, serve
@@ -17,18 +16,16 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import FoundModel, find_model
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.evaluation.models import EAGER
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.prediction.carried import CUT, REMARK, ROW, answer_types, carried_columns
+from trnflow.tasks.prediction.outputs import goes_to_stdout, json_text, new_rows, output_format
 from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
-from trnflow.tasks.prediction.row_files import RowFile, new_lines
-from trnflow.tasks.system.model_process import ENVIRON
-
-# without torch_xla, which transformers imports where it can and no prediction asks of it: 3 of 9 s of processor time
-QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "USE_TORCH_XLA": "0"}
-"""Environment variables that keep transformers from showing progress beside ours, and from slow imports."""
+from trnflow.tasks.prediction.row_files import RowFile
+from trnflow.tasks.system.model_process import predicting_environ
 
 TEXTS_SHOWN = 60
 """The most characters of a text that are printed beside its label."""
@@ -40,7 +37,17 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to classify, a question, or a user's turn")
     parser.add_argument("--file", type=Path, help="rows: json lines, csv or parquet, with the columns of training")
-    parser.add_argument("--out", type=Path, help="write the predictions here, as json lines in the order of the rows")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="write the predictions here, in the order of the rows: .csv, .parquet, or json lines (.jsonl, no ending, -)",
+    )
+    parser.add_argument(
+        "--columns",
+        action="append",
+        metavar="NAME,...",
+        help="columns of the rows that the predictions carry, such as an id; default: those that the model does not read",
+    )
     parser.add_argument("--export", action="store_true", help="predict with the exported model (classifiers only)")
     parser.add_argument(
         "--max-new-tokens",
@@ -56,21 +63,24 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 
 def predict(options: Namespace) -> int:
-    """Print a prediction for each text or row; with --out write them as JSON lines; with --serve serve a page."""
+    """Print a prediction for each text or row; with --out write them to a file; with --serve serve a page."""
     _check(options)
     export, weights = ROLES["export"], ROLES["model"]
     want = (export, weights) if options.export else (weights, export)
     named = find_model(options.recipe, options.overrides, root=options.store, want=want)
-    for name, value in {**EAGER, **ENVIRON, **QUIET}.items():  # read by libraries when they are imported
-        os.environ.setdefault(name, value)
+    if not options.json:
+        sys.stderr.write("".join(f"note: {note}\n" for note in named.notes))
+    os.environ.update(predicting_environ())  # read by libraries when they are imported
     with named.folder() as folder:
         model = open_model(folder, named.artifact.kind, named.artifact.meta)
         if options.serve:
             return _serve(options, named, model)
-        rows, total = _rows(options, model)
-        results = _counted(predictions(model, rows, options.max_new_tokens), total)
+        given = _given(options, model)
+        results = _counted(predictions(model, given.rows, options.max_new_tokens), given.total)
+        if given.kept is not None:
+            results = ({**kept, **result} for result, kept in zip(results, given.kept, strict=True))
         if options.out:
-            _write(options, named, model, results)
+            _write(options, named, model, results, given.types)
         else:
             _print(options, named, model, results)
     return 0
@@ -79,23 +89,58 @@ def predict(options: Namespace) -> int:
 def _check(options: Namespace) -> None:
     """Raise ConfigError for arguments that don't go together, MissingDependency for --serve without its packages."""
     if options.serve:
-        if options.texts or options.file or options.out:
-            raise ConfigError("--serve reads its texts from the page", "leave texts, --file and --out away")
+        if options.texts or options.file or options.out or options.columns:
+            raise ConfigError("--serve reads its texts from the page", "leave texts, --file, --out and --columns away")
         check_installed()
     elif options.port is not None:
         raise ConfigError("--port is the port of --serve", "add --serve")
     elif bool(options.texts) == bool(options.file):
         both = "a text or --file, not both" if options.texts else "a text, or rows by --file"
         raise ConfigError(f"predict needs {both}", "give one; a text that looks like a setting goes after --")
+    elif options.columns and not options.file:
+        raise ConfigError("--columns names columns of the rows in --file", "give rows by --file")
+    if options.out and options.json and goes_to_stdout(options.out):
+        raise ConfigError("--out and --json both write to standard output", "leave one out")
+    if options.out:
+        output_format(options.out)
 
 
-def _rows(options: Namespace, model: Model) -> tuple[Iterable[Named], int]:
-    """The rows to predict, and their number."""
-    if options.file:
-        file = RowFile(options.file, model.shape.columns, model.shape.optional)
-        return file, file.count
-    texts = [(f"text {number}", model.shape.of_text(text)) for number, text in enumerate(options.texts, 1)]
-    return texts, len(texts)
+class Given(NamedTuple):
+    """The rows to predict.
+
+    Attributes:
+        kept: What the prediction of each row carries; None: nothing.
+        types: {column in `kept`: its type in Arrow}.
+    """
+
+    rows: Iterable[Named]
+    total: int
+    kept: Iterable[Row] | None
+    types: dict[str, Any]
+
+
+def _given(options: Namespace, model: Model) -> Given:
+    if not options.file:
+        texts = [(f"text {number}", model.shape.of_text(text)) for number, text in enumerate(options.texts, 1)]
+        return Given(texts, len(texts), None, {})
+    file = RowFile(options.file, model.shape.columns, model.shape.optional)
+    chosen = None if options.columns is None else _columns_in(options.columns, file.schema.names)
+    if chosen and (of_bytes := [name for name in chosen if name in file.bytes]):
+        raise ConfigError(f"the column {of_bytes[0]} holds bytes, which no prediction carries", "leave it out")
+    there = [name for name in file.schema.names if name not in file.bytes]
+    carried, left_out = carried_columns(model.rows, there, chosen)
+    whys = [f"{name} (a prediction's own name)" for name in left_out]
+    whys += [f"{name} (bytes)" for name in file.bytes if chosen is None]
+    if whys:
+        sys.stderr.write(f"note: the predictions do not carry {', '.join(whys)}\n")
+    types = {name: file.schema.field(name).type for name in carried}
+    return Given(file, file.count, file.values(carried) if carried else None, types)
+
+
+def _columns_in(given: list[str], there: list[str]) -> list[str]:
+    """Return the columns that `--columns` names, between commas; a name may hold a comma if it stands alone."""
+    parts = [[text] if text in there else text.split(",") for text in given]
+    return [name for names in parts for name in map(str.strip, names) if name]
 
 
 def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
@@ -113,30 +158,32 @@ def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
 
 
 def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
-    """Show progress on stderr, and say at the end how many texts were too long."""
-    cut = 0
+    """Show progress on stderr, and say at the end how many texts were too long, or empty."""
+    cut = empty = 0
     with Progress() as progress:
         log = EventLog(progress)
         progress.begin(log.state.begin("predict"))
         for done, result in enumerate(results, 1):
-            cut += "cut" in result
+            cut, empty = cut + (CUT in result), empty + (REMARK in result)
             log.write("progress", stage="predict", done=done, total=total, unit="rows", values={})
             yield result
     if cut:
         sys.stderr.write(
             f"note: {cut} of {total} texts are too long for the model and were cut (`cut`: tokens left out)\n"
         )
+    if empty:
+        sys.stderr.write(f"note: {empty} of {total} texts are empty and were not judged (`remark`)\n")
 
 
-def _write(options: Namespace, named: FoundModel, model: Model, results: Iterator[Meta]) -> None:
-    """Write the predictions to --out as json lines, each with the number of its row."""
+def _write(options: Namespace, named: FoundModel, model: Model, results: Iterator[Meta], types: dict[str, Any]) -> None:
+    """Write the predictions to --out, each with the number of its row."""
     count = 0
-    with new_lines(options.out, options.file) as append:
+    with new_rows(options.out, options.file, {ROW: "long", **types, **answer_types(model.rows)}) as append:
         for count, result in enumerate(results, 1):
-            append({"row": count, **result})
+            append({ROW: count, **result})
     if options.json:
         _emit({**_about(named, model), "out": str(options.out), "rows": count})
-    else:
+    elif not goes_to_stdout(options.out):
         sys.stdout.write(f"{count} predictions in {options.out}\n")
 
 
@@ -149,12 +196,12 @@ def _print(options: Namespace, named: FoundModel, model: Model, results: Iterato
 
 
 def _about(named: FoundModel, model: Model) -> Meta:
-    return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task}
+    return {"schema": 1, "model": named.artifact.digest, "task": model.rows.task, "champion": named.champion}
 
 
 def _emit(document: Meta) -> None:
     """Print a JSON document as it is: texts are the user's and the model's, not settings with secrets."""
-    sys.stdout.write(f"{json.dumps(document)}\n")
+    sys.stdout.write(f"{json_text(document, ascii=True)}\n")
 
 
 def _shown(result: Meta, kind: Kind) -> str:
@@ -162,5 +209,5 @@ def _shown(result: Meta, kind: Kind) -> str:
     if "text" in result:
         text = " ".join(result["text"].split())
         short = text if len(text) <= TEXTS_SHOWN else f"{text[: TEXTS_SHOWN - 1]}…"
-        return f"{kind.line(result)}  {short}"
+        return f"{result.get(REMARK) or kind.line(result)}  {short}"
     return f"{result['prompt']}{result['generated']}\n"

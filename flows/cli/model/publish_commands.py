@@ -28,11 +28,13 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 def publish(options: Namespace) -> int:
     """Copy a model, its adapter or its export to a folder, an object store or a hub, with a card of its metrics."""
     want = (KINDS[options.what].stage,)
-    store, artifact, _ = find_model(options.recipe, options.overrides, root=options.store, want=want)
+    named = find_model(options.recipe, options.overrides, root=options.store, want=want)
+    store, artifact = named.store, named.artifact
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
     copy = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
     text = f"published {copy.what} {copy.artifact[:19]} to {copy.to}: {copy.files} files, {copy.bytes / 1e6:.1f} MB"
-    emit(options, copy._asdict(), f"{text}{'' if copy.copied else ' (all there already)'}")
+    lines = [f"{text}{'' if copy.copied else ' (all there already)'}", *(f"note: {note}" for note in named.notes)]
+    emit(options, {**copy._asdict(), "champion": named.champion}, *lines)
     return 0
 
 

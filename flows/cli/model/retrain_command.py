@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
+from trnflow.flows.champions.serving import champion_name
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error
 from trnflow.flows.display.progress import Progress
@@ -108,14 +109,19 @@ def _print(options: Namespace, done: Retrained) -> None:
     if options.json:
         emit_json(done.to_json())
     elif done.error is None:
-        sys.stdout.write("".join(f"{scrub(line)}\n" for line in _lines(done)))
+        sys.stdout.write("".join(f"{scrub(line)}\n" for line in _lines(done, options.recipe)))
     if done.error is not None:
         print_error(done.error, options)
 
 
-def _lines(done: Retrained) -> list[str]:
-    """What is printed of a retraining that did not fail."""
+def _lines(done: Retrained, recipe: str) -> list[str]:
+    """What is printed of a retraining that did not fail. recipe: as the user named it."""
     lines = [f"{done.recipe} {done.outcome}: {done.why}"]
-    lines += [f"champion {done.champion[:19]}"] if done.champion else []
     lines += [f"note: {note}" for note in done.notes]
-    return lines + ([f"`trnflow report {done.run}` writes the page of this run"] if done.run else [])
+    lines += [f"`trnflow report {done.run}` writes the page of this run"] if done.run else []
+    if done.champion is None:
+        return lines
+    name = champion_name(recipe)
+    which = f", not the newest judged model {done.challenger[:19]}" if done.challenger else ""
+    which = ", the newest judged model" if done.champion == done.challenger else which
+    return [*lines, f"{name} is {done.champion[:19]}{which}: `trnflow predict {name} TEXT` predicts with what serves"]

@@ -19,6 +19,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.prediction.carried import CUT, REMARK
 from trnflow.tasks.prediction.predict import Model, Predict
 
 HOST = "127.0.0.1"
@@ -149,7 +150,9 @@ def _form(model: Model, answer: Callable[[Row], Meta], title: str) -> Any:
 
     def fill(*texts: str) -> tuple[Any, str]:
         found = answer(dict(zip(columns, texts, strict=True)))
-        note = f"{found['cut']} tokens were too many for the model and were left out" if "cut" in found else ""
+        if REMARK in found:
+            return None if has_bars else "", found[REMARK]
+        note = f"{found[CUT]} tokens were too many for the model and were left out" if CUT in found else ""
         shown = found["probabilities"] if has_bars else kind.line(found) if kind.per_row else found["generated"]
         return shown, note
 

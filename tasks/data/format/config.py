@@ -54,8 +54,9 @@ class FormatConfig(StageConfig):
     """The column of a third text of `embedding`: one that does not belong to the first."""
     score: Annotated[str | None, WHEN_SET] = None
     """The column of numbers by which `embedding` learns how alike the two texts of a pair are; of any range."""
-    pooling: Annotated[Literal["mean", "cls"], WHEN_SET] = "mean"
-    """How `embedding` makes one vector of a text's tokens: their `mean`, or that of the first one (`cls`)."""
+    pooling: Annotated[Literal["mean", "cls"] | None, WHEN_SET] = None
+    """How `embedding` makes one vector of a text's tokens: their `mean`, or that of the first one (`cls`). Default: as the
+    model's own folder says, in sentence-transformers' files, else `mean`."""
     normalize: Annotated[bool, WHEN_SET] = True
     """Whether the vectors of `embedding` are made to have length 1."""
     separator: str = "\n"
@@ -69,6 +70,13 @@ class FormatConfig(StageConfig):
     """The column of the answer to an instruction."""
     messages: str = "messages"
     """The column of a conversation: a list of objects with `role` and `content`, or ShareGPT's `from` and `value`."""
+    system: Annotated[str | None, WHEN_SET] = "system"
+    """The column of a row's system prompt: of a conversation its first message, of an instruction in style `alpaca` the
+    opening, of pairs of messages the prompt's first one. Rows may lack it; null leaves it alone. It is `system_prompt` where
+    rows have that and no `system`."""
+    history: Annotated[str | None, WHEN_SET] = "history"
+    """The column of the rounds before an instruction, as Alpaca's style has it: a list of [instruction, response], whose
+    responses are trained on, too (`turns`). Rows may lack it; null leaves it alone."""
     text: str = "text"
     """The column that task `text` trains on."""
     make: Annotated[Hook | None, NOT_KEYED] = None
@@ -87,7 +95,8 @@ class FormatConfig(StageConfig):
     """The template of conversations: `tokenizer` (the tokenizer's own), `sections` (plain headings), or Jinja as
     tokenizers carry it."""
     tools: str | None = "tools"
-    """The column of the tools that a chat template receives: a list of objects, or JSON text. Rows may lack it."""
+    """The column of the tools that a chat template receives: a list of objects, or JSON text. Rows may lack it. It is
+    `functions` or `available_tools` where rows have that and no `tools`."""
     documents: str | None = "documents"
     """The column of the documents that a chat template receives: a list of objects, or JSON text. Rows may lack it."""
     template_arguments: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.row_makers import maker_from
 from trnflow.tasks.data.format.templates import Limit
 from trnflow.tasks.data.proof import ROWS, go_elsewhere
-from trnflow.tasks.data.tables import read_rows
+from trnflow.tasks.data.tables import read_rows, rows_of
 from trnflow.tasks.errors import DataError
 
 
@@ -19,7 +19,7 @@ def first_rows(arguments: Meta, limit: Limit) -> Meta:
 
     arguments: as `render_rows` takes them; elsewhere: whether to make the rows in another order and another folder.
     """
-    table = read_rows(Path(arguments["file"]), 0, ROWS).to_pylist()
+    table = rows_of(read_rows(Path(arguments["file"]), 0, ROWS))
     numbers = list(range(len(table)))
     if arguments["elsewhere"]:
         go_elsewhere()

@@ -11,13 +11,23 @@ def dolly(instruction: str, context: str) -> str:
 
 def alpaca(instruction: str, context: str) -> str:
     """Return the prompt in Alpaca's wording. context: "" where there is none."""
-    given = [f"### Input:\n{context}"] if context else []
+    return f"{alpaca_opening(context)}\n\n{alpaca_round(instruction, context)}"
+
+
+def alpaca_opening(context: str, system: str = "") -> str:
+    """Return what stands before the first round: a row's system prompt in the place of Alpaca's own, as axolotl and
+    LLaMA-Factory have it."""
     paired = ", paired with an input that provides further context" if context else ""
-    opening = (
+    return system or (
         f"Below is an instruction that describes a task{paired}. "
         "Write a response that appropriately completes the request."
     )
-    return "\n\n".join([opening, f"### Instruction:\n{instruction}", *given, "### Response:\n"])
+
+
+def alpaca_round(instruction: str, context: str = "") -> str:
+    """Return a round up to its response."""
+    given = [f"### Input:\n{context}"] if context else []
+    return "\n\n".join([f"### Instruction:\n{instruction}", *given, "### Response:\n"])
 
 
 STYLES = {"dolly": dolly, "alpaca": alpaca}

@@ -6,8 +6,22 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.format.chat import OUTSIDE, REWRITTEN, UNLIKE_PROMPT
+from trnflow.tasks.data.format.chat import (
+    ANSWER_OPENING,
+    CALL_TEXT,
+    CHANGED,
+    FORGOTTEN,
+    LINES,
+    OPENING,
+    OUTSIDE,
+    REWRITTEN,
+    UNLIKE_PROMPT,
+    UNTAUGHT,
+    WITHOUT_TOOLS,
+    RowExamples,
+)
 from trnflow.tasks.data.format.preferences import TIED
+from trnflow.tasks.data.format.read_fields import READ, UNREAD
 from trnflow.tasks.kinds.unpaired_preference import DESIRABLE, UNDESIRABLE
 from trnflow.tasks.stage import Workdir
 
@@ -22,7 +36,18 @@ WARNINGS = {
     OUTSIDE: "rows with more assistant turns than {% generation %} blocks, trained on in the blocks alone",
     UNLIKE_PROMPT: "rows whose answers lack the words that the chat template's prompt ends in, so that the model is asked in "
     "another way than it is trained",
+    WITHOUT_TOOLS: "rows whose tools the chat template does not write",
 }
+REMARKS = {
+    UNTAUGHT: "rows of which no turn is trained on, as their fields say",
+    OPENING: "rows that the chat template begins with words of its own",
+    ANSWER_OPENING: "rows whose answers the chat template begins with words of its own, which are trained on",
+    CHANGED: "rows of which the chat template takes something off a message",
+    FORGOTTEN: "rows of which the chat template leaves out the thinking of earlier turns, as it does in use",
+    LINES: "rows whose content in parts is joined by line breaks, since the chat template takes texts",
+    CALL_TEXT: "rows whose function_call turns are written as text, since the chat template writes no calls of tools",
+}
+"""What is said of rows with a note: WARNINGS of what is rarely meant."""
 
 
 @dataclass
@@ -44,6 +69,14 @@ class DropCounts:
     apart: int = 0
     noted: dict[str, tuple[int, str]] = field(default_factory=dict)
 
+    def count(self, made: RowExamples, where: str) -> None:
+        """Add what was made of a row. where: its name."""
+        for note, text in made.notes.items():
+            self.note(note, f"{where}: {text!r}" if text else where)
+        self.written += len(made.examples)
+        self.empty += not made.examples
+        self.apart += len(made.examples) if REWRITTEN in made.notes else 0
+
     def note(self, what: str, first: str, rows: int = 1) -> None:
         """Add rows as `what`; an earlier `first` stays."""
         count, known = self.noted.get(what, (0, first))
@@ -59,6 +92,12 @@ class DropCounts:
     def rows(self, what: str) -> int:
         """Return the rows of a kind."""
         return self.noted.get(what, (0, ""))[0]
+
+    @property
+    def unread(self) -> list[str]:
+        """The fields of messages that no rendering read."""
+        names = [what.removeprefix(UNREAD) for what in self.noted if what.startswith(UNREAD)]
+        return sorted(name for name in names if not self.rows(READ + name))
 
     def meta(self) -> Meta:
         """Return the counts as JSON, which `add` reads."""
@@ -80,9 +119,10 @@ def report(splits: dict[str, DropCounts], out: Workdir, empty: str = "without an
             f"rows whose earlier turns the chat template rewrites: {rewritten}, made into {total.apart} examples, one for each "
             f"assistant turn (the first: {total.noted[REWRITTEN][1]})"
         )
-    for what, text in WARNINGS.items():
-        if rows := total.rows(what):
-            out.warn(f"{text}: {rows} (the first: {total.noted[what][1]})")
+    for texts, say in ((WARNINGS, out.warn), (REMARKS, out.info)):
+        for what, text in texts.items():
+            if rows := total.rows(what):
+                say(f"{text}: {rows} (the first: {total.noted[what][1]})")
     if tied := total.rows(TIED):
         out.info(f"pairs with equal answers dropped: {tied} (the first: {total.noted[TIED][1]})")
     marks = {name: rows for name in (DESIRABLE, UNDESIRABLE) if (rows := total.rows(name))}

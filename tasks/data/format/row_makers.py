@@ -4,23 +4,31 @@ a wrong template."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.data.format.chat import RowExamples, sections, templated
-from trnflow.tasks.data.format.config import FormatConfig
-from trnflow.tasks.data.format.conversation import ChatColumns, Row, conversation_of, parsed
-from trnflow.tasks.data.format.instruction_styles import STYLES
+from trnflow.tasks.data.format.chat import RowExamples, written_by
+from trnflow.tasks.data.format.config import FormatConfig, is_chat
+from trnflow.tasks.data.format.conversation import Row, conversation_of, parsed
+from trnflow.tasks.data.format.instruction_styles import STYLES, alpaca_opening, alpaca_round
 from trnflow.tasks.data.format.marked_answers import marked_maker
 from trnflow.tasks.data.format.own_rows import OwnMake, own_make
 from trnflow.tasks.data.format.preferences import pair_maker
+from trnflow.tasks.data.format.row_columns import (
+    SYSTEM,
+    chat_columns,
+    context_column,
+    named_column,
+    refusing,
+    taught_columns,
+)
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.data.texts import NEGATIVE, PAIR
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, prompt_and_answer, text_of
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -29,26 +37,30 @@ from trnflow.tasks.kinds.unpaired_preference import COMPLETION, LABEL, are_marke
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns, RowsMeta
 
-ARGUMENTS = "chat_template_kwargs"
-"""The column with a row's own variables for the chat template."""
-
 Text = Callable[[Row, str], str]
 Texts = Callable[[Row, str], Row]
+Parts = Callable[[Row, str], list[Row]]
 RowMaker = Callable[[Row, str], Row | None]
 Maker = Callable[[Row, str], RowExamples]
 """Makes examples, dicts with `text` and `label` or `parts`, from a row and its name for errors. A `RowMaker` makes at
-most one, a `Text` a text."""
+most one, a `Text` a text, `Parts` a prompt."""
 
 
 def maker_of(
     config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake = lambda row, where: None
 ) -> Maker:
     """Return the function that makes examples from a row. own: calls `format.make`, if that is set. Raises ConfigError."""
+    make = _maker_of(config, meta, chat, limit, own)
+    return refusing(make, config, unread_columns(config, meta))
+
+
+def _maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake) -> Maker:
     if config.task == "chat":
         return _chat(config, meta, chat, limit, own)
     if FORMATS[config.task].pairs:
         make_pairs = marked_maker if FORMATS[config.task].marked else pair_maker
-        return make_pairs(meta, chat, chat_templates_of(config, chat, limit) if chat else {})
+        templates = chat_templates_of(config, chat, limit) if chat else {}
+        return make_pairs(meta, chat_columns(config, meta["columns"]), chat, templates)
     if config.make:
         make = (_own_labelled if FORMATS[config.task].per_row else OWN_MAKERS[config.task])(config, meta, own)
     else:
@@ -88,10 +100,10 @@ def texts_of_row(config: FormatConfig, columns: Iterable[str]) -> Texts:
     places = {"text": "first", PAIR: "second", NEGATIVE: "third"}
 
     def read(row: Row, where: str) -> Row:
-        texts = {"text": config.separator.join(str(row[name]) for name in joined)}
+        texts = {"text": config.separator.join(text_of(row[name]) for name in joined)}
         if not config.text_pair:
             return texts
-        whole = texts | {name: "" if row[column] is None else str(row[column]) for name, column in others.items()}
+        whole = texts | {name: text_of(row[column]) for name, column in others.items()}
         for name, column in {"text": " and ".join(joined), **others}.items():
             if not whole[name].strip():
                 raise DataError(
@@ -118,7 +130,7 @@ def _own_instruction(config: FormatConfig, meta: RowsMeta, own: OwnMake) -> RowM
     def make(row: Row, where: str) -> Row | None:
         response = answer(row, where)
         made = own(row, where) if response.strip() else None
-        return made and {"parts": [{**made, "train": False}, {"text": response, "train": True}]}
+        return made and {"parts": prompt_and_answer(made["text"], response)}
 
     return make
 
@@ -131,8 +143,13 @@ def _answer(config: FormatConfig, meta: RowsMeta, limit: Limit) -> Text:
 
 
 def _instruction(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowMaker:
+    prompt: Parts
     if config.prompt_template:
-        prompt, _ = row_template(config, "prompt_template", meta, limit)
+        write, _ = row_template(config, "prompt_template", meta, limit)
+
+        def prompt(row: Row, where: str) -> list[Row]:
+            return [{"text": write(row, where), "train": False}]
+
     else:
         prompt = instruction_prompt(config, meta)
     answer = _answer(config, meta, limit)
@@ -141,7 +158,8 @@ def _instruction(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) 
         response = answer(row, where)
         if not response.strip():
             return None
-        return {"parts": [{"text": prompt(row, where), "train": False}, {"text": response, "train": True}]}
+        *before, asked = prompt(row, where)
+        return {"parts": [*before, *prompt_and_answer(asked["text"], response)]}
 
     return make
 
@@ -158,18 +176,43 @@ def row_template(config: FormatConfig, setting: str, meta: RowColumns, limit: Li
     return text, template.reads
 
 
-def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Text:
-    """Return the function that writes a row's prompt in `format.style`. Raises ConfigError."""
+def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Parts:
+    """Return the function that writes a row's prompt in `format.style`; the responses of earlier rounds are trained on.
+    Raises ConfigError."""
     _present("format.instruction", config.instruction, meta)
-    instruction, context = _column(config.instruction), _column(context_column(config, meta["columns"]))
-    words = STYLES[config.style]
-    return lambda row, where: words(instruction(row, where), context(row, where))
+    columns = meta["columns"]
+    instruction, context = _column(config.instruction), _column(context_column(config, columns))
+    words, taught = STYLES[config.style], set(taught_columns(config, columns))
+    system = _column(named_column(config, SYSTEM, columns) if taught else None)
+
+    def write(row: Row, where: str) -> list[Row]:
+        asked, given, told = instruction(row, where), context(row, where), system(row, where).strip()
+        rounds = rounds_of(row, config.history, where) if taught else []
+        if not (told or rounds):
+            return [{"text": words(asked, given), "train": False}]
+        before, parts = f"{alpaca_opening(given, told)}\n\n", []
+        for question, response in rounds:
+            taught_round = config.turns == "all"
+            parts.append({"text": before + alpaca_round(question), "train": False, "ends_prompt": taught_round})
+            parts.append({"text": response, "train": taught_round})
+            before = "\n\n"
+        return [*parts, {"text": before + alpaca_round(asked, given), "train": False}]
+
+    return write
 
 
-def context_column(config: FormatConfig, columns: Collection[str]) -> str | None:
-    """Return the column of an instruction's context: `input`, as Alpaca has it, where its style has no `context`."""
-    alpaca = config.style == "alpaca" and config.context == "context"
-    return "input" if alpaca and "context" not in columns and "input" in columns else config.context
+def rounds_of(row: Row, column: str | None, where: str) -> list[tuple[str, str]]:
+    """Return the [instruction, response] of a history. Raises DataError for another shape."""
+    given = parsed(row, column, where)
+    rounds = given or []
+    if not isinstance(rounds, list) or not all(
+        isinstance(each, list) and len(each) == 2 and all(isinstance(text, str) for text in each) for each in rounds
+    ):
+        raise DataError(
+            f"{where}: the column {column} is {str(given)[:60]!r}",
+            "give a list of [instruction, response]; format.history=null leaves the column alone",
+        )
+    return [(question, response) for question, response in rounds]
 
 
 def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
@@ -177,15 +220,17 @@ def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
     if config.make:  # it gets the whole row
         return []
     columns, read = meta["columns"], {*FORMATS[config.task].columns(config)}
+    talks = config.task == "chat" or (FORMATS[config.task].pairs and is_chat(config, meta))
+    read |= {name or "" for name in chat_columns(config, columns)} if talks else set()
     if FORMATS[config.task].pairs:
         marked = FORMATS[config.task].marked and are_marked(columns)
-        read |= {PROMPT, COMPLETION, LABEL} if marked else {PROMPT, CHOSEN, REJECTED}
+        read = read - {config.messages} | ({PROMPT, COMPLETION, LABEL} if marked else {PROMPT, CHOSEN, REJECTED})
     elif config.task == "chat":
-        read |= {config.messages, config.tools or "", config.documents or "", ARGUMENTS}
+        pass
     elif config.prompt_template:
         read |= {*row_template(config, "prompt_template", meta, no_limit)[1]}
     elif config.task == "instruction":
-        read |= {config.instruction, context_column(config, columns) or ""}
+        read |= {config.instruction, context_column(config, columns) or "", *taught_columns(config, columns)}
     else:
         read |= {*meta["text"]} or {config.text}
     if config.task == "instruction":
@@ -197,7 +242,7 @@ def unread_columns(config: FormatConfig, meta: RowsMeta) -> list[str]:
 def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake) -> Maker:
     if not config.make:
         _present("format.messages", config.messages, meta)
-    columns = ChatColumns(config.messages, config.tools, config.documents, ARGUMENTS)
+    columns = chat_columns(config, meta["columns"])
     special = special_pattern(tuple(chat["texts"])) if chat else None
     templates = chat_templates_of(config, chat, limit) if chat else {}
     last = config.turns == "last"
@@ -207,15 +252,9 @@ def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit,
         if made is None:
             return RowExamples([])
         given = conversation_of({**row, config.messages: made["messages"]} if made else row, columns, where)
-        template = templates.get("tools" if given.tools is not None else "template", templates.get("template"))
-        if template:
-            examples_of_row = templated(given, template, where, last=last, special=special)
-        else:
-            examples_of_row = RowExamples([sections(given.messages, where, last=last)])
-        taught = [
-            parts for parts in examples_of_row.examples if any(part["train"] and part["text"].strip() for part in parts)
-        ]
-        return RowExamples([{"parts": parts} for parts in taught], examples_of_row.notes)
+        written = written_by(templates, given, where, last=last, special=special)
+        taught = [parts for parts in written.examples if any(part["train"] and part["text"].strip() for part in parts)]
+        return written._replace(examples=[{"parts": parts} for parts in taught])
 
     return make
 
@@ -258,7 +297,7 @@ def _text(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowM
     _present("format.text", columns[0], meta)
 
     def make(row: Row, where: str) -> Row | None:
-        text = config.separator.join(row[name] or "" for name in columns)
+        text = config.separator.join(text_of(row[name]) for name in columns)
         return {"parts": [{"text": text, "train": True}]} if text.strip() else None
 
     return make
@@ -279,11 +318,7 @@ OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {
 def _column(name: str | None) -> Text:
     """Return a function from a row to a column's text, "" if missing."""
 
-    def read(row: Row, where: str) -> str:
-        value = row.get(name) if name else None
-        return "" if value is None else str(value)
-
-    return read
+    return lambda row, where: text_of(row.get(name)) if name else ""
 
 
 def _present(setting: str, name: str, meta: RowColumns) -> None:

@@ -6,7 +6,6 @@ Imported inside functions: it imports jinja2.
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -15,6 +14,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from trnflow.tasks.system.json_numbers import dumps
 
 STEPS = 250_000
 """Loop passes and calls that a rendering may take."""
@@ -35,6 +36,7 @@ class Limited(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self.globals.pop("lipsum")  # draws random numbers, as the filter `random` does
         self.filters.pop("random")
+        self.policies["json.dumps_function"] = dumps  # of the filter `tojson`
         # fixed numbers, so that a row fails on every machine or none
         self.filters[_STEPS] = _take_step
 
@@ -109,4 +111,4 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Write JSON, unlike Jinja's `tojson` without escaping HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from trnflow.tasks.data.format.conversation import Conversation, Row
@@ -48,7 +49,7 @@ def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversat
     """Return the conversation with each spelled token replaced by its stand-in, in all texts but roles."""
     if not stand_ins:
         return given
-    spelled = re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
+    spelled = _spelled(stand_ins)
 
     def replaced(value: Any) -> Any:
         if isinstance(value, str):
@@ -61,9 +62,30 @@ def replace_spelled(given: Conversation, stand_ins: dict[str, str]) -> Conversat
     return Conversation(messages, *map(replaced, given[1:]))
 
 
+def replace_in_pieces(pieces: list[tuple[str, bool]], stand_ins: dict[str, str]) -> list[tuple[str, bool]]:
+    """Return pieces of a text, (text, flag), with each token that the text spells replaced; one that lies in several pieces
+    has their flags' `and`."""
+    whole, flags = "".join(text for text, _ in pieces), [flag for text, flag in pieces for _ in text]
+    letters: list[tuple[str, bool]] = []
+    at = 0
+    for match in _spelled(stand_ins).finditer(whole):
+        letters += zip(whole[at : match.start()], flags[at : match.start()], strict=True)
+        letters.append((stand_ins[match[0]], all(flags[match.start() : match.end()])))
+        at = match.end()
+    letters += zip(whole[at:], flags[at:], strict=True)
+    return [
+        ("".join(letter for letter, _ in run), flag) for flag, run in groupby(letters, key=lambda letter: letter[1])
+    ]
+
+
+def _spelled(stand_ins: dict[str, str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(stand_ins, key=len, reverse=True))))
+
+
 def split_spelled(parts: list[Row], names: dict[str, str]) -> Iterator[Row]:
     """Yield the parts with each stand-in as a part of its own, the token, with `plain` True. names: {character: token}."""
     for part in parts:
-        texts = re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]]
-        for text in filter(None, texts):
-            yield {**part, "text": names.get(text, text), "plain": text in names}
+        texts = [*filter(None, re.split(f"([{''.join(names)}])", part["text"]) if names else [part["text"]])]
+        for number, text in enumerate(texts, 1):
+            ends = part.get("ends_prompt", False) and number == len(texts)
+            yield {**part, "text": names.get(text, text), "plain": text in names, "ends_prompt": ends}

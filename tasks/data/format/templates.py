@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,10 @@ Limit = Callable[[str], AbstractContextManager[None]]
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that `template_arguments` can't set, because they come from the rows."""
+
+PROBE, CALLED = "qprobe", "qcalled"
+"""A text and the name of a tool, in conversations that find out what a template takes."""
+_ARGUMENTS: tuple[Row | str, ...] = ({"argument": PROBE}, f'{{"argument": "{PROBE}"}}')
 
 
 def no_limit(where: str) -> AbstractContextManager[None]:
@@ -78,7 +83,8 @@ class ChatTemplate(_Template):
     Args:
         special: {role such as `eos_token`: text}.
         date: YYYY-MM-DD.
-    Attributes: `generation`, whether it has such blocks; `names`, the variables that it uses.
+    Attributes: `generation`, whether it has such blocks; `names`, the variables that it uses; `texts`, its constants.
+    What it takes is found out by rendering a conversation of `PROBE`s.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class ChatTemplate(_Template):
         self._variables = {**special, **arguments}
         self.generation = any(True for _ in self._tree.find_all(nodes.ExtensionAttribute))
         self.names = frozenset(node.name for node in self._tree.find_all(nodes.Name))
+        self.texts = frozenset(node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str))
 
     def render(self, given: Row, where: str, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Return a conversation's text; the template's own exceptions pass through (see `rendering`).
@@ -103,6 +110,50 @@ class ChatTemplate(_Template):
         variables = {**self._variables, **given, "add_generation_prompt": add_generation_prompt}
         with self._limit(where):
             return render(self._template, variables, marked=marked)
+
+    @cached_property
+    def goes_through_parts(self) -> bool:
+        """Whether it writes the texts of a content that is a list of parts, of the user's and of the assistant's turns."""
+        parts = [{"type": "text", "text": PROBE}]
+        text = self._probe([{"role": role, "content": parts} for role in ("user", "assistant")])
+        return text.count(PROBE) == 2 and not re.search("""['"]type['"]""", text)
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """Whether it writes `tool_calls`."""
+        return any(CALLED in self._probe(_calling(arguments)) for arguments in _ARGUMENTS)
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether it takes the arguments of a call as JSON text alone, as DeepSeek-V3's; others take an object."""
+        as_object, as_text = (self._probe(_calling(arguments)) for arguments in _ARGUMENTS)
+        return PROBE in as_text and (PROBE not in as_object or "'argument'" in as_object)
+
+    @cached_property
+    def opening(self) -> str:
+        """What it writes by itself before the first turn of a user, such as a system prompt."""
+        return self._probe([{"role": "user", "content": PROBE}]).partition(PROBE)[0]
+
+    @cached_property
+    def answer_opening(self) -> str:
+        """What it writes by itself between the prompt of an answer and the answer, such as empty thinking."""
+        asked = [{"role": "user", "content": "?"}]
+        prompt = self._probe(asked, add_generation_prompt=True)
+        text = self._probe([*asked, {"role": "assistant", "content": PROBE}])
+        return text[len(prompt) :].partition(PROBE)[0] if text.startswith(prompt) else ""
+
+    def _probe(self, messages: list[Row], *, add_generation_prompt: bool = False) -> str:
+        """Return what the template writes of messages, "" if it refuses them."""
+        given = {"messages": messages, "tools": None, "documents": None}
+        with suppress(Exception):  # whatever a template raises
+            return self.render(given, "a conversation to try it", add_generation_prompt=add_generation_prompt)
+        return ""
+
+
+def _calling(arguments: Row | str) -> list[Row]:
+    """Return a conversation with a call of a tool."""
+    call = {"type": "function", "id": "123456789", "function": {"name": CALLED, "arguments": arguments}}
+    return [{"role": "user", "content": PROBE[::-1]}, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The names of classes in lists of their numbers, as `datasets` declares them (a sequence of `ClassLabel`)."""
+"""The names of classes that a file's numbers stand for, as `datasets` declares them (`ClassLabel`) in the file's metadata."""
 
 from __future__ import annotations
 
@@ -6,24 +6,44 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import DataError
+
+UNLABELLED = -1
+"""The number that `datasets` and the benchmark GLUE give rows without a label."""
+
+
+def declared_classes(schema: pa.Schema, column: str) -> list[str] | None:
+    """Return the names by number of a column's classes; None without names."""
+    return (_names(_features(schema).get(column)) if column in schema.names else []) or None
 
 
 def class_names(schema: pa.Schema) -> dict[str, list[str]]:
     """Return {column of lists of integers: names by number}."""
-    info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = info.get("info", {}).get("features", {})
-    found = {column: _element(features.get(column)) for column in schema.names}
+    features = _features(schema)
+    found = {column: _names(_element(features.get(column))) for column in schema.names}
     return {column: names for column, names in found.items() if names and _holds_integers(schema.field(column).type)}
 
 
-def _element(feature: Any) -> list[str]:
-    """Return the names of a list's classes. A list is {"_type": "List" or "Sequence", "feature": ...}, or [...]."""
-    inner = feature[0] if isinstance(feature, list) and feature else feature
+def _features(schema: pa.Schema) -> Meta:
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b""))["info"]["features"]
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _element(feature: Any) -> Any:
+    """Return what a list holds. A list is {"_type": "List" or "Sequence", "feature": ...}, or [...]."""
     if isinstance(feature, dict):
-        inner = feature.get("feature") if feature.get("_type") in ("List", "LargeList", "Sequence") else None
-    declared = inner.get("names") if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" else None
+        return feature.get("feature") if feature.get("_type") in ("List", "LargeList", "Sequence") else None
+    return feature[0] if isinstance(feature, list) and feature else None
+
+
+def _names(feature: Any) -> list[str]:
+    declared = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
     return [str(name) for name in declared or ()]
 
 
@@ -39,9 +59,25 @@ def named(values: pa.Array, names: list[str], where: str, before: int) -> pa.Arr
     for row, numbers in enumerate(values.to_pylist(), before + 1):
         for number in numbers or ():
             if number is not None and not 0 <= number < len(names):
-                raise DataError(
-                    f"{where.format(row)} holds {number}, and its classes are numbered 0 to {len(names) - 1}",
-                    "repair the row, or the names in the file's metadata",
-                )
+                raise _beyond(number, names, where.format(row))
         rows.append(numbers and [None if number is None else names[number] for number in numbers])
     return pa.array(rows, pa.list_(pa.string()))
+
+
+def class_texts(values: pa.Array, names: list[str] | None, where: str, before: int) -> pa.Array:
+    """Return names for integers, null for UNLABELLED; other values, or all without names, as they are. Otherwise as `named`."""
+    if names is None or not pa.types.is_integer(values.type):
+        return values
+    numbers = values.cast(pa.float64(), safe=False)  # which holds integers of all types, large ones about
+    numbers = pc.if_else(pc.equal(numbers, UNLABELLED), pa.scalar(None, pa.float64()), numbers)
+    beyond = pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, len(names)))
+    if (row := beyond.index(True).as_py()) >= 0:
+        raise _beyond(values[row].as_py(), names, where.format(before + row + 1))
+    return pa.array(names, pa.string()).take(numbers.cast(pa.int64()))
+
+
+def _beyond(number: int, names: list[str], where: str) -> DataError:
+    return DataError(
+        f"{where} holds {number}, and its classes are numbered 0 to {len(names) - 1}",
+        "repair the row, or the names in the file's metadata",
+    )

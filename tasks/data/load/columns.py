@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trnflow.tasks.data.load.column_types import common_type, is_nested, plain_type, to_type
+from trnflow.tasks.data.load.class_names import class_texts, declared_classes
+from trnflow.tasks.data.load.column_types import (
+    WrittenNumbers,
+    common_type,
+    is_nested,
+    plain_type,
+    text_type,
+    to_type,
+)
 from trnflow.tasks.data.load.config import Nulls
-from trnflow.tasks.data.load.labels import Rule, SeenLabels, declared_classes, is_blank, label_texts, parse_rule
+from trnflow.tasks.data.load.labels import Rule, SeenLabels, is_blank, label_texts, parse_rule
 from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.data.load.streams import max_cell, too_long
+from trnflow.tasks.data.tables import written_name
 from trnflow.tasks.errors import ConfigError, DataError
 
 # the escape of NUL, and not of a backslash before u0000
@@ -37,7 +46,7 @@ class Columns(NamedTuple):
         label: Theirs, or None.
         rule: Makes labels of it, such as `rating >= 4`, or None.
         sibling: Theirs, with the labels' names, or None.
-        classes: That the first file declares, or None.
+        classes: The label's names by number, as the first file that has them declares; None where numbers are no names.
         named: Theirs, that every file must have.
         labels: The setting `data.labels`.
     """
@@ -79,14 +88,62 @@ def choose_columns(
         _check_present(setting, wanted, names, files[0].name)
     _check_present("data.label", [source_label] if source_label else [], names, files[0].name)
     sibling = f"{plain}_name" if plain and f"{plain}_name" in names else None
-    classes = declared_classes(files[0].schema, plain) if plain else None
+    by_number = rule is not None and isinstance(rule.value, float)
+    classes = common_classes(files, source_label, None if by_number else labels) if source_label else None
+    for name in kept.values():
+        common_classes(files, name, None)
     named = (*asked.values(), *([source_label] if source_label else []))
-    return Columns(tuple(kept.items()), text, source_label, rule, sibling, classes, named, labels)
+    named_classes = None if by_number else classes
+    return Columns(tuple(kept.items()), text, source_label, rule, sibling, named_classes, named, labels)
+
+
+def common_classes(files: list[RowReader], column: str, by_name: Collection[str] | None) -> list[str] | None:
+    """Return the names by number that the first file declares for a column of classes; None without any.
+
+    by_name: Further names that other files may have, or None where numbers are not read as names. Raises DataError for a file
+    that declares other names, or numbers them otherwise.
+    """
+    known, first = None, ""
+    for rows in files:
+        names = declared_classes(rows.schema, column)
+        if names is None or (by_name is None and not pa.types.is_integer(rows.schema.field(column).type)):
+            continue
+        known, first = (known, first) if known else (names, rows.name)
+        if names != known and (by_name is None or not {*names} <= {*known, *by_name}):
+            raise DataError(
+                f"{rows.name} declares the classes {listed(names)} of {column}, {first} {listed(known)}",
+                "write the files with the same names in one order"
+                + (", or name all of them in data.labels" if by_name is not None else ""),
+            )
+    return known
+
+
+def renumbered_classes(files: list[RowReader], columns: Columns) -> Iterator[str]:
+    """Yield a remark for each file that numbers the label's classes otherwise than the first."""
+    first = ""
+    for rows in files:
+        names = declared_classes(rows.schema, columns.label) if columns.label and columns.classes else None
+        if names and names != columns.classes:
+            numbers = f"{rows.name} numbers its classes {listed(names)}, {first} {listed(columns.classes or ())}"
+            yield f"{numbers}: labels are taken by name"
+        first = first or (rows.name if names else "")
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if names[12:] else "")
 
 
 def united(files: list[RowReader], columns: Columns) -> pa.Schema:
-    """Return one schema for a split's files, `label` as text. Raises DataError for conflicting types."""
-    fields = {ours: pa.string() if ours in columns.text else _common(files, theirs) for ours, theirs in columns.kept}
+    """Return one schema for a split's files, `label` as text. Raises DataError for conflicting types.
+
+    A column of WrittenNumbers whose texts a float does not have becomes two, of floats and of texts.
+    """
+    fields: dict[str, pa.DataType] = {}
+    for ours, theirs in columns.kept:
+        kind = pa.string() if ours in columns.text else _common(files, theirs)
+        fields[ours] = pa.float64() if isinstance(kind, WrittenNumbers) else kind
+        if isinstance(kind, WrittenNumbers) and not kind.are_floats:
+            fields[written_name(ours)] = pa.string()
     return pa.schema([*fields.items(), *([("label", pa.string())] if columns.label else [])])
 
 
@@ -122,6 +179,12 @@ def _check_names(kept: Mapping[str, str], label: str | None, labelled: bool) -> 
     """Raise ConfigError if a column would get two names, or two columns the name `label`."""
     if "label" in kept and labelled:
         raise ConfigError("data.columns: `label` is the name of the label column", "give the kept column another name")
+    for ours in kept:
+        if written_name(ours) in kept:
+            raise ConfigError(
+                f"data.columns: {written_name(ours)} beside {ours} has a name that load_data gives",
+                "give it another name in data.columns, or in the file",
+            )
     taken = {label: "the label"} if label else {}
     for ours, theirs in kept.items():
         if theirs in taken:
@@ -161,6 +224,8 @@ def clean_batches(
     where = f"split {split}, {rows.name}"
     _check_present("data.columns", columns.named, rows.schema.names, rows.name)
     there = [name for name in columns.theirs if name in rows.schema.names]
+    sources = {name: theirs for ours, theirs in columns.kept for name in (ours, written_name(ours))}
+    classes = declared_classes(rows.schema, columns.label) if columns.label and columns.classes else None
     for name in columns.text:
         _check_not_nested(
             rows, dict(columns.kept)[name], f"the text column {name}", "choose a column of texts (data.text)"
@@ -169,17 +234,19 @@ def clean_batches(
         _check_not_nested(rows, columns.label, "the label", "choose a column of names, numbers or booleans")
     before = 0
     for batch in rows.batches(there):
-        arrays = {
-            ours: _typed(batch.column(theirs), schema.field(ours).type, ours, where, before)
-            if theirs in there
-            else pa.nulls(batch.num_rows, schema.field(ours).type)
-            for ours, theirs in columns.kept
-        }
+        arrays = [
+            _typed(batch.column(sources[field.name]), field.type, field.name, where, before)
+            if sources[field.name] in there
+            else pa.nulls(batch.num_rows, field.type)
+            for field in schema
+            if field.name in sources
+        ]
         if columns.label:
             values = batch.column(columns.label)
-            values = _typed(values, plain_type(values.type), "the label", where, before)
-            arrays["label"] = label_texts(values, columns.rule, columns.labels, where, before)
-        cleaned = pa.record_batch(list(arrays.values()), schema=schema)
+            values = class_texts(values, classes, f"{where} row {{}}: the label", before)
+            values = _typed(values, text_type(values.type), "the label", where, before)
+            arrays.append(label_texts(values, columns.rule, columns.labels, where, before))
+        cleaned = pa.record_batch(arrays, schema=schema)
         longest = _longest_row(cleaned, where, before)
         complete = _complete_rows(cleaned, columns, where, before, nulls, dropped)
         if columns.label:
@@ -233,7 +300,8 @@ def _missing(batch: pa.RecordBatch, columns: Columns) -> Iterator[tuple[str, str
     for name in columns.text:
         yield f"the text column {name} is missing (null)", "null", _bools(batch.column(name).is_null())
     if columns.label:
-        yield "the label is missing (null, nan, or an empty cell)", "null", _bools(batch.column("label").is_null())
+        none = "-1" if columns.classes else "nan"
+        yield f"the label is missing (null, {none}, or an empty cell)", "null", _bools(batch.column("label").is_null())
     if columns.text:
         blank = np.logical_and.reduce([_bools(is_blank(batch.column(name))) for name in columns.text])
         yield f"the text is empty (column {', '.join(columns.text)})", "empty", blank

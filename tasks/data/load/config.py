@@ -24,9 +24,7 @@ else:
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 AUTOMATIC = {"test": 0.1}
 """What is made where `split` is not set and the data has neither validation nor test."""
-NO_TEST_SPLIT = (
-    "the data has no test split: 10 % of the rows of train, chosen by a hash of their text, become one (data.split)"
-)
+NO_TEST_SPLIT = "the data has no test split: 10 % of the rows of train, chosen by a hash, become one (data.split)"
 
 
 class SourceConfig(StageConfig):
@@ -114,8 +112,10 @@ class DataConfig(SourceConfig):
     Default: all rows."""
     shuffle_seed: Seed = 0
     """The seed of the sample that `limit` takes."""
-    ignore: Annotated[tuple[str, ...], NOT_KEYED] = ()
-    """Columns of which `plan` and `run` do not say that nothing reads them."""
+    ignore: Annotated[tuple[str, ...] | None, NOT_KEYED] = None
+    """Columns, and fields of messages such as `messages.id`, of which `plan` and `run` do not say that nothing reads them.
+    Where it is set, as `new` sets it, they also name other columns that `text`, `label` and `columns` leave out, so that a
+    new column of the source is seen."""
     dedupe: bool = False
     """Whether to drop rows of train whose text repeats an earlier row of train or stands in another split."""
     nulls: Nulls = "error"
@@ -169,6 +169,10 @@ class DataConfig(SourceConfig):
         if self.split is None:
             return {} if {"validation", "test"} & {*splits} else AUTOMATIC
         return {str(name): share for name, share in self.split.items()}
+
+    def made(self, splits: Collection[str]) -> dict[str, float]:
+        """Return what of `shares` no setting asks for. splits: that the data has."""
+        return self.shares(splits) if self.split is None else {}
 
     @property
     def weights(self) -> dict[str, float] | None:

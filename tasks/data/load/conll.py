@@ -12,6 +12,8 @@ from trnflow.tasks.errors import DataError
 WORDS, TAGS = "words", "tags"
 """The columns of rows: the first and the last column of the file."""
 DOCUMENT = "-DOCSTART-"
+BLANKS = " \t\r"
+"""What is cut at the ends of lines: other blanks, such as U+00A0, may be words."""
 _BLANKS = re.compile(r"[ \t]+")
 _TAG = re.compile(r"O$|[A-Z]-.")
 
@@ -23,6 +25,7 @@ def sentences(path: Path, name: str) -> Iterator[tuple[list[str], list[str]]]:
     tags: list[str] = []
     width = _width(path, name)
     for number, line in lines(path, name):
+        line = line.strip(BLANKS)
         cells = _cells(line)
         if not line and words:
             yield words, tags
@@ -46,10 +49,16 @@ def sentences(path: Path, name: str) -> Iterator[tuple[list[str], list[str]]]:
         yield words, tags
 
 
+def unread_columns(path: Path, name: str) -> str:
+    """Return which columns of a file rows do not have, in words; "" if they have all."""
+    width = _width(path, name)
+    return "" if width < 3 else f"{'column 2' if width == 3 else f'columns 2 to {width - 1}'} of {name}"
+
+
 def _width(path: Path, name: str) -> int:
     """Return the columns of the first line that is of a word for sure; 0 without one."""
     for _, line in lines(path, name):
-        if line and not line.startswith(("#", DOCUMENT)):
+        if (line := line.strip(BLANKS)) and not line.startswith(("#", DOCUMENT)):
             return len(_cells(line))
     return 0
 

@@ -13,7 +13,7 @@ from datasets.exceptions import DatasetsError
 from huggingface_hub import hf_hub_download
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import BATCH, RowReader, open_file, with_class_names
+from trnflow.tasks.data.load.readers import BATCH, RowReader, made_plain, open_file
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import ALIASES, format_of
 from trnflow.tasks.sources.hub_errors import hub_errors
@@ -82,7 +82,7 @@ def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:
     rows = open_file(Path(place), format_of(path) or "", f"{repo} {path}")
     if not features:
         return rows
-    return with_class_names(replace(rows, schema=rows.schema.with_metadata(features.arrow_schema.metadata)))
+    return made_plain(replace(rows, schema=rows.schema.with_metadata(features.arrow_schema.metadata)))
 
 
 @contextlib.contextmanager
@@ -104,4 +104,4 @@ def _rows(dataset: Any, name: str) -> RowReader:
         for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
             yield from table.combine_chunks().to_batches()
 
-    return with_class_names(RowReader(name, dataset.features.arrow_schema, batches))
+    return made_plain(RowReader(name, dataset.features.arrow_schema, batches))

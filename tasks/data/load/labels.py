@@ -7,6 +7,7 @@ declared class names, else a column `<label>_name`, else train's labels, sorted.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from trnflow.tasks.data.load.column_types import to_type
 from trnflow.tasks.errors import ConfigError, DataError
 
 MOST_LABELS = 10_000
+LARGEST = 2.0**63
 NUMBERED_CLASSES = 20
 """More integers than these, such as 0 to 100, are rather a score."""
 _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 _COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
 _INTEGER = re.compile(r"-?\d+")
+_WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")
 NO_CLASSES = (
     "give classes, or a rule such as data.label='rating >= 4'; to learn the numbers themselves, set format.task: regression "
     "and format.target to the column, and leave data.label out"
@@ -88,20 +92,18 @@ class SeenLabels:
 def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], where: str, before: int) -> pa.Array:
     """Return labels as texts, with a rule "1" where it holds, else "0".
 
-    Null, NaN, blanks and "nan" become null, unless `named` (`data.labels`) lists it. Raises DataError for a fraction,
-    or a value that the rule can't compare.
+    Blanks and "nan" become null, unless `named` (`data.labels`) lists it. Raises DataError for a fraction, or a value that
+    the rule can't compare.
     """
     if pa.types.is_string(values.type):
         is_nan = pc.equal(pc.ascii_lower(pc.utf8_trim_whitespace(values)), "nan")
         missing = pc.or_(is_blank(values), pc.and_not(is_nan, pc.is_in(values, pa.array(named, pa.string()))))
         values = pc.if_else(missing, pa.scalar(None, pa.string()), values)
-    if pa.types.is_floating(values.type):  # pandas writes NaN for a missing number
-        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
     if rule is not None:
         return _ruled(values, rule, where, before)
     if pa.types.is_floating(values.type):
         values = _as_integers(values, where, before)
-    return values.cast(pa.string())
+    return to_type(values, pa.string(), "the label", where, before)
 
 
 def is_blank(texts: pa.Array) -> pa.Array:
@@ -113,7 +115,7 @@ def _ruled(values: pa.Array, rule: Rule, where: str, before: int) -> pa.Array:
     if isinstance(rule.value, float):
         values, kind = _numbers(values, rule, where, before), pa.float64()
     else:
-        values, kind = values.cast(pa.string()), pa.string()
+        values, kind = to_type(values, pa.string(), rule.column, where, before), pa.string()
     truth = getattr(pc, _COMPARE[rule.operator])(values, pa.scalar(rule.value, kind))
     return truth.cast(pa.int8()).cast(pa.string())
 
@@ -141,12 +143,17 @@ def is_number(value: Any) -> bool:
 
 
 def _as_integers(values: pa.Array, where: str, before: int) -> pa.Array:
-    broken = pc.not_equal(values, pc.floor(values)).index(True).as_py()
+    numbers = values.cast(pa.float64())
+    is_class = pc.and_(pc.equal(numbers, pc.floor(numbers)), pc.less(pc.abs(numbers), LARGEST))
+    broken = is_class.index(False).as_py()
     if broken >= 0:
-        raise DataError(
-            f"{where} row {before + broken + 1}: the label {values[broken].as_py()} is a fraction", NO_CLASSES
-        )
-    return values.cast(pa.int64())
+        label = values[broken].as_py()
+        raise DataError(f"{where} row {before + broken + 1}: the label {label} {_why_no_class(label)}", NO_CLASSES)
+    return numbers.cast(pa.int64())
+
+
+def _why_no_class(number: float) -> str:
+    return "is a fraction" if abs(number) < LARGEST else "is too large for a class"
 
 
 @dataclass(frozen=True)
@@ -166,15 +173,38 @@ class LabelSet:
         """Return the labels with ids by their position in `names`, which has all of them."""
         return LabelSet(names, {text: names.index(self.names[i]) for text, i in self.ids.items()})
 
-    def check(self, seen: SeenLabels) -> None:
-        """Raise DataError, with file and row, if a split has a label outside the set."""
-        for label, where in seen.first.items():
-            if label not in self.ids:
-                known = ", ".join(self.names[:12])
-                raise DataError(
-                    f"{where}: the label {label!r} is outside the label set ({known})",
-                    "repair the row, or name all labels in data.labels",
-                )
+    def of_splits(self, splits: Iterable[SeenLabels]) -> LabelSet:
+        """Return the set with the labels of splits that are equal numbers to one of the set, such as 1.0 to 1.
+
+        Raises DataError, with file and row, if a split has another label.
+        """
+        ids, by_number = dict(self.ids), {_whole(text): i for text, i in self.ids.items()}
+        for seen in splits:
+            for label, where in seen.first.items():
+                number = ids.get(label, by_number.get(_whole(label)))
+                if number is None:
+                    raise DataError(
+                        f"{where}: the label {label!r} is outside the label set ({', '.join(self.names[:12])})",
+                        "repair the row, or name all labels in data.labels",
+                    )
+                ids[label] = number
+        return LabelSet(self.names, ids)
+
+    @property
+    def equal_numbers(self) -> dict[str, str]:
+        """{label as in the data: the class of the same number that it counts as}."""
+        pairs = {text: self.names[i] for text, i in self.ids.items()}
+        return {text: name for text, name in pairs.items() if text != name and _whole(text) == _whole(name)}
+
+
+def _whole(label: str) -> str:
+    """Return a number without the zeros of its fraction, as pandas writes whole numbers of columns with gaps."""
+    match = _WHOLE.fullmatch(label)
+    return match[1] if match else label
+
+
+def _is_integer(label: str) -> bool:
+    return _INTEGER.fullmatch(_whole(label)) is not None
 
 
 def label_set(
@@ -184,17 +214,41 @@ def label_set(
 
     Where names are given or declared, labels must equal names; if all are integers and the names are not, they are ids.
     """
-    declared = list(given) if given is not None else (rule.names if rule else classes)
-    numbers = all(_INTEGER.fullmatch(label) for label in train.first)
+    if classes and not rule:
+        return _declared(classes, given)
+    declared = list(given) if given is not None else (rule.names if rule else None)
     if declared is None:
-        _refuse_fractions(train)
-        ordered = sorted(train.first, key=(lambda text: (int(text), text)) if numbers else None)
-        names = [train.names.get(text, text) for text in ordered]
-        return LabelSet(
-            names if len(set(names)) == len(names) else ordered, {text: i for i, text in enumerate(ordered)}
-        )
-    by_index = numbers and not all(_INTEGER.fullmatch(name) for name in declared)
+        return _found(train)
+    by_index = all(map(_is_integer, train.first)) and not all(map(_is_integer, declared))
     return LabelSet(declared, {str(i) if by_index else name: i for i, name in enumerate(declared)})
+
+
+def _found(train: SeenLabels) -> LabelSet:
+    """Return the labels of train, sorted; equal numbers are one."""
+    _refuse_fractions(train)
+    texts = {_whole(label): label for label in sorted(train.first, key=len, reverse=True)}
+    are_numbers = all(map(is_number, texts))
+    ordered = sorted(texts, key=(lambda text: (float(text), text)) if are_numbers else None)
+    names = [train.names.get(texts[text], texts[text]) for text in ordered]
+    places = {text: i for i, text in enumerate(ordered)}
+    ids = {label: places[_whole(label)] for label in train.first}
+    return LabelSet(names if len(set(names)) == len(names) else [texts[text] for text in ordered], ids)
+
+
+def _declared(classes: list[str], given: tuple[str, ...] | None) -> LabelSet:
+    """Return the classes that a file declares. given: all names in the order to take, or new names. Raises ConfigError."""
+    names = list(given or classes)
+    ids = {name: i for i, name in enumerate(names)}
+    if not {*classes} <= {*names}:
+        if len(classes) != len(names) or any(ids.get(name, i) != i for i, name in enumerate(classes)):
+            raise ConfigError(
+                f"data.labels is {', '.join(names[:12])}, and the data declares {', '.join(classes[:12])}",
+                "name each of the data's classes as it is called there, or give all new names in its order",
+            )
+        ids |= {name: i for i, name in enumerate(classes)}
+    if not any(map(_is_integer, ids)):  # files that declare nothing may have numbers
+        ids |= {str(i): ids[name] for i, name in enumerate(classes)}
+    return LabelSet(names, ids)
 
 
 def _refuse_fractions(seen: SeenLabels) -> None:
@@ -202,7 +256,7 @@ def _refuse_fractions(seen: SeenLabels) -> None:
     if all(is_number(label) for label in seen.first):
         for label, where in seen.first.items():
             if not float(label).is_integer():
-                raise DataError(f"{where}: the label {label} is a fraction", NO_CLASSES)
+                raise DataError(f"{where}: the label {label} {_why_no_class(float(label))}", NO_CLASSES)
 
 
 def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:
@@ -219,13 +273,3 @@ def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -
                 f"name them alike with data.mix.{source}.labels, or all that there are with data.labels",
             )
     return names
-
-
-def declared_classes(schema: pa.Schema, column: str) -> list[str] | None:
-    """Return a column's class names if `datasets` stored them in the metadata (`ClassLabel`), else None."""
-    import json
-
-    info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    feature = info.get("info", {}).get("features", {}).get(column, {})
-    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
-    return [str(name) for name in names] if names else None

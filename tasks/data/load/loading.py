@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.parquet as pq
 
 from trnflow.tasks.artifact import Input, Meta, Source
-from trnflow.tasks.data.load.columns import Columns, choose_columns
+from trnflow.tasks.data.load.columns import Columns, choose_columns, renumbered_classes
 from trnflow.tasks.data.load.config import NO_TEST_SPLIT, DataConfig, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
 from trnflow.tasks.data.load.readers import RowReader, open_file
-from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split
+from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split, tell_remarks
 from trnflow.tasks.data.load.selection import Hashes, row_hashes
 from trnflow.tasks.data.load.split_rows import (
     Dropped,
@@ -48,26 +48,28 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
-    made = config.shares({split for _, splits in read.values() for split in splits})
-    if made and config.split is None:
+    there = {split for source in read.values() for split in source.splits}
+    made = config.shares(there)
+    if config.made(there):
         out.info(NO_TEST_SPLIT)
     shares = group_by_split(
         [
             source_splits(
                 name, splits, sets[name], made, config.split_seed, stratify=config.stratify, by=config.split_by
             )
-            for name, (_, splits) in read.items()
+            for name, (_, splits, _) in read.items()
         ]
     )
-    lost = sum((split.dropped for _, splits in read.values() for split in splits.values()), Counter[str]())
+    every = [split for source in read.values() for split in source.splits.values()]
+    lost = sum((split.dropped for split in every), Counter[str]())
     if frozen is not None:
         shares, lost["frozen"] = without_texts(shares, _frozen_hashes(frozen, next(iter(read.values())).columns))
     shares, dropped = _choose_rows(config, shares, lost)
-    longest = max(split.longest for _, splits in read.values() for split in splits.values())
+    longest = max(split.longest for split in every)
     if longest.size >= LONG_ROW:
         out.info(f"longest row: {longest.place}, {longest.size / MB:.3g} MB")
     _report_rows(config, shares, dropped, out)
-    nested = nested_columns(split.schema for _, splits in read.values() for split in splits.values())
+    nested = nested_columns(split.schema for split in every)
     written = {
         split: write_split(split, some, nested, out.path / f"{split}.parquet", out) for split, some in shares.items()
     }
@@ -75,9 +77,11 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     counts = {split: count for split, (_, count) in written.items()}
     if names:
         _report_labels(names, counts, out)
+        for labels in filter(None, sets.values()):
+            _report_equal_numbers(labels, out)
     meta: RowsMeta = {
         "splits": rows,
-        "columns": written_columns([columns for columns, _ in read.values()]),
+        "columns": written_columns([source.columns for source in read.values()]),
         "text": list(config.texts),
         "labels": names,
         "dropped": dropped.rows,
@@ -89,6 +93,8 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         meta["label_counts"] = counts
     if nested:
         meta["nested"] = nested
+    if others := list(dict.fromkeys(name for source in read.values() for name in source.left_out)):
+        meta["left_out"] = others
     if config.mix:
         meta["sources"] = {split: {share.source: share.rows for share in some} for split, some in shares.items()}
         meta["overlap"] = dropped.overlap
@@ -100,6 +106,7 @@ class ReadSource(NamedTuple):
 
     columns: Columns
     splits: dict[str, ReadSplit]
+    left_out: list[str]
 
 
 def open_source(location: Meta) -> dict[str, list[RowReader]]:
@@ -126,11 +133,12 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
         with errors_name_source(name):
             opened = open_source(source.location["mix"][name] if name else source.location)
             columns = chosen_columns(config, settings, opened)
+            tell_remarks([*renumbered_classes([rows for some in opened.values() for rows in some], columns)], out)
             splits = {}
             for split, files in opened.items():
                 path = out.scratch / f"{number}.{split}.arrow"
                 splits[split] = read_split(split, files, columns, config.nulls, path, out)
-            read[name] = ReadSource(columns, splits)
+            read[name] = ReadSource(columns, splits, left_out(columns, opened))
     return read
 
 
@@ -142,6 +150,12 @@ def chosen_columns(config: DataConfig, settings: SourceConfig, opened: dict[str,
             )
     files = [rows for some in opened.values() for rows in some]
     return choose_columns(files, config.texts, settings.label, settings.columns, settings.labels or ())
+
+
+def left_out(columns: Columns, opened: dict[str, list[RowReader]]) -> list[str]:
+    """Return the columns of a source's files that are not read."""
+    names = dict.fromkeys(name for files in opened.values() for rows in files for name in rows.schema.names)
+    return [name for name in names if name not in columns.theirs]
 
 
 def written_columns(sources: list[Columns]) -> list[str]:
@@ -179,7 +193,7 @@ def _label_sets(config: DataConfig, read: dict[str, ReadSource]) -> tuple[list[s
     own = {}
     for name, settings in config.sources().items():
         with errors_name_source(name):
-            own[name] = _label_set(settings, *read[name])
+            own[name] = _label_set(settings, read[name].columns, read[name].splits)
     labelled = {name: labels for name, labels in own.items() if labels}
     if not labelled:
         return None, own
@@ -202,9 +216,7 @@ def _label_set(config: SourceConfig, columns: Columns, read: dict[str, ReadSplit
             f"data.labels: a rule makes two labels, not {len(config.labels)}", "name the false, then the true"
         )
     labels = label_set(read["train"].seen, config.labels, columns.classes, columns.rule)
-    for rows in read.values():
-        labels.check(rows.seen)
-    return labels
+    return labels.of_splits(rows.seen for rows in read.values())
 
 
 def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> tuple[SplitRows, Dropped]:
@@ -232,11 +244,14 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
 
 def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: Workdir) -> None:
     shared = {pair: count for pair, count in dropped.leakage.items() if count}
+    what = "text" if config.texts else "row"  # without a named text, whole rows are compared
+    later = [setting for setting in ("mix", "limit") if dropped.rows.get(setting)]
+    of = f" (of all rows, before data.{' and data.'.join(later)})" if later else ""
     if shared and not config.dedupe:
         listed = ", ".join(f"{count} of {pair.replace('/', ' also in ')}" for pair, count in shared.items())
-        out.warn(f"texts shared by splits: {listed}; data.dedupe=true drops those of train")
+        out.warn(f"{what}s shared by splits{of}: {listed}; data.dedupe=true drops those of train")
     if dropped.duplicates and not config.dedupe:
-        out.warn(f"rows of train that repeat an earlier text: {dropped.duplicates}; data.dedupe=true drops them")
+        out.warn(f"rows of train that repeat an earlier {what}{of}: {dropped.duplicates}; data.dedupe=true drops them")
     if dropped.rows:
         out.info("rows dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.rows.items()))
     if config.mix:
@@ -250,7 +265,7 @@ def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: W
 
 
 def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
-    """Print each split's label counts, and warn of labels that differ by surrounding blanks alone."""
+    """Print each split's label counts, and warn of labels that differ by surrounding blanks or capitals alone."""
     for split, rows_of in counts.items():
         total = sum(rows_of.values())
         some = [f"{name} {count:,} ({count / total:.1%})" for name, count in list(rows_of.items())[:MOST_SHOWN]]
@@ -258,8 +273,15 @@ def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Wor
         out.info(f"labels of {split}: {', '.join(some + more)}")
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(name.strip(), []).append(name)
+        alike.setdefault(name.strip().casefold(), []).append(name)
     for same in alike.values():
         if len(same) > 1:
+            blanks, capitals = any(name != name.strip() for name in same), len({*map(str.strip, same)}) > 1
+            what = " and ".join(["surrounding blanks"] * blanks + ["capitals"] * capitals)
             listed = " and ".join(repr(name) for name in same)
-            out.warn(f"labels that differ by surrounding blanks alone count as {len(same)}: {listed}")
+            out.warn(f"labels that differ by {what} alone count as {len(same)}: {listed}")
+
+
+def _report_equal_numbers(labels: LabelSet, out: Workdir) -> None:
+    if equal := [f"{text} as {name}" for text, name in labels.equal_numbers.items()]:
+        out.info(f"labels that are equal numbers count as one: {', '.join(equal[:MOST_SHOWN])}")

@@ -1,15 +1,13 @@
 """Read rows from parquet, csv, tsv, json lines, arrow, CoNLL and text files, in batches of the columns asked for.
 
-Takes one batch of memory (4,096 rows), but the whole of a JSON array. Columns of csv and tsv are strings.
+Takes one batch of memory (4,096 rows), but the whole of a JSON array.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -18,21 +16,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trnflow.tasks.data.load.class_names import class_names, named
+from trnflow.tasks.data.load.column_types import plain_type, to_type
 from trnflow.tasks.data.load.conll import TAGS, WORDS, sentences
+from trnflow.tasks.data.load.csv_rows import open_csv
 from trnflow.tasks.data.load.json_rows import open_json
-from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines, max_cell, open_text, too_long, whole_lines
+from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines
 from trnflow.tasks.errors import CodeError, DataError
 
 BATCH = 4096
+PLAIN = (pa.string(), pa.float64())
+"""Types that others become as soon as they are read."""
 
 
 @dataclass(frozen=True)
 class RowReader:
-    """An opened file whose rows are not read yet. batches: column names -> batches of rows with these columns."""
+    """An opened file whose rows are not read yet.
+
+    Attributes:
+        batches: Column names -> batches of rows with these columns.
+        remarks: What users must know of how the rows read so far were read.
+    """
 
     name: str
     schema: pa.Schema
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
+    remarks: Callable[[], list[str]] = list
 
 
 Reader = Callable[[Path, str], RowReader]
@@ -63,27 +71,35 @@ def open_file(path: Path, kind: str, name: str) -> RowReader:
     twice = [column for column, count in Counter(rows.schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{name} has two columns named {twice[0]}", "rename one in the file")
-    return with_class_names(rows)
+    return made_plain(rows)
 
 
-def with_class_names(rows: RowReader) -> RowReader:
-    """Return rows whose lists of class numbers hold the classes' names, where the file has them."""
+def made_plain(rows: RowReader) -> RowReader:
+    """Return rows whose lists of class numbers hold the classes' names, where the file has them, whose dates, times and bytes
+    are texts, and whose floats have 64 bits."""
     names = class_names(rows.schema)
-    if not names:
+    kinds = {field.name: plain_type(field.type) for field in rows.schema}
+    kinds = {name: kind for name, kind in kinds.items() if kind in PLAIN and kind != rows.schema.field(name).type}
+    if not names and not kinds:
         return rows
-    fields = [field.with_type(pa.list_(pa.string())) if field.name in names else field for field in rows.schema]
+    kinds |= dict.fromkeys(names, pa.list_(pa.string()))
+    fields = [field.with_type(kinds.get(field.name, field.type)) for field in rows.schema]
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         before = 0
         for batch in rows.batches(columns):
             arrays = [
-                named(array, names[column], f"{rows.name} row {{}}: {column}", before) if column in names else array
+                named(array, names[column], f"{rows.name} row {{}}: {column}", before)
+                if column in names
+                else to_type(array, kinds[column], column, rows.name, before)
+                if column in kinds
+                else array
                 for column, array in zip(columns, batch.columns, strict=True)
             ]
             before += batch.num_rows
             yield pa.record_batch(arrays, names=columns)
 
-    return RowReader(rows.name, pa.schema(fields, rows.schema.metadata), batches)
+    return replace(rows, schema=pa.schema(fields, rows.schema.metadata), batches=batches)
 
 
 def open_table(table: pa.Table, name: str) -> RowReader:
@@ -119,13 +135,26 @@ def _json(path: Path, name: str) -> RowReader:
 @reads("txt")
 def _text(path: Path, name: str) -> RowReader:
     """One row for each line that is not blank, in the column `text`."""
+    blank = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal blank
+        blank = 0
+        for _, line in lines(path, name):
+            if line and not line.isspace():
+                yield line
+            else:
+                blank += 1
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        texts = (line for _, line in lines(path, name) if line)
-        while batch := list(islice(texts, BATCH)):
+        rows = texts()
+        while batch := list(islice(rows, BATCH)):
             yield pa.record_batch([pa.array(batch, pa.string())] * len(columns), names=columns)
 
-    return RowReader(name, pa.schema([("text", pa.string())]), batches)
+    def remarks() -> list[str]:
+        return [f"{name}: {blank:,} blank line{'s' * (blank > 1)} left out"] if blank else []
+
+    return RowReader(name, pa.schema([("text", pa.string())]), batches, remarks)
 
 
 @reads("conll")
@@ -143,62 +172,9 @@ def _conll(path: Path, name: str) -> RowReader:
 
 @reads("tsv")
 def _tsv(path: Path, name: str) -> RowReader:
-    return _csv(path, name, "\t;|")
+    return RowReader(name, *open_csv(path, name, "\t;|", BATCH))
 
 
 @reads("csv")
-def _csv(path: Path, name: str, delimiters: str = ",;|") -> RowReader:
-    delimiter = _delimiter_of(path, name, delimiters)
-    with contextlib.closing(_records(path, name, delimiter)) as records:
-        header = next(records, [])
-
-    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        places = [header.index(column) for column in columns]
-        records = islice(_records(path, name, delimiter), 1, None)
-        while batch := list(islice(records, BATCH)):
-            cells = list(zip(*batch, strict=True))
-            yield pa.record_batch([pa.array(cells[place], pa.string()) for place in places], names=columns)
-
-    return RowReader(name, pa.schema([(column, pa.string()) for column in header]), batches)
-
-
-def _delimiter_of(path: Path, name: str, delimiters: str) -> str:
-    """Return the first that divides the first line, since spreadsheets write `;` where a comma is the decimal point."""
-    csv.field_size_limit(max_cell())  # for the whole process
-    with open_text(path, name) as text:
-        header = next((line for line in whole_lines(text, name) if line.strip()), "")
-    with contextlib.suppress(csv.Error):  # `_records` names the line
-        for delimiter in delimiters:
-            names = next(csv.reader([header], delimiter=delimiter))
-            # with another delimiter a quoted name that holds it is cut, quotes and all
-            if len(names) > 1 and not any('"' in name for name in names):
-                return delimiter
-    return delimiters[0]
-
-
-def _records(path: Path, name: str, delimiter: str) -> Generator[list[str]]:
-    """Yield the header's cells, then each row's. Raises DataError with the line."""
-    width, line = 0, 1
-    with open_text(path, name) as text:
-        reader = csv.reader(whole_lines(text, name), delimiter=delimiter, strict=True)
-        try:
-            for cells in reader:
-                blank = len(cells) < 2 and not "".join(cells).strip()
-                # such a record may contain the records after it
-                if len(cells) != width and not blank:
-                    if width:
-                        raise DataError(
-                            f"{name} line {line} has {len(cells)} cell{'s' * (len(cells) != 1)}, the header {width}",
-                            "repair the line: a cell that holds a delimiter or a line break is quoted",
-                        )
-                    width = len(cells)
-                if width and len(cells) == width:
-                    yield cells
-                line = reader.line_num + 1
-        except csv.Error as error:
-            if "field limit" in str(error):
-                raise too_long(f"a cell of {name} line {line}") from error
-            raise DataError(
-                f"{name} line {line} is not csv: {error}",
-                "quote the whole cell and double the quotes inside it, or give json lines or parquet",
-            ) from error
+def _csv(path: Path, name: str) -> RowReader:
+    return RowReader(name, *open_csv(path, name, ",;|", BATCH))

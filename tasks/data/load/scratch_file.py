@@ -16,8 +16,12 @@ from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
 from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.data.load.selection import Hashes, Mask, row_hashes
+from trnflow.tasks.data.tables import written_name
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.stage import Workdir
+
+MOST_REMARKS = 5
+"""Remarks about a split's files that are printed."""
 
 
 class ReadSplit(NamedTuple):
@@ -58,6 +62,7 @@ def read_split(
                 hashes.append(row_hashes(batch.column(name) for name in hashed))
                 count_read, kept, longest = count_read + count, kept + batch.num_rows, max(longest, row)
                 out.progress(count_read, count_read, f"{split} rows")
+    tell_remarks([remark for rows in files for remark in rows.remarks()], out)
     if kept == 0:
         lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
         raise DataError(
@@ -65,6 +70,14 @@ def read_split(
             "give a file with rows",
         )
     return ReadSplit(path, schema, np.concatenate(hashes), seen, dropped, longest)
+
+
+def tell_remarks(remarks: list[str], out: Workdir) -> None:
+    """Say how files were read; of many files of the first ones."""
+    for remark in remarks[:MOST_REMARKS]:
+        out.info(remark)
+    if remarks[MOST_REMARKS:]:
+        out.info(f"{len(remarks) - MOST_REMARKS} more remarks of this kind")
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -106,9 +119,12 @@ def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.S
 
 
 def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> pa.Array:
-    if field.name not in rows.schema.names:
+    there = rows.schema.names
+    # numbers of another source may have texts of their own
+    numbers = next((name for name in there if written_name(name) == field.name), None)
+    if field.name not in there and numbers is None:
         return pa.nulls(rows.num_rows, field.type)
-    values = rows.column(field.name)
+    values = rows.column(field.name if field.name in there else numbers)
     if labels and field.name == "label":
         return labels.encode(values)
     return to_type(values, field.type, field.name, "the rows read", 0)

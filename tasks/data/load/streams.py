@@ -87,11 +87,12 @@ def whole_lines(file: Any, name: str) -> Iterator[Any]:
 
 
 def lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, stripped text). Raises DataError with the first line that is not UTF-8."""
+    """Yield (line number from 1, text without the newline). Raises DataError with the first line that is not UTF-8."""
     with file_errors(name), open_stream(path, name) as raw:
         for number, line in enumerate(whole_lines(raw, name), 1):
             try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, text.removesuffix("\n").removesuffix("\r")
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{name} line {number} is not UTF-8: {error.reason}", "convert the file to UTF-8"

@@ -5,30 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.data.texts import NEGATIVE, PAIR
-from trnflow.tasks.data.tokenization.encoders import ClassEncoder, Encoded, frame_rows, targets_of
+from trnflow.tasks.data.tokenization.encoders import ClassEncoder, Encoded, frame_rows, remaining, targets_of
 from trnflow.tasks.data.tokenization.token_shards import texts_of
 from trnflow.tasks.data.tokenization.word_encoder import gather
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from trnflow.tasks.data.tokenization.encoders import Longs
-
-
-def cut_longest(sizes: Longs, most: int) -> Longs:
-    """Return sizes cut to `most` tokens a row; the longest texts are cut first, to the same size. sizes: [rows, texts]."""
-    import numpy as np
-
-    cut, room, rows = sizes.copy(), np.full(len(sizes), most), np.arange(len(sizes))
-    for left, shortest in zip(range(sizes.shape[1], 0, -1), np.argsort(sizes, axis=1, kind="stable").T, strict=True):
-        cut[rows, shortest] = np.minimum(sizes[rows, shortest], room // left)
-        room -= cut[rows, shortest]
-    return cut
-
 
 class ApartEncoder(ClassEncoder):
-    """Encodes a table with the columns `text`, `text_pair`, perhaps `negative`, and `label`. The types of tokens are the
-    numbers of their texts."""
+    """Encodes a table with the columns `text`, `text_pair`, perhaps `negative`, and `label`. Truncates each text, as the
+    programs do that read one at a time. The types of tokens are the numbers of their texts."""
 
     def encode(self, rows: pa.Table) -> Encoded:
         import numpy as np
@@ -37,15 +24,17 @@ class ApartEncoder(ClassEncoder):
         texts = [texts_of(rows.select([name]).rename_columns(["text"])) for name in names]
         ids, bounds = zip(*map(self._ids, texts), strict=True)
         sizes = np.stack([np.diff(each) for each in bounds], axis=1)
-        frames = len(names) * sum(map(len, self._frame))
-        lengths = sizes.sum(1) + frames
+        frame = sum(map(len, self._frame))
+        lengths = sizes.max(1) + frame
         kept = np.arange(len(lengths))
         if self._overlong == "truncate":
-            sizes = cut_longest(sizes, max(self._max_length - frames, 0))
+            sizes = np.minimum(sizes, max(self._max_length - frame, 0))
         elif self._overlong == "drop":
             kept = kept[lengths <= self._max_length]
-        columns = zip(ids, bounds, sizes[kept].T, strict=True)
-        framed = [frame_rows(gather(each, at[kept], size), size, self._frame) for each, at, size in columns]
+        framed = [
+            frame_rows(gather(each, remaining(at, size, self._side)[kept], size[kept]), size[kept], self._frame)
+            for each, at, size in zip(ids, bounds, sizes.T, strict=True)
+        ]
         of_texts = np.stack([size for _, size in framed], axis=1)
         which = np.repeat(np.tile(np.arange(len(names)), len(of_texts)), of_texts.ravel())
         joined = np.empty(len(which), dtype=ids[0].dtype)

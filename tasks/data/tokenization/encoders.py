@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from trnflow.tasks.data.texts import HELD_OUT
+from trnflow.tasks.data.tokenization.answer_ends import EndFinder
+from trnflow.tasks.data.tokenization.encoded import Encoded as Encoded
+from trnflow.tasks.data.tokenization.prompt_ends import Pieced, added_of, encoded_apart, joined_prompts
 from trnflow.tasks.data.tokenization.token_shards import Texts, texts_of
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
+from trnflow.tasks.data.tokenization.turn_rows import rows_of_turns, turns_apart
 from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, WordEncoder, find_all, gather
+from trnflow.tasks.data.tokenization.written_tokens import write_tokens
 from trnflow.tasks.kinds.kind import IGNORED
 
 if TYPE_CHECKING:
@@ -23,29 +29,8 @@ if TYPE_CHECKING:
     Extra = np.ndarray[Any, np.dtype[Any]]
 
 
-class Encoded(NamedTuple):
-    """Token rows, one after another.
-
-    Attributes:
-        ids: int32 [tokens].
-        sizes: int64 [rows].
-        extra: Loss mask uint8 [tokens], or labels int32 [rows or tokens] or float32 [rows, outputs].
-        row: int64 [rows], source row from 0.
-        lengths: int64 [source rows], tokens before any cut.
-        forged: (source row, token) of each that spells a special token.
-        unsupervised: Rows that `without_unsupervised` removed.
-        types: Of rows with two texts uint8 [tokens], the token types of the tokenizer's template, of pairs which text; else
-            None.
-    """
-
-    ids: Ints
-    sizes: Longs
-    extra: Extra
-    row: Longs
-    lengths: Longs
-    forged: list[tuple[int, str]]
-    unsupervised: int = 0
-    types: Extra | None = None
+TRAINED, KEPT_OUT = 1, 2
+"""The mask of a token that is learnt, and of one that is held out of an answer."""
 
 
 class ClassEncoder:
@@ -58,6 +43,7 @@ class ClassEncoder:
         self._words = WordEncoder(loaded.tokenizer)
         self._max_length = max_length
         self._overlong = overlong
+        self._side = loaded.truncation_side
 
     def encode(self, rows: pa.Table) -> Encoded:
         """Encode a table with columns `text` and `label`."""
@@ -73,12 +59,13 @@ class ClassEncoder:
             sizes = np.minimum(sizes, max(self._max_length - frame, 0))
         elif self._overlong == "drop":
             kept = kept[lengths <= self._max_length]
-        framed, total = frame_rows(gather(ids, bounds[kept], sizes[kept]), sizes[kept], self._frame)
+        starts = remaining(bounds, sizes, self._side)[kept]
+        framed, total = frame_rows(gather(ids, starts, sizes[kept]), sizes[kept], self._frame)
         if marks is None:
             labels = targets_of(rows)[kept]
         else:
             before, after = ([IGNORED] * len(side) for side in self._frame)
-            labels, _ = frame_rows(gather(marks, bounds[kept], sizes[kept]), sizes[kept], (before, after))
+            labels, _ = frame_rows(gather(marks, starts, sizes[kept]), sizes[kept], (before, after))
         return Encoded(framed, total, labels, kept, lengths, self._forged(texts))
 
     def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Ints, Longs, Ints | None]:
@@ -122,7 +109,9 @@ class TokenEncoder(ClassEncoder):
         """Return first character and end of each token of an encoded row, None of a special token."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         before, after = map(len, self._frame)
-        return [*[None] * before, *offsets[: tokens - before - after], *[None] * after]
+        kept = tokens - before - after
+        first = len(offsets) - kept if self._side == "left" else 0
+        return [*[None] * before, *offsets[first : first + kept], *[None] * after]
 
 
 def first_pieces(text: str, offsets: list[tuple[int, int]], words: list[dict[str, int]]) -> list[int]:
@@ -155,11 +144,13 @@ def targets_of(rows: pa.Table) -> Extra:
 
 
 class CausalEncoder:
-    """Encodes texts for a language model: bos if the tokenizer adds it, the parts as one text, eos; not twice.
+    """Encodes texts for a language model: bos if the tokenizer adds it, the parts as one text, eos; not twice. A row begins
+    with the tokens of each of its prompts, encoded alone (`prompt_ends`).
 
     Args:
         framed: A chat template wrote all special tokens.
         templates: A special token's text counts only if it occurs in one, or with `framed`, never in `plain` parts.
+        end_tokens: Tokens that can end an answer beside the special ones.
     """
 
     extra = "loss_mask"
@@ -173,11 +164,18 @@ class CausalEncoder:
         add_eos: bool,
         framed: bool = False,
         templates: tuple[str, ...] = (),
+        end_tokens: tuple[str, ...] = (),
     ) -> None:
-        eos = loaded.id_of("eos_token") if add_eos and not framed else None
+        eos, tokenizer = loaded.id_of("eos_token"), loaded.tokenizer
+        self._side, self._opening = loaded.truncation_side, loaded.prefix()
         self._prefix = [] if framed else loaded.prefix()
-        self._suffix = [] if eos is None else [eos]
-        self._words = WordEncoder(loaded.tokenizer)
+        end = [] if eos is None else [eos]
+        self._suffix = end if add_eos and not framed else []
+        self._words = WordEncoder(tokenizer)
+        self._roles = self._words.roles(self._prefix, end)
+        # an unknown word is no mark
+        unknown = loaded.special.get("unk_token")
+        self._ends = EndFinder(tokenizer, [mark for mark in (*self._words.special, *end_tokens) if mark != unknown])
         self._special = {
             text: number
             for text, number in self._words.special.items()
@@ -187,25 +185,43 @@ class CausalEncoder:
         self._overlong = overlong
 
     def encode(self, rows: pa.Table) -> Encoded:
-        """Encode a table whose column `parts` is list<struct<text, train[, plain]>>."""
+        """Encode a table whose column `parts` is list<struct<text, train[, plain][, ends_prompt][, held_out][, token]>>."""
         import numpy as np
 
-        texts = texts_of(rows)
-        added = _outside_plain(texts, self._words.find_added(texts.data, texts.rows, self._special))
+        texts, written = texts_of(rows), None
+        if texts.tokens is not None:
+            texts, written = write_tokens(texts, self._roles, self._words.blanks)
+        added = sorted([*added_of(self._words, texts, self._special), *(written or ())])
         pieces = self._words.pieces(texts.array, texts.rows, added)
-        ids, per_piece = self._words.encode(texts.data, pieces)
+        pieced = Pieced(pieces, *self._words.encode(texts.data, pieces))
+        joined = joined_prompts(self._words, texts, pieced)
+        apart = np.unique(joined.rows).tolist()
+        if turns := turns_apart(rows, texts, joined):
+            table, numbers = turns
+            most = self._max_length if self._overlong == "drop" else None
+            return rows_of_turns(self.encode(table), numbers, most)._replace(apart=apart)
+        pieces, ids, per_piece = encoded_apart(self._words, texts, pieced, joined)
         mask = self._mask(texts, pieces, per_piece)
-        ids, mask, sizes = self._whole(texts, ids, mask, row_tokens(texts, pieces, per_piece))
-        row, starts, kept = self._cut(sizes, np.cumsum(sizes) - sizes)
-        whole = len(starts) == len(sizes) and kept.sum() == len(ids)
-        given = (ids, mask) if whole else (gather(ids, starts, kept), gather(mask, starts, kept))
-        return Encoded(given[0], kept, given[1], row, sizes, _forged(texts, self._words, added))
+        bounds = row_tokens(texts, pieces, per_piece)
+        ids, mask, sizes = self._whole(texts, ids, mask, bounds) if written is None else (ids, mask, np.diff(bounds))
+        is_left = self._overlong == "truncate" and self._side == "left"
+        if is_left:
+            row, starts, kept = self._tails(ids, sizes)
+        else:
+            row, starts, kept = (column[:, None] for column in self._cut(sizes, np.cumsum(sizes) - sizes))
+        remain = np.bincount(row.ravel(), kept[:, -1], len(sizes))
+        ends = self._ends.find(ids, mask, sizes, remain, from_end=is_left)
+        mask = (mask == TRAINED).astype(np.uint8)
+        whole = len(row) == len(sizes) and kept.sum() == len(ids)
+        ids, mask = (each if whole else gather(each, starts.ravel(), kept.ravel()) for each in (ids, mask))
+        forged = _forged(texts, self._words, added)
+        return Encoded(ids, kept.sum(1), mask, row.ravel(), sizes, forged, ends=ends, apart=apart)
 
     def _mask(self, texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Extra:
-        """Compute the loss mask, uint8 [tokens]."""
+        """Compute the loss mask, uint8 [tokens], with KEPT_OUT where a token is held out."""
         import numpy as np
 
-        train = texts.train.astype(np.uint8)
+        train = texts.train.astype(np.uint8) + KEPT_OUT * texts.held_out.astype(np.uint8)
         first = np.searchsorted(texts.parts[1:], pieces.starts[:-1], side="right")
         last = np.searchsorted(texts.parts[1:], pieces.starts[1:] - 1, side="right")
         mask = np.repeat(train[first], per_piece)
@@ -217,7 +233,9 @@ class CausalEncoder:
             here = shared[pieces.kind[shared] == kind]
             parts = [_parts_of(texts, pieces, int(piece), int(first[piece]), int(last[piece])) for piece in here]
             if kind == ADDED:
-                values = [np.full(1, any(part["train"] for part in own), np.uint8) for own in parts]
+                # blanks beside a token may be of another part
+                seen = ([part for part in own if part["text"].strip()] or own for own in parts)
+                values = [np.full(1, max(map(_flag_of, own)), np.uint8) for own in seen]
             else:
                 spans = self._words.spans(kind, ["".join(part["text"] for part in own) for own in parts])
                 values = [trained_tokens(own, count, span) for own, (count, span) in zip(parts, spans, strict=True)]
@@ -238,6 +256,16 @@ class CausalEncoder:
         for back in range(len(self._suffix)):
             marked[(np.cumsum(total) - 1 - back)[closes]] = texts.train[last[closes]]
         return whole, marked, total
+
+    def _tails(self, ids: Ints, sizes: Longs) -> tuple[Longs, Longs, Longs]:
+        """Return the row, first tokens and sizes of what truncating on the left keeps: a row's bos, and its end."""
+        import numpy as np
+
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        kept = np.minimum(sizes, self._max_length)
+        opening = np.minimum(len(self._opening) * _have(ids, bounds, self._opening, bounds[:-1]), kept)
+        starts = np.stack([bounds[:-1], bounds[1:] - (kept - opening)], axis=1)
+        return np.arange(len(sizes)), starts, np.stack([opening, kept - opening], axis=1)
 
     def _cut(self, sizes: Longs, starts: Longs) -> tuple[Longs, Longs, Longs]:
         """Truncate, split or drop long rows; return each remaining row's source row, first token and size."""
@@ -279,11 +307,12 @@ def without_unsupervised(encoded: Encoded) -> Encoded:
     kept, sizes = starts[taught], encoded.sizes[taught]
     ids, mask = (gather(values, kept, sizes) for values in (encoded.ids, encoded.extra))
     left_out = int((~taught).sum())
-    return Encoded(ids, sizes, mask, encoded.row[taught], encoded.lengths, encoded.forged, left_out)
+    return encoded._replace(ids=ids, sizes=sizes, extra=mask, row=encoded.row[taught], unsupervised=left_out)
 
 
 def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[int], tuple[int, int]]) -> Extra:
-    """Compute a text's loss mask, uint8 [count]: 1 for a token with a character to train on.
+    """Compute a text's loss mask, uint8 [count]: TRAINED for a token with a character to train on, KEPT_OUT for one with a
+    character that is held out.
 
     span_of: token -> (first character, end) in the joined text.
     """
@@ -301,12 +330,17 @@ def trained_tokens(parts: list[dict[str, Any]], count: int, span_of: Callable[[i
     start = 0
     for part in parts:
         end = start + len(part["text"])
-        if part["train"] and start < end:
+        if (flag := _flag_of(part)) and start < end:
             # spans are asked for by bisection, at edges alone: all of them take as long as tokenising
             first = bisect_right(range(count), start, key=end_of)
-            mask[first : bisect_left(range(count), end, key=start_of)] = 1
+            here = slice(first, bisect_left(range(count), end, key=start_of))
+            mask[here] = np.maximum(mask[here], flag)
         start = end
     return mask
+
+
+def _flag_of(part: dict[str, Any]) -> int:
+    return TRAINED if part["train"] else KEPT_OUT if part.get(HELD_OUT) else 0
 
 
 def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: int) -> list[dict[str, Any]]:
@@ -315,8 +349,15 @@ def _parts_of(texts: Texts, pieces: TokenPieces, piece: int, first: int, last: i
     parts = []
     for part in range(first, last + 1):
         here = slice(max(start, int(texts.parts[part])), min(end, int(texts.parts[part + 1])))
-        parts.append({"text": texts.data[here].decode(), "train": bool(texts.train[part])})
+        parts.append(
+            {"text": texts.data[here].decode(), "train": bool(texts.train[part]), HELD_OUT: texts.held_out[part]}
+        )
     return parts
+
+
+def remaining(bounds: Longs, sizes: Longs, side: str) -> Longs:
+    """Return the index of each row's first token that is left: int64 [rows]. bounds: of whole rows, int64 [rows + 1]."""
+    return bounds[1:] - sizes if side == "left" else bounds[:-1]
 
 
 def row_tokens(texts: Texts, pieces: TokenPieces, per_piece: Longs) -> Longs:
@@ -356,19 +397,6 @@ def _have(ids: Ints, bounds: Longs, wanted: list[int], at: Longs) -> Any:
     for number, value in enumerate(wanted):
         have[have] = ids[at[have] + number] == value
     return have
-
-
-def _outside_plain(texts: Texts, added: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the added tokens that do not overlap a part marked `plain`."""
-    import numpy as np
-
-    if not added or not texts.plain.any():
-        return added
-    starts, ends = (np.array([mark[side] for mark in added]) for side in (0, 1))
-    counts = np.concatenate([[0], np.cumsum(texts.plain)])
-    first = np.searchsorted(texts.parts[1:], starts, side="right")
-    last = np.searchsorted(texts.parts[1:], ends - 1, side="right") + 1
-    return [mark for mark, touched in zip(added, counts[last] > counts[first], strict=True) if not touched]
 
 
 def _forged(texts: Texts, words: WordEncoder, added: list[tuple[int, int]] | None) -> list[tuple[int, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.data.texts import PAIR
-from trnflow.tasks.data.tokenization.encoders import ClassEncoder, Encoded, frame_rows, targets_of
+from trnflow.tasks.data.tokenization.encoders import ClassEncoder, Encoded, frame_rows, remaining, targets_of
 from trnflow.tasks.data.tokenization.token_shards import texts_of
 from trnflow.tasks.data.tokenization.word_encoder import gather
 
@@ -82,7 +82,10 @@ class PairEncoder(ClassEncoder):
             sizes = [*longest_first(sizes[0], sizes[1], max(self._max_length - self._pair.size, 0))]
         elif self._overlong == "drop":
             kept = kept[lengths <= self._max_length]
-        cut = [gather(each, at[kept], size[kept]) for each, at, size in zip(ids, bounds, sizes, strict=True)]
+        cut = [
+            gather(each, remaining(at, size, self._side)[kept], size[kept])
+            for each, at, size in zip(ids, bounds, sizes, strict=True)
+        ]
         types = [np.full(len(each), kind, np.uint8) for each, kind in zip(cut, self._pair.inside, strict=True)]
         kept_sizes = [size[kept] for size in sizes]
         joined, total = _joined(cut, kept_sizes, self._pair.ids)

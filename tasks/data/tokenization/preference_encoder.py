@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trnflow.tasks.data.tokenization.answer_ends import joined
 from trnflow.tasks.data.tokenization.encoders import CausalEncoder, Encoded, teaches
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.data.tokenization.word_encoder import gather
@@ -33,7 +34,7 @@ class PreferenceEncoder(CausalEncoder):
         is_second = np.repeat(np.tile([False, True], len(kept)), sizes.ravel())
         starts = [(np.cumsum(each.sizes) - each.sizes)[kept] for each in both]
 
-        def joined(name: str) -> Any:
+        def in_one(name: str) -> Any:
             parts = [gather(getattr(both[n], name), starts[n], sizes[:, n]) for n in range(2)]
             whole = np.empty(len(is_second), parts[0].dtype)
             whole[~is_second], whole[is_second] = parts
@@ -41,8 +42,9 @@ class PreferenceEncoder(CausalEncoder):
 
         forged = [*{row: text for each in reversed(both) for row, text in each.forged}.items()]
         return Encoded(
-            joined("ids"), sizes.sum(1), joined("extra"), kept, lengths, forged, int((fits & ~taught).sum()),
-            is_second.astype(np.uint8),
+            in_one("ids"), sizes.sum(1), in_one("extra"), kept, lengths, forged, int((fits & ~taught).sum()),
+            is_second.astype(np.uint8), joined([each.ends for each in both if each.ends]).of(kept),
+            sorted({*both[0].apart, *both[1].apart}),
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.tasks.data.texts import PAIR
+from trnflow.tasks.data.texts import HELD_OUT, PAIR, TOKEN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,6 +65,9 @@ class Texts(NamedTuple):
         first: int64 [rows + 1], each row's first part.
         train: bool [parts], whether a part is trained on.
         plain: bool [parts], whether spelled special tokens are ordinary text.
+        held_out: bool [parts], whether a part is kept out of the loss within an answer.
+        ends_prompt: bool [parts], whether a program sends the text up to the part's end as a prompt.
+        tokens: of each part the role of the special token that it is, or None; None where no part can be one.
     """
 
     data: bytes
@@ -74,28 +77,49 @@ class Texts(NamedTuple):
     first: Array
     train: Array
     plain: Array
+    held_out: Array
+    ends_prompt: Array
+    tokens: list[str | None] | None = None
+
+    @property
+    def prompts(self) -> Array:
+        """Return where each prompt ends in `data`, ascending: int64 [prompts]."""
+        return self.parts[1:][self.ends_prompt]
 
 
 def texts_of(table: pa.Table) -> Texts:
     """Join the texts of a table with a column `text` or `parts`."""
     import numpy as np
 
+    tokens = None
     if "parts" in table.column_names:
         column = table.column("parts").combine_chunks()
         offsets = column.offsets.to_numpy().astype(np.int64)
         structs = column.values.slice(offsets[0], offsets[-1] - offsets[0])
         strings, first = structs.field("text"), offsets - offsets[0]
-        train = structs.field("train").to_numpy(zero_copy_only=False)
         names = [field.name for field in structs.type]
-        plain = structs.field("plain").to_numpy(zero_copy_only=False) if "plain" in names else np.zeros_like(train)
+        train, plain, held_out, ends = (_flags(structs, name) for name in ("train", "plain", HELD_OUT, "ends_prompt"))
+        tokens = structs.field(TOKEN).to_pylist() if TOKEN in names else None
     else:
         strings = table.column("text").combine_chunks()
         first = np.arange(len(strings) + 1)
-        train = plain = np.zeros(len(strings), dtype=bool)
+        train = plain = held_out = ends = np.zeros(len(strings), dtype=bool)
     bounds = _offsets(strings).astype(np.int64)
     data = bytes(memoryview(strings.buffers()[2] or b"")[bounds[0] : bounds[-1]])
     parts = bounds - bounds[0]
-    return Texts(data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain)
+    return Texts(
+        data, np.frombuffer(data, dtype=np.uint8), parts[first], parts, first, train, plain, held_out, ends, tokens
+    )
+
+
+def _flags(structs: pa.StructArray, name: str) -> Array:
+    """Return a field of parts, bool [parts]; False where parts lack it."""
+    import numpy as np
+
+    if structs.type.get_field_index(name) < 0:
+        return np.zeros(len(structs), dtype=bool)
+    flags: Array = structs.field(name).fill_null(False).to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _texts(batch: pa.RecordBatch) -> Iterator[memoryview]:

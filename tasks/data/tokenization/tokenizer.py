@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import read_object, special_tokens
+from trnflow.tasks.data.tokenization.folder_settings import (
+    AS_IT_IS,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    Obeyed,
+    Side,
+    obey,
+)
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import write_json
@@ -39,11 +47,19 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class FastTokenizer:
-    """A tokenizer with its special tokens; truncation and padding are off. special: {role such as `pad_token`: text}."""
+    """A tokenizer with its special tokens; its own truncation and padding are off.
+
+    special: {role such as `pad_token`: text}; obeyed: what tokenizer_config.json changed.
+    """
 
     tokenizer: Tokenizer
     special: dict[str, str]
     name: str
+    obeyed: Obeyed = AS_IT_IS
+
+    @property
+    def truncation_side(self) -> Side:
+        return self.obeyed.side
 
     def id_of(self, role: str) -> int | None:
         """Return a role's token id, or None."""
@@ -63,6 +79,12 @@ class FastTokenizer:
         )
 
     @property
+    def pad_ids(self) -> list[int]:
+        """The ids of tokens for padding: `pad_id`, then entries with a usual name of a pad token."""
+        usual = [self.tokenizer.token_to_id(text) for text in _USUAL["pad_token"]]
+        return [self.pad_id, *(number for number in usual if number is not None)]
+
+    @property
     def vocab_size(self) -> int:
         """The largest id plus one."""
         return int(max(self.tokenizer.get_vocab(with_added_tokens=True).values())) + 1
@@ -73,6 +95,11 @@ class FastTokenizer:
         ids, marks = encoded.ids, encoded.special_tokens_mask
         first = [*marks, 0].index(0)
         return ids[:first], ids[len(ids) - [*reversed(marks), 0].index(0) :] if first < len(ids) else []
+
+    def added_roles(self) -> set[str]:
+        """The roles of the tokens of `frame`."""
+        ids = {number for side in self.frame() for number in side}
+        return {role for role in self.special if self.id_of(role) in ids}
 
     def prefix(self) -> list[int]:
         """The ids put before each text: bos, or none."""
@@ -126,24 +153,24 @@ def add_tokens(loaded: FastTokenizer, tokens: Sequence[str]) -> list[int]:
     return [*range(first, first + len(tokens))]
 
 
-def save_tokenizer(loaded: FastTokenizer, source: Path | None, to: Path, added: Sequence[int] = ()) -> None:
+def save_tokenizer(
+    loaded: FastTokenizer, source: Path | None, to: Path, settings: Meta, added: Sequence[int] = ()
+) -> None:
     """Write a tokenizer as `PreTrainedTokenizerFast` loads it. source: the folder it was read from, which is copied;
-    None if it was trained here; added: what `add_tokens` returned."""
+    None if it was trained here; settings: replace those of tokenizer_config.json; added: what `add_tokens` returned."""
     to.mkdir(parents=True)
     for name in TOKENIZER_FILES:
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, to / name)
-    if added or not (to / "tokenizer.json").exists():
-        loaded.tokenizer.save(str(to / "tokenizer.json"))
-    if not (to / "tokenizer_config.json").exists():
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **loaded.special}
-        write_json(to / "tokenizer_config.json", config)
+    own = read_object(to / TOKENIZER_CONFIG) or {"tokenizer_class": "PreTrainedTokenizerFast", **loaded.special}
+    if added or loaded.obeyed.is_changed or not (to / TOKENIZER_JSON).exists():
+        loaded.tokenizer.save(str(to / TOKENIZER_JSON))
     # a list of the added tokens beside tokenizer.json must name the new ones too
-    document = read_object(to / "tokenizer_config.json")
-    if added and (known := document.get("added_tokens_decoder")):
+    if added and (known := own.get("added_tokens_decoder")):
         entry: Meta = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
         new: Meta = {str(number): {**entry, "content": loaded.tokenizer.id_to_token(number)} for number in added}
-        write_json(to / "tokenizer_config.json", {**document, "added_tokens_decoder": {**known, **new}})
+        own = {**own, "added_tokens_decoder": {**known, **new}}
+    write_json(to / TOKENIZER_CONFIG, {**own, **settings})
 
 
 def _read_fast(folder: Path) -> FastTokenizer:
@@ -153,10 +180,10 @@ def _read_fast(folder: Path) -> FastTokenizer:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{folder.name}/tokenizer.json can't be read: {error}", "save the tokenizer anew") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    special = special_tokens(folder)
-    return FastTokenizer(tokenizer, special if special is not None else _usual(tokenizer), folder.name)
+    named = special_tokens(folder)
+    special = named if named is not None else _usual(tokenizer)
+    obeyed = obey(tokenizer, read_object(folder / TOKENIZER_CONFIG))
+    return FastTokenizer(tokenizer, special, folder.name, obeyed)
 
 
 def _read_vocabulary(folder: Path) -> FastTokenizer:
@@ -165,7 +192,7 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
 
     entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
     vocabulary = {entry: index for index, entry in enumerate(entries) if entry}
-    config = read_object(folder / "tokenizer_config.json")
+    config = read_object(folder / TOKENIZER_CONFIG)
     lowercase = config.get("do_lower_case", not any(entry.lower() != entry for entry in vocabulary if entry[0] != "["))
     special = {**BERT_SPECIAL, **(special_tokens(folder) or {})}
     missing = [text for text in special.values() if text not in vocabulary]
@@ -173,7 +200,7 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
         raise ModelError(f"{folder.name}/vocab.txt has no {missing[0]}", "use the vocabulary that belongs to the model")
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=special["unk_token"]))
     bert_pipeline(tokenizer, lowercase, special)
-    return FastTokenizer(tokenizer, special, folder.name)
+    return FastTokenizer(tokenizer, special, folder.name, obey(tokenizer, config))
 
 
 def bert_pipeline(tokenizer: Tokenizer, lowercase: bool, special: dict[str, str]) -> None:

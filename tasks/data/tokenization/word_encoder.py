@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from bisect import bisect_right
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-FIRST_PART, LATER, AFTER_ADDED, ADDED = range(4)
-"""Kinds of pieces: a text's first, after a cut, after an added token, an added token."""
+FIRST_PART, LATER, AFTER_ADDED, ADDED, CONTINUED = range(5)
+"""Kinds of pieces: a text's first, after a cut, after an added token, an added token, after any character."""
 
 MEMO_SIZE = 1 << 17
 """Words whose ids are cached (200 bytes each); a full cache is emptied."""
@@ -31,6 +33,12 @@ MEMO_LENGTH = 64
 
 BATCH = 1 << 18
 """Number of characters that are passed to the library in one call."""
+
+UNKNOWN = "\ua66e"
+"""A letter that hardly any vocabulary has."""
+
+LETTERS = 64
+"""Letters that are tried before a text, so that the tokenizer reads it as the continuation of another."""
 
 _BLANKS = rb"(?:[\t-\r ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*"
 """Pattern of Unicode's white space, in UTF-8."""
@@ -62,7 +70,8 @@ class CutRules(NamedTuple):
 
 class TokenPieces(NamedTuple):
     """Texts cut into pieces that are tokenised alone. starts: int64 [pieces + 1], bytes; kind: uint8 [pieces], 0 first
-    of a text, 1 after a cut, 2 after an added token (0 and 2 only if `places_differ`), 3 an added token."""
+    of a text, 1 after a cut, 2 after an added token (0 and 2 only if `places_differ`), 3 an added token, 4 after any
+    character."""
 
     starts: Longs
     kind: Bytes
@@ -71,7 +80,8 @@ class TokenPieces(NamedTuple):
 class WordEncoder:
     """Encodes texts in three steps: `find_added`, `pieces`, `encode`. It modifies its tokenizer; threads may share it.
 
-    Attributes: `special` {token: id}; `blanks` {token: (includes blanks before, after)}.
+    Attributes: `special` {token: id}; `blanks` {token: (includes blanks before, after)}; `continued` the kind of a piece
+    that continues a text in the middle of a word; `unknown` the id of an unknown letter's last token, as bytes of int32.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -87,8 +97,22 @@ class WordEncoder:
         self._whole = tokenizer
         self._whole.encode_special_tokens = True
         self._inner = self.cuts.inner or tokenizer
+        self.continued = LATER if self.cuts.inner or _reads_alike_anywhere(tokenizer) else CONTINUED
+        unknown = tokenizer.encode(UNKNOWN, add_special_tokens=False).ids
+        self.unknown = array("i", unknown[-1:]).tobytes()
         self._with_sentinel: dict[str, Tokenizer] = {}
-        self._memo: dict[int, dict[str, bytes]] = {FIRST_PART: {}, LATER: {}, AFTER_ADDED: {}}
+        self._memo: dict[int, dict[str, bytes]] = {FIRST_PART: {}, LATER: {}, AFTER_ADDED: {}, CONTINUED: {}}
+
+    def roles(self, before: list[int], after: list[int]) -> dict[str, list[str]]:
+        """Return {role: tokens} of the ids that begin and end a text; what tokenizer.json does not mark is special then."""
+        named = {"bos_token": before, "eos_token": after}
+        found = {role: [str(self._whole.id_to_token(number)) for number in ids] for role, ids in named.items()}
+        for role, texts in found.items():
+            for text, number in zip(texts, named[role], strict=True):
+                # transformers adds the tokens that the config files name when it loads them
+                self.special.setdefault(text, number)
+                self.blanks.setdefault(text, (False, False))
+        return found
 
     def _sentinel_tokenizer(self, texts: list[str]) -> tuple[Tokenizer, str]:
         """Return a copy of the tokenizer with an added token that occurs in no text, and that token."""
@@ -150,7 +174,7 @@ class WordEncoder:
             # most pieces occur often: 15 times in Dolly
             distinct = pc.dictionary_encode(texts if len(here) == len(texts) else texts.take(pa.array(here)))
             which[here] = distinct.indices.to_numpy() + known
-            blocks_of_kind = self._ids(kind, distinct.dictionary.to_pylist())
+            blocks_of_kind = self.ids_of(kind, distinct.dictionary.to_pylist())
             blocks += blocks_of_kind
             sizes.append(np.fromiter(map(len, blocks_of_kind), dtype=np.int64, count=len(blocks_of_kind)) // 4)
             known += len(blocks_of_kind)
@@ -163,12 +187,17 @@ class WordEncoder:
         if kind == AFTER_ADDED:
             after, sentinel = self._sentinel_tokenizer(texts)
             encodings = after.encode_batch([sentinel + text for text in texts], add_special_tokens=False)
-            return [(len(encoding) - 1, _without_first(encoding, len(sentinel))) for encoding in encodings]
+            return [(len(encoding) - 1, _without_first(encoding, 1, len(sentinel))) for encoding in encodings]
+        if kind == CONTINUED:
+            return [
+                (len(encoding) - first, _without_first(encoding, first, letters))
+                for encoding, first, letters in self._continuations(texts)
+            ]
         tokenizer = self._whole if kind == FIRST_PART else self._inner
         encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
         return [(len(encoding), encoding.token_to_chars) for encoding in encodings]
 
-    def _ids(self, kind: int, texts: list[str]) -> list[bytes]:
+    def ids_of(self, kind: int, texts: list[str]) -> list[bytes]:
         """Return each distinct text's ids as bytes of int32."""
         if kind == ADDED:
             known = {**self._ordinary, **self.special}
@@ -183,6 +212,8 @@ class WordEncoder:
         return [computed[text] if ids is None else ids for text, ids in zip(texts, cached, strict=True)]
 
     def _tokenized(self, kind: int, texts: list[str]) -> list[bytes]:
+        if kind == CONTINUED:
+            return [array("i", encoding.ids[first:]).tobytes() for encoding, first, _ in self._continuations(texts)]
         tokenizer, before = self._whole if kind == FIRST_PART else self._inner, ""
         if kind == AFTER_ADDED:
             tokenizer, before = self._sentinel_tokenizer(texts)
@@ -191,6 +222,36 @@ class WordEncoder:
             encoded = tokenizer.encode_batch_fast([before + text for text in batch], add_special_tokens=False)
             blocks += [array("i", encoding.ids[1:] if before else encoding.ids).tobytes() for encoding in encoded]
         return blocks
+
+    def _continuations(self, texts: list[str]) -> list[tuple[Any, int, int]]:
+        """Return, of each text as it is read after a letter, (encoding, its first token, characters before the text)."""
+        made: dict[int, tuple[Any, int, int]] = {}
+        # the last try is without a letter
+        for before in (*self._letters, ""):
+            left = [number for number in range(len(texts)) if number not in made]
+            encodings = self._whole.encode_batch([before + texts[number] for number in left], add_special_tokens=False)
+            for number, encoding in zip(left, encodings, strict=True):
+                first = bisect_right([end for _, end in encoding.offsets], len(before)) if before else 0
+                # where a token holds the letter and more, another letter is tried
+                if not before or (first and all(start >= len(before) for start, _ in encoding.offsets[first:])):
+                    made[number] = encoding, first, len(before)
+            if len(made) == len(texts):
+                break
+        return [made[number] for number in range(len(texts))]
+
+    @cached_property
+    def _letters(self) -> list[str]:
+        """An unknown letter, and letters of the vocabulary, Latin ones first: others may be words of their own."""
+        known = (text for text in self._whole.get_vocab(with_added_tokens=False) if len(text) == 1 and text.isalpha())
+        return [UNKNOWN, *sorted(known)[:LETTERS]]
+
+
+def _reads_alike_anywhere(tokenizer: Tokenizer) -> bool:
+    """Return whether a text's beginning is read as the same letters in the middle of a text: nothing is put before it."""
+    words = _state(tokenizer.pre_tokenizer)
+    last = words["pretokenizers"][-1] if words.get("type") == "Sequence" else words
+    bytewise = last.get("type") == "ByteLevel" and not last["add_prefix_space"]
+    return bytewise and _is_characterwise(_state(tokenizer.normalizer))
 
 
 def gather(values: Any, starts: Longs, sizes: Longs) -> Any:
@@ -309,11 +370,11 @@ def _cut(data: Bytes, cuts: CutRules, begins: Mask) -> None:
         begins[1:-1] |= letter[:-1] & (visible & ~letter & ~digit & (data != 0x27))[1:]
 
 
-def _without_first(encoding: Any, letters: int) -> Any:
-    """Return token -> (first character, end) as if the first token, of `letters` characters, did not exist."""
+def _without_first(encoding: Any, tokens: int, letters: int) -> Any:
+    """Return token -> (first character, end) as if the first tokens, of `letters` characters, did not exist."""
 
     def span(token: int) -> tuple[int, int]:
-        start, end = encoding.token_to_chars(token + 1)
+        start, end = encoding.token_to_chars(token + tokens)
         return start - letters, end - letters
 
     return span

@@ -21,6 +21,8 @@ By = Literal["retrain", "promote", "rollback", "freeze"]
 REFUSED = "refused by promote.checks: "
 """The beginning of `why` where the user's own checks refused a challenger."""
 OUT_OF_BOUNDS = "refused by promote.at_least and promote.at_most: "
+FORCED = "forced: "
+"""The beginning of `why` where a person made the champion without evidence."""
 
 SETTLED: tuple[Outcome, ...] = ("promoted", "kept", "unchanged", "stopped")
 """The outcomes after which a recipe is not trained again on the same data."""
@@ -32,6 +34,14 @@ class Held(TypedDict):
     number: int
     entry: int
     artifact: str
+
+
+class Forced(TypedDict):
+    """A promotion without evidence. who: user@host; why: in that person's words; broke: what spoke against it."""
+
+    who: str
+    why: str
+    broke: list[str]
 
 
 class JudgedModel(TypedDict):
@@ -85,6 +95,8 @@ class EntryFields(TypedDict, total=False):
         task: The champion's task.
         shaping: The sections `format` and `tokenize` with which the champion was trained.
         comparison, checks, error: As `trnflow promote` and `trnflow retrain` print them.
+        settings: The section `promote` by which a model was judged.
+        forced: Of a champion that a person made without evidence.
         created: The time; default: now.
         number: That of the champion or the frozen rows which this entry made, else None.
         imported: Whether the entry is made of a store of format 1.
@@ -107,6 +119,8 @@ class EntryFields(TypedDict, total=False):
     comparison: Meta | None
     checks: list[CheckDocument]
     error: PlacedError | None
+    settings: Meta | None
+    forced: Forced | None
     created: str
     number: int | None
     imported: bool
@@ -134,6 +148,8 @@ class Entry(EntryFields):
 
 
 FIELDS = frozenset(Entry.__annotations__)
+LATER_FIELDS = frozenset({"settings", "forced"})
+"""Fields that entries of earlier versions do not have."""
 NOTHING = Stands(
     champions=[], series="", frozen=None, judged=[], judged_by=None, ended=None, settled=None, failures=0
 )  # fmt: skip
@@ -187,10 +203,10 @@ def _stands(before: Stands, n: int, entry: Meta) -> Stands:
 
 def checked_entry(place: str, document: Meta, n: int) -> Entry:
     """Return a document as the entry `n`. Raises StoreError if it is none. place: the name of its file."""
-    lacking = sorted(FIELDS - document.keys())
+    lacking = sorted(FIELDS - LATER_FIELDS - document.keys())
     if lacking or document["n"] != n:
         raise unreadable(place, f"it has no {lacking[0]}" if lacking else f"it is the entry {document['n']}")
-    return cast(Entry, document)
+    return cast(Entry, {**dict.fromkeys(LATER_FIELDS), **document})
 
 
 def unreadable(place: str, why: str) -> StoreError:

@@ -16,7 +16,7 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.training.config import check_positions
+from trnflow.tasks.training.config import check_positions, positions_needed
 from trnflow.tasks.training.model.masks import (
     attention_masks,
     check_attention,
@@ -34,6 +34,7 @@ from trnflow.tasks.training.model.pretrained import (
     load_pretrained,
     takes_token_types,
 )
+from trnflow.tasks.training.own_head import ACTIVATIONS
 from trnflow.tasks.training.shared_types import Built, StoredWeights
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def build(
         windowed=windowed, pair=pair, head=packed.meta.get("head", {}),
         new_tokens=tuple(packed.meta.get("new_tokens") or ()),
     )  # fmt: skip
-    _check_positions(built, lengths)
+    _check_positions(built, packed.meta)
     check_attention(model, lengths, packed.meta)
     if built.kind.pairs and built.kind.per_row and type(getattr(model, "score", None)) is not torch.nn.Linear:
         raise ModelError(
@@ -195,7 +196,9 @@ def architecture(source: Source) -> Any:
         if not hasattr(known, name):
             near = difflib.get_close_matches(name, vars(known), n=1)
             raise ModelError(f"model.config.{name}: {model_type} has no such field", f"use {near[0]}" if near else "")
-    fields.pop("auto_map", None)  # names code beside the weights, which trnflow neither runs nor publishes
+    # code beside the weights, which trnflow neither runs nor publishes, and what a cross-encoder made of other logits
+    for name in ("auto_map", *ACTIVATIONS):
+        fields.pop(name, None)
     return AutoConfig.for_model(**fields)
 
 
@@ -239,7 +242,10 @@ def _is_causal(config: Any) -> bool:
     return (bool(getattr(config, "is_decoder", False)) or known) and getattr(config, "is_causal", True) is not False
 
 
-def _check_positions(built: Built, lengths: list[int]) -> None:
-    limit = getattr(built.model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None:
-        check_positions(max(lengths), limit - built.first_position, type(built.model).__name__)
+def _check_positions(built: Built, packed: PackedMeta) -> None:
+    limit, needed = (
+        getattr(built.model.config.get_text_config(), "max_position_embeddings", None),
+        positions_needed(packed),
+    )
+    if limit is not None and needed is not None:
+        check_positions(needed, limit - built.first_position, type(built.model).__name__)

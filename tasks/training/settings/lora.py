@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trnflow.tasks.config import WHEN_SET, NonNegativeCount, Positive, PositiveCount
+from trnflow.tasks.config import ORDERED, WHEN_SET, NonNegativeCount, Positive, PositiveCount
 from trnflow.tasks.training.settings.group import Fraction, Group
 
 ALL_LINEAR = "all-linear"
@@ -26,10 +26,10 @@ class LoraConfig(Group):
     use_rslora: bool = False
     """Let it count alpha / sqrt(rank) times instead (rank-stabilized LoRA): high ranks learn no slower than low ones."""
 
-    rank_pattern: dict[str, Annotated[int, Field(gt=0, le=1 << 16)]] = {}
+    rank_pattern: Annotated[dict[str, Annotated[int, Field(gt=0, le=1 << 16)]], ORDERED] = {}
     """Other ranks of some layers: {last parts of their names, as in `targets`: rank}; the first that fits counts."""
 
-    alpha_pattern: dict[str, PositiveCount] = {}
+    alpha_pattern: Annotated[dict[str, PositiveCount], ORDERED] = {}
     """Other values of alpha of some layers, as `rank_pattern`."""
 
     dropout: Fraction = 0.0

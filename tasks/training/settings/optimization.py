@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trnflow.tasks.config import GRAPH, WHEN_SET, BatchRows, NonNegative, Positive, PositiveCount
+from trnflow.tasks.config import GRAPH, ORDERED, WHEN_SET, BatchRows, NonNegative, Positive, PositiveCount
 from trnflow.tasks.training.settings.group import Fraction, Group
 
 
@@ -49,7 +49,7 @@ class ScheduleSettings(Group):
     learning_rate: Positive = 5e-5
     """The highest learning rate, reached after warm-up."""
 
-    learning_rate_mapping: Annotated[dict[str, Positive], GRAPH, WHEN_SET] = {}
+    learning_rate_mapping: Annotated[dict[str, Positive], GRAPH, WHEN_SET, ORDERED] = {}
     """Other highest learning rates of some parts of the model: {parts of names, as in `train.freeze`: rate}; the first that
     fits counts. They follow the schedule too."""
 

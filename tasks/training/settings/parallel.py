@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from trnflow.tasks.config import GRAPH, NOT_KEYED, Parallel
+from trnflow.tasks.config import GRAPH, NOT_KEYED, ORDERED, Parallel
 from trnflow.tasks.training.partition_specs import SHARED, STYLES, Mesh
 from trnflow.tasks.training.settings.group import Group
 
@@ -30,7 +30,7 @@ class ParallelSettings(Group):
     tensor_parallel_size: Annotated[Parallel, GRAPH] = 1
     """Devices that share one replica of the model, each with a part of every split layer."""
 
-    tensor_parallel_rules: Annotated[dict[str, str], GRAPH] = {}
+    tensor_parallel_rules: Annotated[dict[str, str], GRAPH, ORDERED] = {}
     """How layers are split, from a pattern of layer names ("*" for one part of the name) to a style, such as
     "model.layers.*.self_attn.q_proj: colwise". Default: the plan that transformers, or trnflow, has for the model."""
 

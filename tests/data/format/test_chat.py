@@ -110,8 +110,10 @@ def test_turns_last_trains_on_the_last_alone(bench: Bench, tmp_path: Path) -> No
     rows = rows_of(tmp_path, "messages", [TALK])
     for template in (CHATML, FORGETFUL, "sections"):
         texts = bench.texts(rows, task="chat", chat_template=template, turns="last")
-        trained = [part["text"] for part in table(texts, "train")["parts"][0] if part["train"]]
-        assert len(trained) == 1 and trained[0].startswith("ciao")
+        trained = [part for part in table(texts, "train")["parts"][0] if part["train"]]
+        assert trained[0]["text"].startswith("ciao") and [part.get("token") for part in trained[1:]] == (
+            ["eos_token"] if template == "sections" else []
+        )
 
 
 def test_what_a_template_refuses_or_rewrites_is_said_with_its_row(bench: Bench, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.format.test_chat import FORGETFUL, TALK
-from tests.helpers.chats import chat_model, chat_template, openai, rows_of, token_rows, transformers_row
+from tests.helpers.chats import chat_model, chat_template, openai, openai_tools, rows_of, token_rows, transformers_row
 from tests.helpers.data_stages import Bench, table, trained, whole
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.format.chat import templated
@@ -125,8 +125,7 @@ def test_real_conversations_with_tools_have_transformers_ids_and_masks(
     made = tokens_of(bench, rows, model, messages="conversations")
     published = json.loads(source.read_text())
     wanted = [
-        transformers_row(fast, openai(row["conversations"]), tools=json.loads(row["tools"] or "null"))
-        for row in published
+        transformers_row(fast, openai(row["conversations"]), tools=openai_tools(row["tools"])) for row in published
     ]
     assert len(made) == len(published) == 300
     assert made == wanted

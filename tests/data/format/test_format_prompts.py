@@ -87,7 +87,8 @@ def test_chat_trains_on_the_assistants_turns(bench, tmp_path):
     assert "".join(text for text, _ in made) == (
         "### User\nhi\n\n### Assistant\nhello\n\n### User\nbye\n\n### Assistant\nciao"
     )
-    assert [text for text, train in made if train] == ["hello", "ciao"]
+    written = [part for part in table(texts, "train")["parts"][0] if part["train"]]
+    assert [part["token"] or part["text"] for part in written] == ["hello", "eos_token", "ciao", "eos_token"]
 
 
 def test_chat_with_an_unknown_role_names_the_row(bench, tmp_path):

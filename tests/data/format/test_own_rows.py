@@ -99,11 +99,16 @@ def test_each_task_takes_what_its_function_returns(bench: Bench, monkeypatch: py
     ("name", "task", "first"),
     [
         ("both", "classification", {"text": "body 0", "label": 1}),
-        ("plain", "text", {"parts": [{"text": "red: body 0", "train": True}]}),
+        ("plain", "text", {"parts": [{"text": "red: body 0", "train": True, "ends_prompt": None}]}),
         (
             "asks",
             "instruction",
-            {"parts": [{"text": "Q: body 0 t ", "train": False}, {"text": "yes", "train": True}]},
+            {
+                "parts": [
+                    {"text": "Q: body 0 t ", "train": False, "ends_prompt": True},
+                    {"text": "yes", "train": True, "ends_prompt": None},
+                ]
+            },
         ),
     ],
 )
@@ -115,7 +120,7 @@ def test_what_other_tasks_make(bench: Bench, name: str, task: str, first: dict[s
 def test_a_conversation_goes_through_the_chat_template_and_none_leaves_a_row_out(bench: Bench) -> None:
     parts = made(bench, "talks", "chat", chat_template="sections")[0]["parts"]
     assert "".join(part["text"] for part in parts) == "### User\nbody 0\n\n### Assistant\nyes"
-    assert [part["text"] for part in parts if part["train"]] == ["yes"]
+    assert [part["text"] or part["token"] for part in parts if part["train"]] == ["yes", "eos_token"]
 
 
 @pytest.mark.slow

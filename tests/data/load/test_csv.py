@@ -81,6 +81,54 @@ def test_blank_lines_are_no_rows_and_blank_cells_are_cells(bench, tmp_path):
     }
 
 
+@pytest.mark.parametrize("header", ["v1,v2,,,", ",text,label", "a,  ,b", '"","",x', "a;;c"])
+def test_columns_without_a_name_are_numbered_as_pandas_does_and_that_is_said(bench, tmp_path, header):
+    import pandas
+
+    path, mark = tmp_path / "a.csv", ";" if ";" in header else ","
+    path.write_text(f"{header}\n" + mark.join("x" * (header.count(mark) + 1)) + "\n")
+    rows = bench.rows(source=str(path))
+    theirs = [f"Unnamed: {n}" if name.isspace() else name for n, name in enumerate(pandas.read_csv(path, sep=mark))]
+    assert rows.meta["columns"] == theirs
+    named = ", ".join(name for name in theirs if name.startswith("Unnamed"))
+    assert {"info": f"a.csv: columns without a name are called {named}"} in bench.said
+
+
+def test_two_columns_may_not_come_to_the_same_name(bench, tmp_path):
+    (tmp_path / "a.csv").write_text("text,,Unnamed: 1\nx,y,z\n")
+    assert "a.csv has two columns named Unnamed: 1" in failure(bench, DataError, source=str(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("mark", [";", ",", "|", "\t"])
+def test_the_first_line_that_excel_writes_names_the_delimiter(bench, tmp_path, mark):
+    (tmp_path / "a.csv").write_bytes(f"\ufeffsep={mark}\r\ntext{mark}label\r\na, b; c{mark}x\r\n".encode())
+    cells = ["a", " b; c"] if mark == "," else ["a, b", " c"] if mark == ";" else ["a, b; c"]
+    if len(cells) > 1:
+        told = failure(bench, DataError, source=str(tmp_path / "a.csv"), text="text")
+        assert "a.csv line 3 has 3 cells, the header 2" in told
+    else:
+        assert table(bench.rows(source=str(tmp_path / "a.csv")), "train") == {"text": cells, "label": ["x"]}
+
+
+def test_cells_and_labels_that_pandas_would_change_stay(bench, tmp_path):
+    cells = ["NA", "None", "null", "N/A", "01", "1,234", "1_000", "1e3", "True", "-0", " x "]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{cell}\t{cell}\n" for cell in cells))
+    rows = bench.rows(source=str(tmp_path / "a.tsv"), label="label")
+    told = table(rows, "train")
+    assert told["text"] == cells
+    assert [rows.meta["labels"][number] for number in told["label"]] == cells
+    (tmp_path / "b.csv").write_text("text,label\nx,01\ny,1\nz,10\n")
+    assert bench.rows(source=str(tmp_path / "b.csv"), label="label").meta["labels"] == ["01", "1", "10"]
+
+
+def test_one_column_and_latin_1(bench, tmp_path):
+    (tmp_path / "a.csv").write_text('text\n"two\nlines"\nplain\n')
+    assert table(bench.rows(source=str(tmp_path / "a.csv")), "train") == {"text": ["two\nlines", "plain"]}
+    (tmp_path / "b.csv").write_bytes("text,label\nfine,x\ncaf\u00e9,y\n".encode("latin-1"))
+    told = failure(bench, DataError, source=str(tmp_path / "b.csv"), text="text")
+    assert "b.csv line 3 is not UTF-8" in told and "convert the file to UTF-8" in told
+
+
 def test_amharic_tweets_are_those_of_the_file(bench, shared):
     folder = shared / "data/sentiment_amharic"
     rows = bench.rows(source=str(folder), text="tweet", label="label")

@@ -31,6 +31,20 @@ def test_labels_of_every_type(bench, tmp_path, labels, given, names, ids):
     assert table(rows, "train")["label"] == ids
 
 
+@pytest.mark.parametrize(
+    ("labels", "given", "ids"),
+    [
+        (["1.0", "2.0"], ["2.0", "1.0"], [1, 0]),
+        (["1.0", "0.0"], ["neg", "pos"], [1, 0]),
+        (["1.0", "2"], ["2", "1"], [1, 0]),
+        (["01", "1"], ["1", "01"], [1, 0]),
+    ],
+)
+def test_given_names_that_are_numbers_of_texts(bench, tmp_path, labels, given, ids):
+    path = write(tmp_path / "a.csv", {"text": ["x", "y"], "label": labels})
+    assert table(bench.rows(source=str(path), label="label", labels=given), "train")["label"] == ids
+
+
 def test_class_names_that_datasets_left_in_the_file(bench, tmp_path):
     from datasets import ClassLabel, Dataset, Features, Value
 
@@ -117,6 +131,11 @@ def test_labels_that_blanks_alone_distinguish_are_told(bench, tmp_path):
     path = write(tmp_path / "a.csv", {"text": ["x", "y", "z"], "label": ["joy", "joy ", "anger"]})
     assert bench.rows(source=str(path), label="label").meta["labels"] == ["anger", "joy", "joy "]
     assert bench.warnings() == ["labels that differ by surrounding blanks alone count as 2: 'joy' and 'joy '"]
+    path = write(tmp_path / "b.csv", {"text": ["x", "y", "z"], "label": ["spam", "Spam", "Spam "]})
+    bench.said.clear()
+    assert bench.rows(source=str(path), label="label").meta["labels"] == ["Spam", "Spam ", "spam"]
+    told = "labels that differ by surrounding blanks and capitals alone count as 3: 'Spam' and 'Spam ' and 'spam'"
+    assert bench.warnings() == [told]
 
 
 def test_one_class_in_train_is_refused_before_tokenising(trnflow: Shell):

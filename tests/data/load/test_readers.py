@@ -21,11 +21,6 @@ def test_every_format_gives_the_bytes_of_parquet(bench, tmp_path, kind):
     assert table(found, "train")["text"] == REVIEWS["text"]
 
 
-def test_text_lines(bench, tmp_path):
-    (tmp_path / "poem.txt").write_text("a line\n\n  another  \n", encoding="utf-8")
-    assert table(bench.rows(source=str(tmp_path / "poem.txt")), "train") == {"text": ["a line", "another"]}
-
-
 def test_many_row_groups_and_shards_keep_their_order(bench, tmp_path):
     for shard in range(11):
         write(tmp_path / f"train-{shard}.jsonl", {"text": [f"{shard}:{row}" for row in range(2000)]})

@@ -100,7 +100,7 @@ tracking: {enabled: false}
 @pytest.mark.slow
 def test_all_stages_carry_new_tokens_and_a_warm_start_goes_on(shared: Path, tmp_path: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     shell, source = InProcessShell(tmp_path), shared / LLAMA
     texts = [f"A <boat>Red {n}</boat> sails, and then <boat> {n} stops </boat>." for n in range(40)]
@@ -113,6 +113,11 @@ def test_all_stages_carry_new_tokens_and_a_warm_start_goes_on(shared: Path, tmp_
     shell("get", "boats.yaml", "evaluate_model", str(report))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert tokenizer("a <boat> b</boat>c")["input_ids"].count(512) == 1 and len(tokenizer) == 514
+    assert (
+        GenerationConfig.from_pretrained(folder / "adapter").eos_token_id
+        == model.generation_config.eos_token_id
+        == [2, 1]
+    )
     assert len(model.get_input_embeddings().weight) == len(model.lm_head.weight) == model.config.vocab_size == 514
     told = json.loads((report / "generations.jsonl").read_text().splitlines()[0])
     grown = AutoModelForCausalLM.from_pretrained(source)

@@ -90,6 +90,20 @@ SOUND = {
     "answers to a conversation": ("t.json", json.dumps([{"conversations": TALK[:1], "chosen": TALK[1], "rejected": TALK[1]}
                                                         for n in range(60)]).encode(),
                                   {"prompt": ["conversations"], "chosen": ["chosen"], "rejected": ["rejected"]}, "preference"),
+    "LLaMA-Factory's pairs": (
+        "t.jsonl", lines(lambda n: {"chosen_messages": MESSAGES, "rejected_messages": MESSAGES, "tools": "[]"}),
+        {"chosen": ["chosen_messages"], "rejected": ["rejected_messages"], "tools": ["tools"]}, "preference"),
+    "LLaMA-Factory's marks": ("t.jsonl", lines(lambda n: {"messages": MESSAGES, "kto_tag": n % 2 == 0}),
+                              {"completion": ["messages"], "label": ["kto_tag"]}, "unpaired_preference"),
+    "a chat with a system prompt": ("t.jsonl", lines(lambda n: {"messages": MESSAGES, "system_prompt": "x", "functions": "[]"}),
+                                    {"messages": ["messages"], "system": ["system_prompt"], "tools": ["functions"]}, "chat"),
+    "Alpaca with a history": (
+        "t.json", json.dumps([{"instruction": sentence(n), "input": "", "output": sentence(n + 99), "system": "x", "history": []}
+                              for n in range(60)]).encode(),
+        {"instruction": ["instruction"], "context": ["input"], "response": ["output"], "system": ["system"],
+         "history": ["history"]}, "instruction"),
+    "OpenOrca": ("t.jsonl", lines(lambda n: {"system_prompt": "x", "question": sentence(n), "response": sentence(n + 99)}),
+                 {"instruction": ["question"], "response": ["response"], "system": ["system_prompt"]}, "instruction"),
     "marked answers": ("t.jsonl", lines(lambda n: {"prompt": sentence(n), "completion": sentence(n + 99), "label": n % 2}),
                        {"prompt": ["prompt"], "completion": ["completion"], "label": ["label"]}, "unpaired_preference"),
     "marked conversations": ("t.jsonl", lines(lambda n: {"messages": MESSAGES, "label": n % 2 == 0}),
@@ -177,6 +191,9 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                              "several values in a row (1,2)", "format.task=multi_label format.target=label"),
     "lists of objects": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": [{"name": "b"}]}), ConfigError,
                          "labels holds lists", ""),
+    "pairs with a prompt in two columns": (
+        "t.jsonl", lines(lambda n: {"instruction": sentence(n), "input": f"{n}", "chosen": "a", "rejected": "b"}), ConfigError,
+        "chosen and rejected answer two columns, instruction and input", "join both"),
     "one class": ("t.csv", table("text", "label", label=["x"]), DataError, "is 'x' in every row", "data.label=COLUMN"),
     "two texts": ("t.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)), Question, "which is what",
                   "format.instruction=en format.response=de format.task=instruction"),

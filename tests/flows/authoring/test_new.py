@@ -87,6 +87,25 @@ def test_with_code_a_recipe_whose_texts_no_function_makes_has_a_metric(here: She
     assert not (here.folder / "formats.py").exists()
 
 
+def test_unused_fields_are_named_and_kept_in_the_recipe_and_refusals_are_foretold(here: Shell) -> None:
+    talk = [
+        {"role": "user", "content": "hi", "id": 1, "name": "ann"},
+        {"role": "assistant", "content": "ho", "weight": 1},
+    ]
+    rows = lines(lambda n: {"messages": talk, "source": "web", "system": f"Be {n}.", "weight": 0.5, "images": []})
+    (here.folder / "talks.jsonl").write_bytes(rows)
+    document = here.json("new", "talks.jsonl", "model.source=base", "name=first")
+    assert document["settings"]["data"]["ignore"] == ["source", "weight", "images", "messages.id"]
+    said = here("new", "talks.jsonl", "model.source=base").stdout
+    assert "system <- system" in said and "used only where the chat template reads them: messages.id\n" in said
+    (refused,) = (line for line in said.splitlines() if line.startswith("refused: "))
+    assert refused.startswith(
+        "refused: rows with the column weight, which nothing here reads: rows have no weights here"
+    )
+    text = (here.folder / "talks.yaml").read_text()
+    assert "  ignore: [source, weight, images, messages.id]   # not used; others are named by `plan` and `run`" in text
+
+
 def test_nothing_is_overwritten(here: Shell) -> None:
     (here.folder / "tickets.yaml").write_text("mine")
     assert "tickets.yaml exists" in here.error("new", "tickets.csv", "model.source=base", code=2)
@@ -202,6 +221,31 @@ def test_a_schedule_is_written_beside_the_recipe(here: Shell) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here.folder)
         assert check_recipes(document, "prefect.yaml") == {("tickets.yaml",): "tickets"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "cron", "said"),
+    [
+        (
+            30,
+            "0 3 * * *",
+            "freezes about 6 test rows: 6 frozen rows are too few for any challenger to win (7 at least): add ",
+        ),
+        (
+            290,
+            "0 3 * * *",
+            "freezes about 29 test rows: on 29 frozen rows a challenger that gains 38.8 points of accuracy",
+        ),
+        (290, "0 3 1 * *", "one that gains 49.2 of its last ones (12 looks a year by the schedule in "),
+        (5000, "0 3 * * *", ""),
+    ],
+)
+def test_deploy_says_what_can_win_on_few_test_rows(here: Shell, rows: int, cron: str, said: str) -> None:
+    (here.folder / "tickets.csv").write_bytes(table("text", "label", rows=rows, text=sentence, label=KINDS))
+    asked = ("new", "tickets.csv", "model.source=base", "data.split={test: 0.1, validation: 0.1}", "--deploy", cron)
+    asked = asked if rows != 30 else (*asked[:3], *asked[4:])
+    found = here.json(*asked)["notes"]
+    assert [said in note and "then `trnflow freeze tickets`" in note for note in found] == [True] * bool(said)
 
 
 def test_deploy_says_how_to_get_a_schedule(here: Shell) -> None:

@@ -24,7 +24,7 @@ from trnflow.flows.champions.promote import Decision
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.events import unsent_runs
-from trnflow.tasks.promotion.bootstrap import Comparison
+from trnflow.tasks.promotion.compare import Comparison
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import append_ledger
 from trnflow.tasks.store.ledger.entries import NewEntry
@@ -153,8 +153,10 @@ def test_a_model_that_an_earlier_version_registered_can_be_loaded_after_the_next
     mlflow.register_model(f"models:/{old.model_id}", REGISTERED)
     mirror_champion(client, *made, event(1, FIRST))
     (version,) = client.search_model_versions(f"name = '{REGISTERED}'")
+    before = dict(os.environ)
     with pytest.raises(mlflow.MlflowException, match="there is no store at s3"):
         mlflow.pyfunc.load_model(f"models:/{REGISTERED}@champion")
+    assert dict(os.environ) == before  # which is that of the tests after this one
     assert version.source == f"models:/{old.model_id}"
 
 

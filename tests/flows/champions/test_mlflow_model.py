@@ -84,8 +84,10 @@ ROWS = [{"text": "a happy day"}, {"text": "rainy and sad, 2"}, {"text": " ".join
 
 
 def test_a_loaded_classifier_answers_as_predict(classifier: Champion) -> None:
-    expected = classifier.predict(ROWS)
-    assert classifier.load(ROWS) == expected and expected[2]["cut"] > 0
+    expected = classifier.predict([*ROWS, {"text": " "}])
+    rows = [{**row, "id": number} for number, row in enumerate([*ROWS, {"text": " "}])]  # MLflow drops the id
+    assert classifier.load(rows) == expected and expected[2]["cut"] > 0
+    assert (expected[3]["label"], expected[3]["remark"]) == (None, "the text is empty")
 
 
 def test_a_loaded_text_generator_of_a_store_on_s3_answers_as_predict(tmp_path: Path, s3_root: str) -> None:  # noqa: F811

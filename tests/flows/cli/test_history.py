@@ -133,7 +133,7 @@ def test_the_page_of_a_run_tells_its_stages_data_lineage_and_what_changed(own_pa
     newest, shorter, first = (run["run"] for run in own_past.json("runs")["runs"])
     found = own_past.json("report", shorter)
     path = own_past.folder / ".trnflow/reports" / f"{shorter}.html"
-    assert found == {"schema": 1, "run": shorter, "path": str(path)}
+    assert found == {"schema": 1, "run": shorter, "path": str(path), "champion": None}
     html = path.read_text()
     assert f"mine: run {shorter}" in html and f"Difference from {first}" in html
     assert "tokenize.max_length" in html and "2 stages ran, 2 were reused" in html

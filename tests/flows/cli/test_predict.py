@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import pandas as pd
 import pytest
 
+import trnflow as tr
 from tests.conftest import PROJECT
 from tests.helpers.command_line import InProcessShell, Shell, artifacts, write_project
 
@@ -97,6 +101,75 @@ def test_rows_of_a_file_and_the_export(project: tuple[Shell, str]) -> None:
         assert other["probabilities"] == pytest.approx(row["probabilities"], abs=1e-4)
 
 
+def test_other_programs_read_what_was_written_and_find_each_row_by_its_id(project: tuple[Shell, str]) -> None:
+    shell, _ = project
+    rows = pd.DataFrame({
+        "id": [f"T-{n}" for n in range(4)], "text": ["this is good", "", "train 3 is bad", "good " * 90],
+        "label": ["gold"] * 4, "seen": pd.to_datetime(["2024-01-02"] * 4), "score": [0.5, None, 2.0, 3.0],
+        "tags": [["a"], [], None, ["b", "c"]], "photo": [b"x"] * 4,
+    }, index=[7, 3, 3, 1])  # fmt: skip
+    rows.to_parquet(shell.folder / "rows.parquet")
+    done = shell("predict", "last", "--file", "rows.parquet", "--out", "out.parquet")
+    assert done.returncode == 0, done.stderr
+    assert "do not carry label (a prediction's own name), photo (bytes)" in done.stderr
+    assert "1 of 4 texts are empty and were not judged" in done.stderr
+    found = pd.read_parquet(shell.folder / "out.parquet")
+    names = ["row", "id", "seen", "score", "tags", "text", "label", "probabilities", "cut", "remark"]
+    assert [name for name in found.columns if not name.startswith("__index")] == names
+    assert [*found["id"]] == [*rows["id"]] and [*found["seen"]] == [*rows["seen"]]
+    assert [*found["label"].isna()] == [False, True, False, False] == [*found["remark"].notna()]
+    assert sum(dict(found["probabilities"][0]).values()) == pytest.approx(1) and found["cut"][3] > 0
+
+    assert (
+        shell("predict", "last", "--file", "rows.parquet", "--out", "out.csv", "--columns", "id,seen").returncode == 0
+    )
+    table = pd.read_csv(shell.folder / "out.csv")
+    assert [*table.columns] == ["row", "id", "seen", *names[5:]] and [*table["id"]] == [*rows["id"]]
+    assert json.loads(table["probabilities"][0]) == pytest.approx(dict(found["probabilities"][0]), abs=1e-6)
+    done = shell("predict", "last", "--file", "rows.parquet", "--out", "-", "--columns=")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["text"] for line in lines] == [*rows["text"]] and {*lines[0]} == {
+        "row",
+        "text",
+        "label",
+        "probabilities",
+    }
+    assert [line["label"] for line in lines] == [*found["label"].astype(object).where(found["label"].notna(), None)]
+
+    model = in_home(shell, lambda: tr.model("last"))
+    frame = in_home(shell, lambda: model.predict(rows.drop(columns="photo")))
+    assert [*frame.index] == [*rows.index] and [*frame["label"].fillna("")] == [*found["label"].fillna("")]
+    assert [*frame["id"]] == [*rows["id"]] and frame["seen"].equals(rows["seen"])
+    assert [*in_home(shell, lambda: model.predict(rows, columns=["id"])).columns[:2]] == ["id", "text"]
+    assert [*in_home(shell, lambda: model.predict(rows["text"])).index] == [*rows.index]
+
+
+def in_home(shell: Shell, call: Callable[[], Any]) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(shell.folder)
+        return call()
+
+
+def test_a_device_that_is_given_stays_one(project: tuple[Shell, str]) -> None:
+    shell, _ = project
+    rows_in(shell.folder)
+    null = shell.folder / "null"
+    try:
+        os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes a device")
+    (shell.folder / "link.jsonl").symlink_to("null")
+    for out in ("null", "link.jsonl"):
+        done = shell("predict", "last", "--file", "new.jsonl", "--out", out)
+        assert done.returncode == 0 and f"10 predictions in {out}" in done.stdout, done.stderr
+    assert stat.S_ISCHR(null.lstat().st_mode) and (shell.folder / "link.jsonl").is_symlink()
+    null.unlink()
+
+
+def test_an_empty_text_is_said_in_the_terminal(project: tuple[Shell, str]) -> None:
+    assert project[0]("predict", "last", "").stdout == "the text is empty  \n"
+
+
 @pytest.mark.parametrize("export", [(), ("--export",)])
 def test_a_text_that_was_cut_is_said(project: tuple[Shell, str], export: tuple[str, ...]) -> None:
     """Longer than in training, and than any shape of the export."""
@@ -120,19 +193,30 @@ def test_a_text_that_was_cut_is_said(project: tuple[Shell, str], export: tuple[s
         (("last", "--file", "none.jsonl"), "there is no file none.jsonl"),
         (("last", "--file", "mine.yaml"), "mine.yaml is no data file by its name"),
         (("last", "--file", "bad.jsonl"), "bad.jsonl line 3 is not an object"),
-        (("last", "--file", "null.jsonl", "--out", "bad.out"), "null.jsonl row 2: the column text is missing or null"),
+        (
+            ("last", "--file", "null.jsonl", "--out", "bad.jsonl"),
+            "null.jsonl row 2: the column text is missing or null",
+        ),
         (("last", "--file", "new.jsonl", "--out", "none/out"), "--out: none/out can't be written"),
         (("last", "--file", "new.jsonl", "--out", "new.jsonl"), "--out and --file are both new.jsonl"),
+        (("last", "--file", "new.jsonl", "--out", "new.json"), "new.json ends in .json, which is no format"),
+        (("last", "--file", "new.jsonl", "--out", "-", "--json"), "--out and --json both write to standard output"),
+        (("last", "text", "--columns", "id"), "--columns names columns of the rows in --file"),
+        (("last", "--file", "new.jsonl", "--columns", "nothing"), "the rows have no column nothing"),
+        (("last", "--file", "new.jsonl", "--columns", "id,text"), "the column text has the name of a prediction's own"),
+        (("last", "--file", "photo.parquet", "--columns", "photo"), "the column photo holds bytes"),
     ],
 )
 def test_wrong_use_is_one_clear_error(project: tuple[Shell, str], arguments: tuple[str, ...], says: str) -> None:
     shell, _ = project
     rows_in(shell.folder)
     (shell.folder / "bad.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n[3]\n')
+    pd.DataFrame({"text": ["a"], "photo": [b"x"]}).to_parquet(shell.folder / "photo.parquet")
     (shell.folder / "null.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     done = shell("predict", *arguments)
-    assert done.returncode in (1, 2) and says in done.stderr and "fix: " in done.stderr and not done.stdout
-    assert not [*shell.folder.glob(".*.partial"), *shell.folder.glob("bad.out")]
+    assert done.returncode in (1, 2) and says in done.stderr and "fix: " in done.stderr
+    assert not done.stdout or "--json" in arguments
+    assert not [*shell.folder.glob(".*.partial"), *shell.folder.glob("bad.jsonl.*"), *shell.folder.glob("new.json")]
 
 
 def test_an_artifact_of_another_kind_and_a_run_without_a_model(project: tuple[Shell, str]) -> None:

@@ -370,9 +370,9 @@ DATA = {
         9,
         "chat",
         (),
-        "column functions is not used",
+        "column actions is not used",
         remark=True,
-        plant=talks(lambda n: {**talk(n), "functions": [{"name": f"f{n}"}]}),
+        plant=talks(lambda n: {**talk(n), "actions": [{"name": f"f{n}"}]}),
     ),
     "rows of train in test": Fault(
         10, "classify", FILES, "texts shared by splits", split_files(train=named(AB), test=named(AB)), remark=True
@@ -473,7 +473,7 @@ TEXTS = {
     "a tokenizer without eos": Fault(
         17,
         "chat",
-        (),
+        ("format.chat_template=sections",),
         "has no eos token",
         plant=both(without("eos_token"), _with_pad),
     ),
@@ -506,6 +506,7 @@ TEXTS = {
         "instruct",
         ("pack.strategy=bucket", "pack.lengths=[128, 512]", "tokenize.max_length=512", "pack.chunk_length=512"),
         "256 positions",
+        answers(lambda n, text: {"instruction": "Say it.", "response": text * 60}),
     ),
     "answers behind the cut": Fault(
         20,

@@ -104,7 +104,6 @@ HARMS: dict[str, Callable[[Ended], bool]] = {
     "a template without the user's turns": FIRST_QUESTION,
     "a template of the last question alone": _forgets,
     "a template that cuts questions": FIRST_QUESTION,
-    "a tokenizer without eos": lambda run: run.metas["tokenize_text"]["eos_id"] is None,
     "rows that are too long": _cut_rows,
     "a text cut to its first words": _cut_rows,
     "S3 that denies writing checkpoints": lambda run: not run.saved,  # stopped, it would begin anew

@@ -12,7 +12,7 @@ from tests.flows.rehearsal.faults import FAULTS
 QUICK = (
     "no test split", "no validation for keep_best", "a rule on no column", "scores of 0 to 100", "an id as the class",
     "two classes of one row", "an empty text", "identifiers as the text", "a text column misspelled", "UTF-16",
-    "a file without rows", "no chat template", "buckets above the positions", "a store that is a file",
+    "a file without rows", "no chat template", "more tokens than positions", "a store that is a file",
 )  # fmt: skip
 """Those that a plan or the first rows show."""
 

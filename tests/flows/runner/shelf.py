@@ -83,7 +83,7 @@ class Shelf:
         causal = bool(rows) and "parts" in rows[0]
         pq.write_table(pa.Table.from_pylist(rows, PARTS if causal else SCHEMA), made / "train.parquet")
         task, splits = "causal_lm" if causal else "classification", {"train": len(rows)}
-        meta = {"task": task, "labels": None, "splits": splits, "framed": False, "rows": {"settings": {}}}
+        meta = {"task": task, "labels": None, "splits": splits, "framed": False, "rows": {"settings": {"task": task}}}
         artifact = store.ingest(made, "texts", meta)
         shutil.rmtree(made)
         add_pin(store.backend, artifact.digest[7:19], {"artifact": artifact.digest})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -177,6 +178,39 @@ def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_load
         page = run_page(opened.store, result.run, result.record, None, None, None)
         assert all(remark in page for remark in wanted)
     assert remarks("data.ignore=[input, topic]") == []
+
+
+def test_only_columns_and_fields_that_the_recipe_does_not_know_are_named(folder: Path) -> None:
+    """`new` writes those that it named into data.ignore; what comes later is said, of columns and of fields of messages."""
+    (folder / "mine.yaml").write_text(
+        "extends: demo-llm\ndata: {source: rows.jsonl, name: null, ignore: [source, messages.id], split: {test: 0.2}}\n"
+        "format: {task: chat, chat_template: sections}\n"
+    )
+
+    def notes(more: dict[str, str]) -> list[str]:
+        turns = [{"role": "user", "content": "hi", "id": 1, **more}, {"role": "assistant", "content": "ho"}]
+        rows = [{"messages": turns, "source": "web", "n": str(n), **more} for n in range(60)]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe = settings.load("mine.yaml", ["data.ignore=[source, n, messages.id]"])
+        opened = context_of(recipe, open_store(recipe), create=True)
+        result = run(finetune(recipe), opened, Options(until="format_prompts"))
+        assert result.error is None
+        return [note for note in result.notes if "is not used" in note]
+
+    assert notes({}) == []
+    assert notes({"lang": "en"}) == [
+        "column lang is not used (data.ignore silences this)",
+        "field messages.lang is not used (data.ignore silences this)",
+    ]
+
+
+def test_columns_that_settings_leave_out_are_named_where_the_recipe_lists_the_others(folder: Path) -> None:
+    """As a table that gets a column more."""
+    lines = [f"text {n},{'ab'[n % 2]},{n},x" for n in range(60)]
+    (folder / "rows.csv").write_text("\n".join(["text,label,id,more", *lines]) + "\n")
+    (folder / "mine.yaml").write_text("extends: demo\ndata: {source: rows.csv, name: null, text: text, label: label}\n")
+    assert remarks() == []
+    assert remarks("data.ignore=[id]") == ["column more is not used (data.ignore silences this)"]
 
 
 def remarks(*overrides: str) -> list[str]:

@@ -1,8 +1,10 @@
-"""The paired bootstrap against other programs' figures, and how often chance wins."""
+"""The permutation test and the sign test against other programs' figures, and how often chance wins."""
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from numpy.typing import NDArray
 
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation import scores
-from trnflow.tasks.promotion.bootstrap import Comparison, bootstrap, least_rows, score_of, sign_test, smallest_gain
-from trnflow.tasks.promotion.bootstrap import compare_scores as compare_at
+from trnflow.tasks.promotion.compare import Comparison, score_of, sign_test, smallest_gain
+from trnflow.tasks.promotion.compare import compare_scores as compare_at
+from trnflow.tasks.promotion.permutations import Pair, least_rows, permutation_interval
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 LABELS = ["anger", "joy", "sad"]
@@ -65,29 +68,74 @@ def test_values_are_those_of_scikit_learn(tmp_path: Path, truth: NDArray[Any]) -
         assert found.difference == pytest.approx(wanted[1] - wanted[0], abs=1e-12)
 
 
-def test_the_interval_is_that_of_scipy(tmp_path: Path, truth: NDArray[Any]) -> None:
-    from scipy.stats import bootstrap as theirs_of
+def test_the_decision_is_that_of_scipys_permutation_test(tmp_path: Path, truth: NDArray[Any]) -> None:
+    """scipy swaps each row's predictions of two models, and counts the models as given among the permutations."""
+    from scipy.stats import permutation_test
 
-    draw = np.random.default_rng(1)
-    first, second = answers(draw, truth, 0.7), answers(draw, truth, 0.8)
-    paths = classes(tmp_path / "a", first, truth), classes(tmp_path / "b", second, truth)
-    found = compare_scores(*paths, "classification", PromoteConfig(metric="loss", resamples=5000))
-    right = (first == truth).astype(float), (second == truth).astype(float)
-    theirs = theirs_of(
-        right, lambda a, b, axis: (b - a).mean(axis=axis), paired=True, method="percentile", n_resamples=5000, rng=3
-    ).confidence_interval
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
+    draw, rows = np.random.default_rng(1), truth[:40]
+
+    def f1(predicted: NDArray[Any]) -> NDArray[Any]:
+        right, guessed = (predicted[..., None] == np.array(LABELS)), rows[:, None] == np.array(LABELS)
+        return np.asarray((2 * (right & guessed).sum(-2) / (right.sum(-2) + guessed.sum(-2))).mean(-1))
+
+    def difference(first: NDArray[Any], second: NDArray[Any], axis: int) -> NDArray[Any]:
+        return f1(second) - f1(first)
+
+    decided = []
+    for strength in (0.8, 0.85, 0.9):
+        both = [answers(draw, rows, accuracy) for accuracy in (0.6, strength)]
+        paths = [classes(tmp_path / str(n), one, rows) for n, one in enumerate(both)]
+        theirs = permutation_test(
+            both,
+            difference,
+            permutation_type="samples",
+            alternative="greater",
+            n_resamples=9999,
+            rng=3,
+            vectorized=True,
+        )
+        p, error = float(theirs.pvalue), 5 * math.sqrt(float(theirs.pvalue) / 2000)
+        for alpha in (p - error, p + error):
+            if 0.0005 < alpha < 0.5:
+                config = PromoteConfig(metric="f1_macro")
+                found = compare_scores(*paths, "classification", config, alpha)
+                assert found.is_better == (alpha > p) and found.difference == pytest.approx(float(theirs.statistic))
+                decided.append(found.is_better)
+                reach = float(np.quantile(theirs.null_distribution, 1 - alpha))
+                assert found.high - found.difference == pytest.approx(reach, abs=0.02)
+    assert True in decided and False in decided
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1_weighted", "loss"])
-@pytest.mark.parametrize(("rows", "is_better"), [(12, False), (13, True)])
+@pytest.mark.parametrize(("rows", "is_better"), [(6, False), (7, True)])
 def test_few_rows_are_not_enough(tmp_path: Path, truth: NDArray[Any], rows: int, is_better: bool, metric: str) -> None:
     wrong = np.full(rows, "none")
     paths = classes(tmp_path / "a", wrong, truth[:rows]), classes(tmp_path / "b", truth[:rows], truth[:rows])
     config = PromoteConfig(metric=metric)
-    found = compare_scores(*paths, "classification", config, config.alpha)
-    assert (found.differing, found.is_better) == (rows, is_better)
-    assert least_rows(config.alpha) == 13
+    found = compare_scores(*paths, "classification", config, config.share(1))
+    assert (found.differing, found.is_better, found.can_win) == (rows, is_better, is_better)
+    assert least_rows(config.share(1)) == 7 and least_rows(config.share(365)) == 14
+
+
+def test_rows_that_both_judge_wrong_say_nothing_about_accuracy(tmp_path: Path, truth: NDArray[Any]) -> None:
+    """Otherwise a challenger that wins all 8 rows could not be told from one that wins 28 of 48."""
+    first, second = truth.copy(), truth.copy()
+    first[:48] = second[:48] = "none"
+    first[:40], second[40:48] = "other", truth[40:48]
+    paths = classes(tmp_path / "a", first, truth), classes(tmp_path / "b", second, truth)
+    config = PromoteConfig(metric="accuracy")
+    found = compare_scores(*paths, "classification", config, config.share(1))
+    assert (found.differing, found.is_better) == (8, True)
+
+
+def test_a_margin_that_no_rows_could_reach_makes_a_look_free(tmp_path: Path, truth: NDArray[Any]) -> None:
+    first = truth.copy()
+    first[:20] = "none"
+    paths = classes(tmp_path / "a", first, truth), classes(tmp_path / "b", truth, truth)
+    for margin, can_win in ((0.0, True), (0.01, True), (0.03, False)):
+        config = PromoteConfig(metric="accuracy", margin=margin)
+        found = compare_scores(*paths, "classification", config, config.share(1))
+        assert (found.can_win, found.is_better) == (can_win, can_win)
 
 
 def test_the_sign_test_is_exact() -> None:
@@ -100,13 +148,24 @@ def test_the_sign_test_is_exact() -> None:
             assert low <= (2 * wins - differing) / 2000 <= high
 
 
-def test_the_smallest_gain_is_that_of_the_binomial_distribution() -> None:
-    alpha = PromoteConfig().alpha
-    gains = [smallest_gain(rows, alpha) for rows in (300, 500, 1000, 2000)]
-    assert [round(100 * gain, 1) for gain in gains if gain] == [5.4, 4.7, 3.4, 2.5]
-    assert smallest_gain(200, alpha) is None and smallest_gain(0, alpha) is None
-    with_margin = smallest_gain(2000, alpha, 0.01)
-    assert with_margin is not None and with_margin > 0.03 and smallest_gain(2000, alpha, 0.06) is None
+@pytest.mark.parametrize("alpha", [0.0125, 0.0000688])
+@pytest.mark.parametrize("rows", [59, 300, 2000])
+def test_the_smallest_gain_wins_four_of_five_looks(rows: int, alpha: float) -> None:
+    """Simulated: 6 % of the rows are as likely won as lost, and the gain is won besides."""
+    gain = smallest_gain(rows, alpha)
+    assert gain is not None
+    draw, differing = np.random.default_rng(3), round(rows * (gain + 0.06))
+    wins = draw.binomial(differing, (1 + gain * rows / differing) / 2, 2000)
+    won = {int(number): sign_test(int(number), differing, rows, alpha)[0] > 0 for number in {*wins}}
+    assert 0.77 < np.mean([won[number] for number in wins]) < 0.95
+
+
+def test_no_gain_wins_on_very_few_rows_and_a_margin_asks_for_more() -> None:
+    alpha = PromoteConfig().share(365)
+    assert smallest_gain(10, alpha) is None and smallest_gain(0, alpha) is None
+    gain, with_margin = smallest_gain(2000, alpha), smallest_gain(2000, alpha, 0.01)
+    assert gain is not None and with_margin is not None and gain + 0.01 < with_margin < gain + 0.02
+    assert smallest_gain(2000, alpha, 1.0) is None
 
 
 def test_of_200_challengers_that_differ_by_noise_at_most_five_percent_win(tmp_path: Path, truth: NDArray[Any]) -> None:
@@ -145,28 +204,60 @@ def test_chance_wins_no_more_often_where_a_row_makes_several_examples(tmp_path: 
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_stopping_early_keeps_the_promise(early: bool) -> None:
-    """Chance: the share of resamples that favour the champion is uniform. Of all resamples 19 of 2000 may, which is the level
-    less a twentieth."""
+def test_stopping_early_keeps_the_level(early: bool) -> None:
+    """Chance: the share of permutations that reach the difference is uniform."""
     alpha, trials = 0.01, 20_000
-    config = PromoteConfig(resamples=100 if early else 2000)
+    config = PromoteConfig(resamples=100 if early else 10_000)
     shares = np.random.default_rng(7).random(trials)
 
     def wins(share: float, seed: int) -> bool:
-        def resample(draw: np.random.Generator, size: int) -> NDArray[Any]:
-            return np.where(draw.random(size) < share, -1.0, 1.0)
+        def permute(draw: np.random.Generator, size: int) -> NDArray[Any]:
+            return np.where(draw.random(size) < share, 1.0, -1.0)
 
         seeded = config.model_copy(update={"seed": seed})
-        return bootstrap(resample, 250, 1.0, seeded, alpha)[0] > 0
+        return permutation_interval(Pair((0.0, 1.0), np.ones(9, bool), permute, 250), 1.0, seeded, alpha)[0] > 0
 
-    count = sum(wins(share, seed) for seed, share in enumerate(shares) if share < 0.1)
-    assert 0.008 < count / trials < 0.0115
+    count = sum(wins(share, seed) for seed, share in enumerate(shares) if share < 0.05)
+    assert 0.0085 < count / trials < 0.0115
+
+
+def test_permutations_that_are_as_good_count_though_their_sums_differ_in_the_last_bit(tmp_path: Path) -> None:
+    """Macro F1 of three classes of ten rows, by fractions: in another class a row more counts as much."""
+    wins, each = (4, 3, 3), 4  # of so many differing rows of each class, whose other answer is the next class
+
+    def f1(right: tuple[int, ...]) -> Fraction:
+        hits = [10 - each + count for count in right]
+        return sum((Fraction(2 * hits[n], 10 + hits[n] + each - right[n - 1]) for n in range(3)), Fraction(0)) / 3
+
+    def gain(right: tuple[int, ...]) -> Fraction:
+        return f1(right) - f1(tuple(each - count for count in right))
+
+    chance = sum(
+        math.prod(math.comb(each, count) for count in right)
+        for right in product(range(each + 1), repeat=3)
+        if gain(right) >= gain(wins)
+    ) / 2 ** (3 * each)
+    names = np.array(LABELS)[[0, 2, 1]]  # in this order floats tell some of the equal ones apart
+    label, at = np.repeat(np.arange(3), 10), np.tile(np.arange(10), 3)
+    is_won = at < np.array(wins)[label]
+    wrong = (label + 1) % 3
+    both = np.where(is_won, wrong, label), np.where(is_won | (at >= each), label, wrong)
+    paths = [classes(tmp_path / str(n), names[one], names[label]) for n, one in enumerate(both)]
+    config = PromoteConfig(metric="f1_macro", resamples=50_000)
+    for alpha, is_better in ((1.1 * chance, True), (0.9 * chance, False)):
+        assert compare_scores(*paths, "classification", config, alpha).is_better is is_better
+
+
+def test_equal_models_have_no_interval(tmp_path: Path, truth: NDArray[Any]) -> None:
+    same = classes(tmp_path / "a", truth, truth)
+    found = compare_scores(same, same, "classification", PromoteConfig())
+    assert (found.low, found.high, found.differing, found.is_better) == (0.0, 0.0, 0, False)
 
 
 def test_a_function_is_called_no_longer_than_the_decision_needs(
     tmp_path: Path, truth: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nightly looks: all 146,000 resamples would be 292,000 calls."""
+    """All 46,500 permutations of a third look would be 93,000 calls."""
     monkeypatch.setattr(scores, "SCORES", [*scores.SCORES])
     calls = 0
 
@@ -181,18 +272,21 @@ def test_a_function_is_called_no_longer_than_the_decision_needs(
         classes(tmp_path / str(n), answers(draw, truth, accuracy), truth) for n, accuracy in enumerate((0.6, 0.6, 0.8))
     )
     config = PromoteConfig.model_construct(**PromoteConfig().model_dump() | {"metric": "hit_rate"})
-    for challenger, most, is_better in ((alike, 2_300, False), (strong, 18_500, True)):
+    alpha = config.share(3)
+    for challenger, most, is_better in ((alike, 2_300, False), (strong, 2_600, True)):
         calls = 0
-        compared = [compare_at(weak, challenger, "classification", config, config.alpha) for _ in range(2)]
-        assert compared[0].is_better is is_better and compared[0] == compared[1]
-        assert calls <= 4 * most
-        exact = compare_at(weak, challenger, "classification", PromoteConfig(metric="accuracy"), config.alpha)
-        assert compared[0][1:6] == pytest.approx(exact[1:6], abs=0.02)
+        found = compare_at(weak, challenger, "classification", config, alpha)
+        assert found.is_better is is_better and calls <= 2 * most
+        exact = compare_at(weak, challenger, "classification", PromoteConfig(metric="accuracy"), alpha)
+        assert found[1:6] == pytest.approx(exact[1:6], abs=0.03)
         assert exact.is_better is is_better
+    assert compare_at(weak, alike, "classification", config, alpha) == compare_at(
+        weak, alike, "classification", config, alpha
+    )
 
 
-def test_examples_of_one_row_are_drawn_together_as_scipy_does(tmp_path: Path) -> None:
-    from scipy.stats import bootstrap as theirs_of
+def test_examples_of_one_row_are_swapped_together_as_scipy_does(tmp_path: Path) -> None:
+    from scipy.stats import permutation_test
 
     draw = np.random.default_rng(1)
     rows = draw.permutation(np.repeat(np.arange(80), 3))  # in any order
@@ -200,14 +294,15 @@ def test_examples_of_one_row_are_drawn_together_as_scipy_does(tmp_path: Path) ->
     both = [size * draw.normal(rate, 0.2, 80)[rows] for rate in (1.0, 0.97)]
     paths = [likelihoods(tmp_path / str(number), nll, size, rows) for number, nll in enumerate(both)]
     found = compare_scores(*paths, "causal_lm", PromoteConfig(resamples=5000))
-    sums = [np.bincount(rows, weights=values) for values in (*both, size)]
+    first, second, below = (np.bincount(rows, weights=values) for values in (*both, size))
 
-    def difference(first: Any, second: Any, below: Any, axis: int) -> Any:
-        return (first.sum(axis=axis) - second.sum(axis=axis)) / below.sum(axis=axis) / math.log(2)
+    def difference(a: Any, b: Any, axis: int) -> Any:
+        return (a.sum(axis=axis) - b.sum(axis=axis)) / below.sum() / math.log(2)
 
-    theirs = theirs_of(sums, difference, paired=True, method="percentile", n_resamples=5000, rng=3).confidence_interval
-    assert found.rows == 80
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.006)
+    theirs = permutation_test((first, second), difference, permutation_type="samples", n_resamples=5000, rng=3)
+    reach = float(np.quantile(theirs.null_distribution, 1 - ALPHA))
+    assert found.rows == 80 and found.difference == pytest.approx(theirs.statistic)
+    assert (found.low, found.high) == pytest.approx((found.difference - reach, found.difference + reach), abs=0.006)
 
 
 def test_models_may_make_different_numbers_of_examples_of_a_row(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""What a plan says of a model's folder: what of it is used, and what the recipe replaces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.command_line import InProcessShell
+from tests.helpers.data_stages import loaded_rows, new_bench
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.format_prompts import format_prompts
+from trnflow.tasks.stage import stage_of, write_json
+
+CONFIG = {
+    "model_type": "bert", "architectures": ["BertForSequenceClassification"], "vocab_size": 64, "hidden_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+EMBEDDING = """
+extends: embedding
+data: {source: rows.jsonl, text: a, dedupe: false}
+format: {text_pair: b, negative: null}
+model: {source: folder, revision: null}
+"""
+CLASSES = """
+extends: classify
+data: {source: rows.jsonl, text: a, label: b}
+model: {source: folder, revision: null}
+"""
+RERANKER = """
+extends: reranker
+data: {source: rows.jsonl, text: a}
+format: {text_pair: b, target: c}
+model: {source: folder, revision: null}
+"""
+
+
+def project(folder: Path, recipe: str, **files: Any) -> InProcessShell:
+    (folder / "mine.yaml").write_text(recipe)
+    rows = [{"a": f"text {n}", "b": ("Pos", "neg")[n % 2], "c": n % 2} for n in range(60)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_json(folder / "folder/tokenizer.json", {})
+    for name, document in {"config.json": CONFIG, **files}.items():
+        write_json(folder / "folder" / name, document)
+    return InProcessShell(folder)
+
+
+def said(shell: InProcessShell, *overrides: str) -> str:
+    return "\n".join(shell.json("plan", "mine.yaml", "--on", "cpu", *overrides)["notes"])
+
+
+def sentence_files(pooling: dict[str, Any], *more: str, **texts: Any) -> dict[str, Any]:
+    modules = ("Transformer", "Pooling", *more)
+    return {
+        "modules.json": [
+            {"idx": at, "name": str(at), "path": "" if not at else f"{at}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+            for at, kind in enumerate(modules)
+        ],
+        "1_Pooling/config.json": pooling,
+        "sentence_bert_config.json": {"max_seq_length": 32, "do_lower_case": False, **texts},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode": "cls"}, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}]
+)
+def test_the_folders_own_pooling_is_taken_over(tmp_path: Path, pooling: dict[str, Any]) -> None:
+    shell = project(tmp_path, EMBEDDING, **sentence_files(pooling, "Normalize"))
+    usual = said(shell)
+    assert "own pooling" not in usual and "normalize" not in usual
+    assert "the model's own pooling is cls, and format.pooling replaces it by mean" in said(
+        shell, "format.pooling=mean"
+    )
+    bench, model = new_bench(tmp_path), {"source": str(tmp_path / "folder")}
+    rows = loaded_rows(tmp_path, {"a": ["x", "y"], "b": ["v", "w"]}, text=["a"])
+    for own, wanted in {"mean": "mean", None: "cls"}.items():
+        given = {"task": "embedding", "text_pair": "b", **({"pooling": own} if own else {})}
+        texts = bench.texts(rows, model, **given)
+        assert texts.meta["head"]["pooling"] == wanted
+        # by the recorded settings predict makes vectors, and the key has what the folder says
+        assert texts.meta["rows"]["settings"].get("pooling") == wanted
+        rows_made = Artifact("sha256:0", "rows", rows.meta, ())
+        keyed = stage_of(format_prompts).inputs(FormatConfig(**given), {"rows": rows_made, "model": bench.model(model)})
+        assert keyed.get("pooling") == (None if own else "cls")
+
+
+def test_what_of_sentence_transformers_files_is_not_used_is_said(tmp_path: Path) -> None:
+    files = sentence_files({"pooling_mode": "mean"}, "Dense", do_lower_case=True)
+    prompts = {"config_sentence_transformers.json": {"prompts": {"query": "query: ", "document": ""}}}
+    text = said(project(tmp_path, EMBEDDING, **files, **prompts))
+    assert "format.normalize=true replaces what the model's modules.json does" in text
+    assert "the model's Dense of modules.json is left out" in text
+    assert "sentence_bert_config.json says do_lower_case" in text
+    assert "the prompts of config_sentence_transformers.json (query)" in text
+    assert "reads 32 tokens of a text (sentence_bert_config.json), and tokenize.max_length is 128" in text
+
+
+def test_a_pooling_that_training_does_not_know_is_refused(tmp_path: Path) -> None:
+    shell = project(tmp_path, EMBEDDING, **sentence_files({"pooling_mode": "lasttoken"}, "Normalize"))
+    error = shell.error("plan", "mine.yaml", "--on", "cpu", code=2)
+    assert "the model's own is lasttoken" in error and "set format.pooling" in error
+
+
+@pytest.mark.parametrize(
+    ("own", "remark"),
+    [
+        ({"0": "neg", "1": "Pos"}, "another order, and begins with them exchanged: set data.labels=[neg, Pos]"),
+        ({"0": "Pos", "1": "neg"}, ""),
+        ({"0": "LABEL_0", "1": "LABEL_1"}, ""),
+        ({"0": "ham", "1": "spam"}, "the model's labels ham, spam are replaced by"),
+        ({"0": "a", "1": "b", "2": "c"}, ""),
+    ],
+)
+def test_labels_of_a_head_that_is_there_already(tmp_path: Path, own: dict[str, str], remark: str) -> None:
+    shell = project(tmp_path, CLASSES, **{"config.json": {**CONFIG, "id2label": own}})
+    text = said(shell, "data.labels=[Pos, neg]")
+    assert remark in text and ("labels" in text) == bool(remark)
+
+
+def test_what_a_cross_encoder_made_of_its_scores_is_replaced(tmp_path: Path) -> None:
+    own = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    shell = project(tmp_path, RERANKER, **{"config.json": {**CONFIG, **own}})
+    assert "is replaced by the sigmoid, by which a reranker learns" in said(shell)
