@@ -86,7 +86,7 @@ def _language(config: PredictConfig, built: Built, packed: Input[PackedMeta], sp
     rows = Split(packed, split)
     losses = token_losses(built.model, rows, config.batch, _report(rows, out))
     nll = row_losses(losses, packed, split, read_tokenizer(packed.path / "tokenizer")).nll
-    found = Baseline(MODEL, 0, ("perplexity", "bits_per_byte", "loss"), {"nll": nll})
+    found = Baseline(MODEL, 0, {"nll": nll})
     return {**save_baseline(found, out), "total": float(losses.nll.sum())}
 
 
@@ -94,13 +94,12 @@ def _scores(
     config: PredictConfig, built: Built, texts: Input, packed: Input[PackedMeta], split: str, out: Workdir
 ) -> Baseline:
     """Predict by the head that the model brings. Its numbers may have another range than the rows'."""
-    from trnflow.tasks.evaluation.baselines.alike import METRICS
     from trnflow.tasks.evaluation.row_outputs import row_outputs
     from trnflow.tasks.training.batches.sampler import Split
 
     rows = Split(packed, split)
     found = row_outputs(built.model, rows, built.task, config.batch, {}, _report(rows, out))
-    return Baseline(f"{MODEL}, by its own head", 0, METRICS[built.task], {"values": found.values})
+    return Baseline(f"{MODEL}, by its own head", 0, {"values": found.values}, orders=True)
 
 
 def _cosines(
@@ -115,7 +114,7 @@ def _cosines(
     rows = read_examples(texts, packed, split)
     vectors = model_vectors(built, packed, texts_apart(rows), config.batch, partial(out.progress, unit=UNIT))
     expected = np.array([row["label"] for row in rows], np.float32)
-    return Baseline(f"cosine of texts by {MODEL}", 0, *of_vectors(built.task, expected, vectors))
+    return Baseline(f"cosine of texts by {MODEL}", 0, of_vectors(built.task, expected, vectors), orders=True)
 
 
 def _report(rows: Split, out: Workdir) -> Callable[[int], None]:

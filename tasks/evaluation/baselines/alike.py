@@ -12,10 +12,6 @@ from trnflow.tasks.evaluation.baselines.text_features import WORDS, text_feature
 from trnflow.tasks.kinds.embedding import Corpus, is_scored
 from trnflow.tasks.kinds.kind import Row
 
-RANKS = ("pearson", "spearman")
-"""The metrics of numbers in any range."""
-METRICS = {"regression": RANKS, "reranker": ("ndcg_at_10", "mrr_at_10")}
-"""What cosines give of a task."""
 K1, B = 1.5, 0.75
 """BM25's usual constants."""
 
@@ -30,9 +26,7 @@ def scored_pairs(rows: Examples) -> Baseline:
     x = known - known.mean()
     slopes = x @ (wanted - wanted.mean(0)) / max(float(x @ x), 1e-12)
     values = (asked - known.mean())[:, None] * slopes + wanted.mean(0)
-    return Baseline(
-        f"{method}, a straight line", len(rows.train), ("mae", "rmse", *RANKS), {"values": values.astype(np.float32)}
-    )
+    return Baseline(f"{method}, a straight line", len(rows.train), {"values": values.astype(np.float32)})
 
 
 def belonging(rows: Examples) -> Baseline:
@@ -41,7 +35,7 @@ def belonging(rows: Examples) -> Baseline:
 
     expected = np.array([row["label"] for row in rows.evaluated], np.float32)
     method, (_, vectors) = _vectors([rows.train, rows.evaluated], _ranked)
-    return Baseline(method, len(rows.train), *of_vectors("embedding", expected, vectors))
+    return Baseline(method, len(rows.train), of_vectors("embedding", expected, vectors), orders=True)
 
 
 def passages(rows: Examples) -> Baseline:
@@ -63,11 +57,11 @@ def passages(rows: Examples) -> Baseline:
     places = {text: at for at, text in enumerate(distinct)}
     asked = counted.transform([row["text"] for row in rows.evaluated])
     scores = (counts @ diags(rarity))[[places[text] for text in given]].multiply(asked).sum(1)
-    return Baseline("BM25", 0, METRICS["reranker"], {"values": np.asarray(scores, np.float32).reshape(-1, 1)})
+    return Baseline("BM25", 0, {"values": np.asarray(scores, np.float32).reshape(-1, 1)}, orders=True)
 
 
-def of_vectors(task: str, expected: Any, vectors: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the names of metrics, and the arrays of predictions.
+def of_vectors(task: str, expected: Any, vectors: Any) -> dict[str, Any]:
+    """Return the arrays of a `Baseline`.
 
     expected: float32 [rows, outputs]; vectors: of the rows' texts, [rows x texts, dimensions], of length 1.
     """
@@ -76,11 +70,11 @@ def of_vectors(task: str, expected: Any, vectors: Any) -> tuple[tuple[str, ...],
     found = cosines(vectors, vectors.shape[0] // len(expected)).astype(np.float32)[:, None]
     if task != "embedding":
         outputs = expected.shape[1] if task == "regression" else 1
-        return METRICS[task], {"values": np.repeat(found, outputs, axis=1)}
+        return {"values": np.repeat(found, outputs, axis=1)}
     if is_scored(expected):
-        return RANKS, {"decided": found}
+        return {"decided": found}
     places = Corpus(expected, vectors).places().astype(np.float32)
-    return ("mrr_at_10", "recall_at_1", "recall_at_10"), {"decided": found, "values": places[:, None]}
+    return {"decided": found, "values": places[:, None]}
 
 
 def cosines(vectors: Any, texts: int) -> Any:

@@ -36,9 +36,7 @@ def classes(rows: Examples) -> Baseline:
     name, (train, asked) = text_features(_texts(rows.train), [_texts(rows.evaluated)], _solved(outputs))
     # no solver takes one class
     predicted = _solver().fit(train, labels).predict(asked) if there > 1 else np.full(len(rows.evaluated), labels[0])
-    return Baseline(
-        _method(name), len(rows.train), ("accuracy", "f1_weighted", "f1_macro", "mcc"), {"predicted": predicted}
-    )
+    return Baseline(_method(name), len(rows.train), {"predicted": predicted})
 
 
 def labels(rows: Examples) -> Baseline:
@@ -54,10 +52,7 @@ def labels(rows: Examples) -> Baseline:
     )
     outputs = Outputs(_targets(chosen), those, those, np.zeros(len(chosen)))
     decision = kind.decide(outputs) if chosen else {}
-    metrics = ("f1_micro", "f1_macro", "accuracy", "f1_micro_at_half", "f1_macro_at_half")
-    return Baseline(
-        _method(name), len(rows.train), metrics, {"values": values, "decided": kind.decided(values, decision)}
-    )
+    return Baseline(_method(name), len(rows.train), {"values": values, "decided": kind.decided(values, decision)})
 
 
 def numbers(rows: Examples) -> Baseline:
@@ -68,9 +63,7 @@ def numbers(rows: Examples) -> Baseline:
     wanted = _targets(rows.train)
     name, (train, asked) = text_features(_texts(rows.train), [_texts(rows.evaluated)], _solved(wanted.shape[1]))
     values = Ridge().fit(train, wanted).predict(asked).astype(np.float32)
-    return Baseline(
-        f"TF-IDF of {name}, Ridge", len(rows.train), ("mae", "rmse", "pearson", "spearman"), {"values": values}
-    )
+    return Baseline(f"TF-IDF of {name}, Ridge", len(rows.train), {"values": values})
 
 
 def pairs(rows: Examples) -> Baseline:
@@ -85,7 +78,7 @@ def pairs(rows: Examples) -> Baseline:
     # both orders: what is chosen must not depend on which answer comes first
     solver = _solver(fit_intercept=False).fit(vstack([apart, -apart]), np.repeat([1, 0], half))
     chosen, rejected = (solver.decision_function(each) for each in scored)
-    return Baseline(_method(name), len(rows.train), ("reward_accuracy",), {"chosen": chosen, "rejected": rejected})
+    return Baseline(_method(name), len(rows.train), {"chosen": chosen, "rejected": rejected})
 
 
 def marked(rows: Examples) -> Baseline:
@@ -95,7 +88,7 @@ def marked(rows: Examples) -> Baseline:
     marks = np.array([row["label"] > 0 for row in rows.train])
     name, (train, asked) = text_features(_answers(rows.train), [_answers(rows.evaluated)], _solved(1))
     (reward,) = _decisions(train, marks, (asked,))
-    return Baseline(_method(name), len(rows.train), ("reward_accuracy",), {"reward": reward})
+    return Baseline(_method(name), len(rows.train), {"reward": reward})
 
 
 def _solver(**settings: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses, load_c
 from trnflow.tasks.evaluation.config import GENERATIONS
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
 from trnflow.tasks.evaluation.row_losses import source_rows
-from trnflow.tasks.evaluation.scores import SCORES
+from trnflow.tasks.evaluation.scores import SCORES, Score, accuracy
 from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs
@@ -38,10 +39,10 @@ def measure_baselines(
         if found is not None and "left_out" in found.meta:
             entries.append({"name": name, "left_out": found.meta["left_out"]})
         elif found is not None:
-            columns, asked = baseline_columns(found, predicted, task), found.meta["metrics"]
+            columns = baseline_columns(found, predicted, task)
             rows = _summed(columns, found.meta["total"]) if isinstance(columns, RowLosses) else columns
-            values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and entry.name in asked}
-            metrics = {metric: value for metric, value in values.items() if value is not None}
+            values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and _tells(entry, found)}
+            metrics = {metric: value for metric, value in values.items() if value is not None and isfinite(value)}
             if isinstance(columns, RowLosses):
                 metrics |= ended(_answered(predicted.path / GENERATIONS), "before_ended")
             _write(columns, predicted, packed, task, to / f"{name}.parquet")
@@ -49,6 +50,17 @@ def measure_baselines(
                 {"name": name, "method": found.meta["method"], "rows": found.meta["rows"], "metrics": metrics}
             )
     return entries
+
+
+def _tells(entry: Score, found: Input) -> bool:
+    """Return whether a metric can be taken of a baseline, which gives no probabilities. found: what it predicts."""
+    kind = kind_of(entry.task)
+    if entry.of_texts:
+        return False
+    if kind.one_class:
+        return entry.may_promote
+    # margins are in units of the model's own
+    return entry.hub == accuracy.hub if kind.pairs else not (found.meta["orders"] and entry.less_is_better)
 
 
 def metrics_of(entries: Sequence[BaselineReport]) -> dict[str, float]:
@@ -71,10 +83,12 @@ def _answered(file: Path) -> list[Any]:
 
 
 def baseline_columns(found: Input, predicted: Input, task: str) -> Any:
-    """Return the model's columns with those of a baseline in their place, row by row. Others, such as losses, stay the model's.
+    """Return the model's columns with those of a baseline in their place, row by row. Losses, which it has not, are NaN.
 
     Arguments as of `measure_baselines`.
     """
+    import numpy as np
+
     kind = kind_of(task)
     whole = (
         ClassPredictions
@@ -90,6 +104,8 @@ def baseline_columns(found: Input, predicted: Input, task: str) -> Any:
     arrays = {name: load_array(file) for name, file in files.items() if file.exists()}
     if kind.per_position and kind.reads_targets:
         arrays["decided"] = _at_words(columns.expected, arrays["decided"])
+    if "loss" in columns._fields:
+        arrays["loss"] = np.full_like(columns.loss, np.nan)
     return columns._replace(**arrays)
 
 

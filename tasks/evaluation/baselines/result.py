@@ -18,20 +18,20 @@ class Baseline(NamedTuple):
     Attributes:
         method: In words.
         rows: Of train that it learnt from.
-        metrics: Those that the arrays give.
         arrays: {field of the task's columns: the baseline's array}, rows in the order of `source_rows`.
+        orders: Whether its numbers say which row has more, and not how much.
     """
 
     method: str
     rows: int
-    metrics: tuple[str, ...]
     arrays: dict[str, Any]
+    orders: bool = False
 
 
 def save_baseline(found: Baseline, out: Workdir) -> Meta:
-    """Write the arrays, `<field>.npy` each; return metadata: method, rows, metrics (names)."""
+    """Write the arrays, `<field>.npy` each; return metadata: method, rows, orders."""
     import numpy as np
 
     for name, values in found.arrays.items():
         np.save(out.path / f"{name}.npy", values, allow_pickle=False)
-    return {"method": found.method, "rows": found.rows, "metrics": [*found.metrics]}
+    return {"method": found.method, "rows": found.rows, "orders": found.orders}
