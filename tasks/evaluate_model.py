@@ -115,7 +115,7 @@ def evaluate_accelerator(config: EvaluateConfig) -> Meta:
         "predictions": Kept(PREDICTING, EvaluateConfig.predicting),
         "harness_results": Kept(HARNESS, EvaluateConfig.harnessing),
         "baseline_predictions": Kept(FITTING, EvaluateConfig.fitting, has_baseline),
-        "predictions_before": Kept(BEFORE_TRAINING, EvaluateConfig.before, is_told_before),
+        "starting_predictions": Kept(BEFORE_TRAINING, EvaluateConfig.before, is_told_before),
     },
 )
 def evaluate_model(
@@ -127,7 +127,7 @@ def evaluate_model(
     code: Source | None = None,
     harness_results: Input | None = None,
     baseline_predictions: Input | None = None,
-    predictions_before: Input | None = None,
+    starting_predictions: Input | None = None,
     *,
     out: Workdir,
 ) -> Meta:
@@ -146,7 +146,7 @@ def evaluate_model(
         _classification if kind.one_class else _targets if kind.reads_targets else _pairs if kind.pairs else _language
     )
     measured = score(packed, predictions, file, out)
-    compared = {BASELINE: baseline_predictions, BEFORE: predictions_before}
+    compared = {BASELINE: baseline_predictions, BEFORE: starting_predictions}
     baselines = measure_baselines(compared, predictions, packed, task, out.path)
     metrics, own = measured["metrics"] | made["export_metrics"], dict[str, list[str]]()
     if harness_results is not None:

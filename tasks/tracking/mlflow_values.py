@@ -22,9 +22,9 @@ _NOT_IN_A_NAME = re.compile(r"[^\w./ -]")
 PARAM_LENGTH = 6000
 
 MOST_FIGURES = 8
-ORDER = (*NAMES, "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars")
-"""The single figures that a run shows first."""
 COMPARED = tuple(f"{name}_{end}" for name in MAIN for end in (BASELINE, BEFORE))
+ORDER = (*MAIN, *COMPARED, *NAMES[len(MAIN) :], "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars")
+"""The single figures that a run shows first."""
 SUMMARY = (
     *(f"evaluate_model/{name}" for name in (*MAIN, *COMPARED)),
     *(f"train/{name}" for name in (*TRAINING, "seconds")),

@@ -88,7 +88,10 @@ def test_a_changed_metric_scores_the_kept_predictions_again(shell: InProcessShel
     own(shell).write_text(METRICS.replace("/ len(p)", "/ 2 / len(p)"))
     plan = {stage["stage"]: stage for stage in shell.json("plan", "own.yaml")["stages"]}
     assert {name for name, stage in plan.items() if stage["action"] not in ("hit", "skip")} == {"evaluate_model"}
-    assert plan["evaluate_model"]["why"] == "code of mine_of_metrics.metrics changed; its predictions are kept"
+    assert (
+        plan["evaluate_model"]["why"]
+        == "code of mine_of_metrics.metrics changed; its predictions and baseline predictions are kept"
+    )
     after = shell.json("run", "own.yaml", "--direct")["stages"][-1]
     assert after["metrics"] == before["metrics"] | {"cost": before["metrics"]["cost"] / 2}
     assert after["figures"]["latency_p50_ms"] == before["figures"]["latency_p50_ms"] and predicts(shell) == 1

@@ -62,7 +62,7 @@ def numbers(rows: Examples) -> Baseline:
 
     wanted = _targets(rows.train)
     name, (train, asked) = text_features(_texts(rows.train), [_texts(rows.evaluated)], _solved(wanted.shape[1]))
-    values = Ridge().fit(train, wanted).predict(asked).astype(np.float32)
+    values = Ridge().fit(train, wanted).predict(asked).astype(np.float32).reshape(-1, wanted.shape[1])
     return Baseline(f"TF-IDF of {name}, Ridge", len(rows.train), {"values": values})
 
 
