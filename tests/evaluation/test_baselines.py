@@ -11,10 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.flows.champions.conftest import STRONG, write_tiny
 from tests.helpers import small_models
 from tests.helpers.baselines import Fitted
+from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import new_bench
 from tests.helpers.kept_inputs import run_whole
+from tests.helpers.waiting import wait_for
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
@@ -279,3 +282,48 @@ def test_equal_rows_have_equal_baselines_in_any_order(tmp_path: Path) -> None:
         answers = zip([row["text"] for row in fitted.evaluated], fitted.found["predicted"].tolist(), strict=True)
         found.append(sorted(answers))
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_a_run_shows_both_figures_and_fits_the_baseline_once(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    shell = InProcessShell(write_tiny(tmp_path))
+    settings = ("--direct", "export.target=none", "tracking.enabled=true")
+
+    def metrics(*more: str) -> dict[str, float]:
+        found: dict[str, float] = shell.json("run", "tiny.yaml", *settings, *more)["stages"][-1]["metrics"]
+        return found
+
+    def attempts() -> int:
+        return len([*(tmp_path / ".trnflow/store/attempts").glob("*/*evaluate_model.shard*")])
+
+    weak = metrics()
+    assert attempts() == 2  # predictions, and the baseline
+    strong = metrics(STRONG)
+    assert attempts() == 3 and strong["accuracy"] > weak["accuracy"]
+    assert strong["accuracy_baseline"] == weak["accuracy_baseline"] > 0.8
+    shown = f"f1_weighted {strong['f1_weighted']:.4g} (baseline {strong['f1_weighted_baseline']:.4g})"
+    assert shown in shell("run", "tiny.yaml", *settings, STRONG).stdout and shown in shell("runs").stdout
+    assert shell("get", "tiny.yaml", "evaluate_model", "got", *settings[1:], STRONG).returncode == 0
+    model, simple = (pq.read_table(tmp_path / f"got/{name}.parquet") for name in ("predictions", "baseline"))
+    assert model["row"] == simple["row"]
+    right = [
+        row == other for row, other in zip(model["label"].to_pylist(), simple["predicted"].to_pylist(), strict=True)
+    ]
+    assert np.mean(right) == pytest.approx(strong["accuracy_baseline"])
+    assert metrics(STRONG, "evaluate.baseline=null") == {
+        name: value for name, value in strong.items() if not name.endswith("_baseline")
+    }
+    assert attempts() == 3
+    client = MlflowClient(f"sqlite:///{tmp_path / '.trnflow/mlflow.db'}")
+
+    def logged() -> set[float]:
+        (experiment,) = (one for one in client.search_experiments() if one.name == "trnflow")
+        runs = client.search_runs([experiment.experiment_id])
+        return {
+            run.data.metrics[name] for run in runs for name in run.data.metrics if name.endswith("accuracy_baseline")
+        }
+
+    wait_for(logged, 120)
+    assert logged() == {strong["accuracy_baseline"]}
