@@ -10,34 +10,31 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
-from trnflow.tasks.config import NOT_KEYED, WHEN_SET, PositiveCount, StageConfig, Tokens, keyed_params
+from trnflow.tasks.config import keyed_params
 from trnflow.tasks.data.special_tokens import read_object
 from trnflow.tasks.data.tables import read_rows
-from trnflow.tasks.data.texts import PAIR, TYPES_FILE, in_order, text_of_example
+from trnflow.tasks.data.texts import PAIR, TYPES_FILE, in_order
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
+from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
-from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG, published, replaced
+from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, report_ends, row_lengths
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
+from trnflow.tasks.data.tokenization.recipe_tokenizer import embeddings_of, make_tokenizer, no_tokenizer
 from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens, write_template
 from trnflow.tasks.data.tokenization.token_shards import content_digest, cut_shards
-from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, add_tokens, read_tokenizer, save_tokenizer
-from trnflow.tasks.data.tokenization.tokenizer_training import TrainTokenizer, train_tokenizer
-from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.sources.model_source import tokenizer_folder
 from trnflow.tasks.stage import Keyed, Known, Part, Parts, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.arrays import load_array
-from trnflow.tasks.system.threads import call_in_thread
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,46 +44,11 @@ if TYPE_CHECKING:
 BATCH = 1024
 
 
-class TokenizeConfig(StageConfig):
-    """Settings of the stage `tokenize_text`, which turns texts into token ids."""
-
-    max_length: Tokens = 512
-    """The largest number of tokens in a row, special tokens included; where a row has texts that are read one at a time
-    (`embedding`, preferences), of each text."""
-    overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
-    """What happens to rows with more than `max_length` tokens: `truncate` keeps the beginning, or the end where the model's
-    tokenizer says `truncation_side: left`. `split` is for language models only."""
-    add_eos: bool = True
-    """Whether an end-of-sequence token follows each text of a language model. A chat template writes its own ends. Answers that
-    no special token ends are refused, unless this is false."""
-    train: TrainTokenizer | None = None
-    """Train a tokenizer on the train split, for models from scratch. Default: the model's own tokenizer."""
-    new_tokens: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], WHEN_SET] = ()
-    """Tokens that the model's tokenizer lacks, such as ["<tool>", "</tool>"]: each becomes one id, and the model's embeddings
-    grow where they have no rows left. With LoRA their rows alone are trained of these. One that ends answers becomes a special
-    token of the model's tokenizer."""
-    shard_bytes: Annotated[PositiveCount, NOT_KEYED] = 2 << 20
-    """The mean size, in bytes of text, of the shards that are cached one by one. With smaller shards, less is done
-    again when data changes, but there are more files."""
-
-    @model_validator(mode="after")
-    def _check_new_tokens(self) -> TokenizeConfig:
-        for at, token in enumerate(self.new_tokens):
-            if not token.strip() or token in self.new_tokens[:at]:
-                what = "is blank" if not token.strip() else "stands there twice"
-                raise ValueError(f"new_tokens: entry {at + 1}, {token!r}, {what}: leave it out")
-        if self.new_tokens and self.train:
-            raise ValueError(
-                "new_tokens are added to a model's own tokenizer, and `train` makes a new one of your texts: leave one out"
-            )
-        return self
-
-
 def _inputs(config: TokenizeConfig, inputs: Keyed) -> Meta:
     """Return what is keyed: texts, the tokenizer's files, the model's vocabulary size."""
     texts, model = inputs["texts"], inputs["model"]
     assert isinstance(texts, Artifact) and isinstance(model, Source)
-    most = _embeddings(model)
+    most = embeddings_of(model)
     keyed = {"tokenizer": None if config.train else model.identity["tokenizer"]}
     return {"texts": texts.digest, "model": {**keyed, **({"vocab_size": most} if most else {})}}
 
@@ -103,7 +65,7 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
         _check_overlong(config, task)
     model = known.sources.get("model")
     if config.train is None and model is not None and model.identity["tokenizer"] is None:
-        raise _no_tokenizer()
+        raise no_tokenizer()
     if config.train and model is not None and model.location.get("model") is not None:
         raise ConfigError(
             "tokenize.train makes a new vocabulary, but the embeddings of model.source were trained with another one: the "
@@ -118,10 +80,6 @@ def needs(config: TokenizeConfig, known: Known) -> Iterator[str]:
         )
 
 
-def _no_tokenizer() -> ModelError:
-    return ModelError("the recipe's model has no tokenizer", "set model.tokenizer, or train one: tokenize.train.kind")
-
-
 def _check_overlong(config: TokenizeConfig, task: str) -> None:
     kind = kind_of(task)
     if config.overlong == "split" and (kind.per_row or kind.pairs):
@@ -129,21 +87,11 @@ def _check_overlong(config: TokenizeConfig, task: str) -> None:
         raise ConfigError(f"tokenize.overlong: {what} can't be split", "use truncate, drop or error")
 
 
-def _embeddings(model: Source) -> int | None:
-    """Return a pretrained model's vocabulary size; None from scratch."""
-    config = model.identity.get("config") or {}
-    if not config.get("pretrained"):
-        return None
-    fields = {**config["pretrained"], **config["overrides"]}
-    size = fields.get("vocab_size") or (fields.get("text_config") or {}).get("vocab_size")
-    return size if isinstance(size, int) else None
-
-
 def split_texts(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, out: Workdir) -> list[Part]:
     """Read or train the tokenizer, and return the shards as parts; writes `tokenizer/` and `special.json`."""
     causal = not kind_of(texts.meta["task"]).per_row
     _check_overlong(config, texts.meta["task"])
-    write_json(out.path / "special.json", _tokenizer(config, texts, model, causal, out))
+    write_json(out.path / "special.json", make_tokenizer(config, texts, model, causal, out))
     identity = _identity(config, texts, out)
     return [part for split in in_order(texts.meta["splits"]) for part in _parts(split, texts, config, identity)]
 
@@ -272,50 +220,6 @@ def tokenize_text(
     elif reads_pairs(texts.meta):
         meta["pair"] = True
     return meta
-
-
-def _tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Source, causal: bool, out: Workdir) -> Meta:
-    """Read or train the tokenizer, save it as `tokenizer/`, and return its ids. Raises ModelError."""
-    folder = None if config.train else tokenizer_folder(model)
-    if config.train:
-        out.info(f"training a {config.train.kind} tokenizer of {config.train.vocab_size} entries")
-        rows = partial(_texts, texts.path / "train.parquet")
-        loaded = call_in_thread(partial(train_tokenizer, config.train, rows, causal))
-    elif folder is None:
-        raise _no_tokenizer()
-    else:
-        loaded = read_tokenizer(folder)
-    if (most := _embeddings(model)) and loaded.vocab_size > most:
-        raise ModelError(
-            f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
-            "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
-        )
-    _warn_of_two_bos(loaded, texts.meta, causal, out)
-    added = add_tokens(loaded, config.new_tokens)
-    adds = loaded.added_roles()
-    settings = published(folder, config.max_length, loaded.truncation_side, adds, per_row=not causal)
-    if folder and (found := [*replaced(folder, settings)]):
-        out.info(f"of the tokenizer's folder is replaced, so that programs read as training does: {', '.join(found)}")
-    save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)
-    return {**loaded.meta(), **({"new_tokens": added} if added else {})}
-
-
-def _warn_of_two_bos(loaded: FastTokenizer, texts: TextsMeta, causal: bool, out: Workdir) -> None:
-    bos = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
-    if bos and not texts["framed"] and any(text.startswith(bos) for text in texts["templates"]):
-        out.warn(
-            f"the prompt's template writes {bos}, which the tokenizer adds by itself: training and predict have one, but "
-            "programs that are sent the written prompt have two; leave it out of the template"
-        )
-
-
-def _texts(path: Path) -> Iterator[str]:
-    """Yield each row's text, parts joined."""
-    import pyarrow.parquet as pq
-
-    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(BATCH):
-        for row in batch.to_pylist():
-            yield text_of_example(row)
 
 
 def has_types(texts: TextsMeta) -> bool:

@@ -18,6 +18,7 @@ from trnflow.tasks.artifact import Artifact, Source
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.own_rows import HOOK
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
+from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.format_prompts import format_prompts
@@ -28,7 +29,7 @@ from trnflow.tasks.promotion.score_rows import ScoreConfig, score_rows
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
-from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
+from trnflow.tasks.tokenize_text import tokenize_text
 
 # no row of a language model is cut: long rows are scored in windows
 ALL_ROWS = 1 << 24

@@ -25,6 +25,7 @@ from trnflow.flows.recipes.validation_errors import Recipes, refused
 from trnflow.tasks.config import StageConfig, hooks_in
 from trnflow.tasks.consolidate import ConsolidateConfig
 from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.evaluate_model import EvaluateConfig
 from trnflow.tasks.evaluation.chosen_metric import check_metric
@@ -42,7 +43,6 @@ from trnflow.tasks.sources.paths import Folders, located
 from trnflow.tasks.store.location import default_root
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets
-from trnflow.tasks.tokenize_text import TokenizeConfig
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.preference_losses import task_of
 

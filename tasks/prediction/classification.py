@@ -19,7 +19,8 @@ from trnflow.tasks.data.format.row_format import RowFormat, has_pairs
 from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.texts import PAIR, TOKEN
 from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
-from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, TokenEncoder
+from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder
+from trnflow.tasks.data.tokenization.token_encoder import TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import input_names, load_model, longest_sequence

@@ -17,6 +17,7 @@ from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.templates import no_limit
+from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.launch.job import resolve
 from trnflow.tasks.load_data import DataConfig, data_source, load_data
@@ -24,7 +25,7 @@ from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
 from trnflow.tasks.sources.model_source import ModelConfig, model_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import Workdir, stage_of
-from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
+from trnflow.tasks.tokenize_text import tokenize_text
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.load.readers import open_file
 from trnflow.tasks.data.tables import label_type
-from trnflow.tasks.data.tokenization.encoders import TokenEncoder
+from trnflow.tasks.data.tokenization.token_encoder import TokenEncoder
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.kinds.kind import IGNORED

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from trnflow.tasks.data.tokenization.apart_encoder import ApartEncoder
-from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder, TokenEncoder
+from trnflow.tasks.data.tokenization.encoders import CausalEncoder, ClassEncoder
 from trnflow.tasks.data.tokenization.pair_encoder import PairEncoder
 from trnflow.tasks.data.tokenization.preference_encoder import PreferenceEncoder
+from trnflow.tasks.data.tokenization.token_encoder import TokenEncoder
 from trnflow.tasks.kinds.registry import kind_of
 
 Encoder = ClassEncoder | CausalEncoder

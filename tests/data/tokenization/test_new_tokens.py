@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from tests.data.tokenization.test_tokenize_text import BERT, LLAMA, SCRATCH, instructions, rows, texts_of, tokenizer_of
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import table
+from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.tokenize_text import TokenizeConfig
 
 NEW = ["<tool>", "</tool>", "<Ünit>"]
 TEXT = "Call <tool>Add(1, 2)</tool>, then <tool> wait </tool>\n<Ünit><TOOL>\n\n</tool>x"

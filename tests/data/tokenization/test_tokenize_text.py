@@ -16,11 +16,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tests.helpers.data_stages import Bench, files, table
 from trnflow.tasks.artifact import Artifact, Input, Source
 from trnflow.tasks.data.tokenization.arrays import GrowingArray
+from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.data.tokenization.encoders import trained_tokens
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.stage import stage_of, write_json
-from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
+from trnflow.tasks.tokenize_text import tokenize_text
 
 LLAMA = "assets/stories260K-hf"
 BERT = "assets/bert-base-uncased"

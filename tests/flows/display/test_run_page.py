@@ -22,7 +22,7 @@ def test_a_figure_in_seconds_says_its_share_of_the_stage(tmp_path: Path) -> None
     document: dict[str, Any] = {"recipe": "mine", "outcome": "failed", "ended": "2026-01-01T00:00:00Z", "seconds": 9.0}
     document["stages"] = [ran]
     store = Store(str(tmp_path / "store"), tmp_path / "home")
-    html = run_page(store, "20260101T000000Z-aaaaaa", document, None, None, None)
+    html = run_page(store, "20260101T000000Z-aaaaaa", document, [], None, None)
     assert "1 (25% of the stage)" in html and html.count("of the stage)") == 1
     document["stages"] = [{**ran, "action": "hit", "seconds": 0.0}]
-    assert "of the stage)" not in run_page(store, "20260101T000000Z-aaaaaa", document, None, None, None)
+    assert "of the stage)" not in run_page(store, "20260101T000000Z-aaaaaa", document, [], None, None)

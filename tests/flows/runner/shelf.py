@@ -25,13 +25,14 @@ from trnflow.flows.runner.context import PartMaker
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.pins import add_pin
 from trnflow.tasks.system.clock import now
-from trnflow.tasks.tokenize_text import TokenizeConfig, tokenize_text
+from trnflow.tasks.tokenize_text import tokenize_text
 
 Rows = list[Any]
 SHARD_BYTES = 2000

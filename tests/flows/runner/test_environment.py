@@ -23,8 +23,8 @@ ENVIRONMENT = {
     "pack_chunks": {"numpy", "pyarrow"},
     "precompile": NUMERIC | {"peft"},
     "train": NUMERIC | {"peft", "safetensors"},
-    "consolidate": {"numpy", "safetensors", "torch", "transformers"},
-    "export_neuron": {"numpy", "safetensors", "torch", "torch-xla", "transformers"},
+    "consolidate": {"numpy", "safetensors", "tokenizers", "torch", "transformers"},
+    "export_neuron": {"jinja2", "numpy", "safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": {"jinja2", "matplotlib", "numpy", "pyarrow", "scikit-learn", "scipy"},
     "predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
 }

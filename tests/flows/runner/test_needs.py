@@ -175,7 +175,7 @@ def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_load
         opened = context_of(recipe, open_store(recipe), create=True)
         result = run(finetune(recipe), opened, Options(until="load_data"))
         assert result.error is None and [note for note in result.notes if note.startswith("column")] == wanted
-        page = run_page(opened.store, result.run, result.record, None, None, None)
+        page = run_page(opened.store, result.run, result.record, [], None, None)
         assert all(remark in page for remark in wanted)
     assert remarks("data.ignore=[input, topic]") == []
 
