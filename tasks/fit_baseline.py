@@ -47,7 +47,7 @@ def fit_baseline(config: SplitConfig, texts: Input, packed: Input, *, out: Workd
         rows = Examples(texts, packed, split)
         # sums in one order, whatever the number of cores
         with threadpool_limits(1):
-            found = method(rows)
+            baseline = method(rows)
     except LeftOut as why:
         return {"left_out": str(why)}
-    return save_baseline(found, out)
+    return save_baseline(baseline, out)

@@ -86,8 +86,8 @@ def _language(config: PredictConfig, built: Built, packed: Input[PackedMeta], sp
     rows = Split(packed, split)
     losses = token_losses(built.model, rows, config.batch, _report(rows, out))
     nll = row_losses(losses, packed, split, read_tokenizer(packed.path / "tokenizer")).nll
-    found = Baseline(MODEL, 0, {"nll": nll})
-    return {**save_baseline(found, out), "total": float(losses.nll.sum())}
+    baseline = Baseline(MODEL, 0, {"nll": nll})
+    return {**save_baseline(baseline, out), "total": float(losses.nll.sum())}
 
 
 def _scores(
@@ -98,8 +98,8 @@ def _scores(
     from trnflow.tasks.training.batches.sampler import Split
 
     rows = Split(packed, split)
-    found = row_outputs(built.model, rows, built.task, config.batch, {}, _report(rows, out))
-    return Baseline(f"{MODEL}, by its own head", 0, {"values": found.values}, orders=True)
+    outputs = row_outputs(built.model, rows, built.task, config.batch, {}, _report(rows, out))
+    return Baseline(f"{MODEL}, by its own head", 0, {"values": outputs.values}, orders=True)
 
 
 def _cosines(

@@ -67,14 +67,14 @@ def of_vectors(task: str, expected: Any, vectors: Any) -> dict[str, Any]:
     """
     import numpy as np
 
-    found = cosines(vectors, vectors.shape[0] // len(expected)).astype(np.float32)[:, None]
+    cosine = cosines(vectors, vectors.shape[0] // len(expected)).astype(np.float32)[:, None]
     if task != "embedding":
         outputs = expected.shape[1] if task == "regression" else 1
-        return {"values": np.repeat(found, outputs, axis=1)}
+        return {"values": np.repeat(cosine, outputs, axis=1)}
     if is_scored(expected):
-        return {"decided": found}
+        return {"decided": cosine}
     places = Corpus(expected, vectors).places().astype(np.float32)
-    return {"decided": found, "values": places[:, None]}
+    return {"decided": cosine, "values": places[:, None]}
 
 
 def cosines(vectors: Any, texts: int) -> Any:

@@ -1,6 +1,6 @@
 """Linear models on TF-IDF: of classes, of several labels, of numbers, and of which answer is preferred.
 
-LinearSVC: of four solvers the most accurate on most of six sets, and faster than logistic regression (docs/decisions.md).
+LinearSVC: of four solvers the best on three of six sets, and the fastest (docs/decisions.md).
 """
 
 from __future__ import annotations

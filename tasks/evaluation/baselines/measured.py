@@ -35,32 +35,38 @@ def measure_baselines(
     kept: {name: what `fit_baseline` or `predict_before` made}; predicted: of `predict_rows`; task: the model's.
     """
     entries: list[BaselineReport] = []
-    for name, found in kept.items():
-        if found is not None and "left_out" in found.meta:
-            entries.append({"name": name, "left_out": found.meta["left_out"]})
-        elif found is not None:
-            columns = baseline_columns(found, predicted, task)
-            rows = _summed(columns, found.meta["total"]) if isinstance(columns, RowLosses) else columns
-            values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and _tells(entry, found)}
-            metrics = {metric: value for metric, value in values.items() if value is not None and isfinite(value)}
-            if isinstance(columns, RowLosses):
-                metrics |= ended(_answered(predicted.path / GENERATIONS), "before_ended")
-            _write(columns, predicted, packed, task, to / f"{name}.parquet")
-            entries.append(
-                {"name": name, "method": found.meta["method"], "rows": found.meta["rows"], "metrics": metrics}
-            )
+    for name, baseline in kept.items():
+        if baseline is None:
+            continue
+        if "left_out" in baseline.meta:
+            entries.append({"name": name, "left_out": baseline.meta["left_out"]})
+            continue
+        columns = baseline_columns(baseline, predicted, task)
+        metrics = _metrics(columns, baseline, predicted, task)
+        _write(columns, predicted, packed, task, to / f"{name}.parquet")
+        entries.append(
+            {"name": name, "method": baseline.meta["method"], "rows": baseline.meta["rows"], "metrics": metrics}
+        )
     return entries
 
 
-def _tells(entry: Score, found: Input) -> bool:
-    """Return whether a metric can be taken of a baseline, which gives no probabilities. found: what it predicts."""
+def _metrics(columns: Any, baseline: Input, predicted: Input, task: str) -> dict[str, float]:
+    of_tokens = isinstance(columns, RowLosses)
+    rows = _summed(columns, baseline.meta["total"]) if of_tokens else columns
+    values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and _tells(entry, baseline)}
+    metrics = {metric: value for metric, value in values.items() if value is not None and isfinite(value)}
+    return metrics | (ended(_answered(predicted.path / GENERATIONS), "before_ended") if of_tokens else {})
+
+
+def _tells(entry: Score, baseline: Input) -> bool:
+    """Return whether a metric can be taken of a baseline, which gives no probabilities. baseline: what it predicts."""
     kind = kind_of(entry.task)
     if entry.of_texts:
         return False
     if kind.one_class:
         return entry.may_promote
     # margins are in units of the model's own
-    return entry.hub == accuracy.hub if kind.pairs else not (found.meta["orders"] and entry.less_is_better)
+    return entry.hub == accuracy.hub if kind.pairs else not (baseline.meta["orders"] and entry.less_is_better)
 
 
 def metrics_of(entries: Sequence[BaselineReport]) -> dict[str, float]:
@@ -82,7 +88,7 @@ def _answered(file: Path) -> list[Any]:
         return [line for line in map(json.loads, lines) if line["answer"] is not None]
 
 
-def baseline_columns(found: Input, predicted: Input, task: str) -> Any:
+def baseline_columns(baseline: Input, predicted: Input, task: str) -> Any:
     """Return the model's columns with those of a baseline in their place, row by row. Losses, which it has not, are NaN.
 
     Arguments as of `measure_baselines`.
@@ -100,7 +106,7 @@ def baseline_columns(found: Input, predicted: Input, task: str) -> Any:
         else RowLosses
     )
     columns = load_columns(whole, predicted.path)
-    files = {name: found.path / f"{name}.npy" for name in columns._fields}
+    files = {name: baseline.path / f"{name}.npy" for name in columns._fields}
     arrays = {name: load_array(file) for name, file in files.items() if file.exists()}
     if kind.per_position and kind.reads_targets:
         arrays["decided"] = _at_words(columns.expected, arrays["decided"])
@@ -133,6 +139,7 @@ def _write(columns: Any, predicted: Input, packed: Input, task: str, to: Path) -
         named = {"predicted": [labels[at] for at in columns.predicted]} if kind.one_class else None
         answers = named or kind.row_answers(columns, labels)
     order = np.argsort(rows, kind="stable")
-    said = {name: pa.array([values[at] for at in order]) for name, values in answers.items() if name not in NOT_WRITTEN}
-    table = pa.table({"row": rows[order] + 1, **said})
+    shown = {name: values for name, values in answers.items() if name not in NOT_WRITTEN}
+    in_order = {name: pa.array([values[at] for at in order]) for name, values in shown.items()}
+    table = pa.table({"row": rows[order] + 1, **in_order})
     write_rows([table], table.schema, to, lambda count: None)
