@@ -18,12 +18,15 @@ from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import new_bench
 from tests.helpers.kept_inputs import run_whole
 from tests.helpers.waiting import wait_for
+from trnflow.flows.display.report import figures
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.baselines import examples, text_features
+from trnflow.tasks.evaluation.config import PredictConfig
 from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.targets import Outputs
+from trnflow.tasks.predict_before import predict_before
 
 
 def features() -> Any:
@@ -260,6 +263,11 @@ def test_the_page_has_both_figures(tmp_path: Path) -> None:
     assert "Simple baseline: TF-IDF of words and characters, LinearSVC, learnt from 30 rows of train." in page
 
 
+def test_a_table_has_what_is_compared_behind_the_metric() -> None:
+    values = {"accuracy_baseline": 0.8, "loss": 0.25, "accuracy": 0.91234, "loss_before": 3.0, "auc_baseline": 0.5}
+    assert figures(values) == "accuracy 0.9123 (baseline 0.8)  loss 0.25 (before 3)  auc_baseline 0.5"
+
+
 def test_constant_scores_have_no_correlation(tmp_path: Path) -> None:
     splits = {
         "train": [{"text": f"row {n}", "score": float(n < 1)} for n in range(20)],
@@ -327,3 +335,28 @@ def test_a_run_shows_both_figures_and_fits_the_baseline_once(tmp_path: Path) -> 
 
     wait_for(logged, 120)
     assert logged() == {strong["accuracy_baseline"]}
+
+
+def test_the_loss_before_training_is_what_transformers_gives(shared: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    table = pq.read_table(shared / "data/dolly15k/train.parquet", columns=["response"])["response"].to_pylist()
+    short = [text for text in table if 50 < len(text) < 300 and "\n" not in text][:24]
+    (tmp_path / "rows").mkdir()
+    for split, texts in (("train", short[:16]), ("test", short[16:])):
+        (tmp_path / f"rows/{split}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    bench, model = new_bench(tmp_path), {"source": str(shared / "assets/stories260K-hf")}
+    rows = bench.rows(source=str(tmp_path / "rows"), text="text")
+    texts = bench.texts(rows, model, task="text", text="text")
+    packed = bench.packed(bench.tokens(texts, model, max_length=256), strategy="bfd", chunk_length=256)
+    made = bench.made(predict_before, PredictConfig(), texts=texts, packed=packed, base=bench.model(model))
+    theirs, tokenizer = (kind.from_pretrained(model["source"]) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    expected = []
+    for text in short[16:]:
+        ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
+        with torch.inference_mode():
+            expected.append(float(theirs(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1))
+    assert np.load(made.path / "nll.npy") == pytest.approx(expected, rel=1e-4)
+    assert made.meta["total"] == pytest.approx(sum(expected), rel=1e-4)
+    assert made.meta["method"] == "the model before training"
