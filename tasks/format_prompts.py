@@ -18,7 +18,7 @@ from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.first_rows import first_rows
 from trnflow.tasks.data.format.marked_answers import refuse_alike
 from trnflow.tasks.data.format.own_rows import HOOK
-from trnflow.tasks.data.format.row_columns import chat_columns
+from trnflow.tasks.data.format.row_columns import chat_columns, taught_columns
 from trnflow.tasks.data.format.row_counts import BAD, DropCounts, report
 from trnflow.tasks.data.format.row_makers import (
     Maker,
@@ -284,6 +284,8 @@ def _schema(config: FormatConfig, meta: RowColumns) -> pa.Schema:
     more = [("plain", pa.bool_())] if is_framed(config, meta) else []
     if is_chat(config, meta):
         more = [(HELD_OUT, pa.bool_()), *(more or [(TOKEN, pa.string())])]
+    elif config.task == "instruction" and config.history in [*taught_columns(config, meta["columns"])]:
+        more = [(TOKEN, pa.string())]
     names = ["parts", REJECTED] if kind.pairs and not kind.marked else ["parts"]
     parts = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_()), ("ends_prompt", pa.bool_()), *more]))
     return pa.schema([*((name, parts) for name in names), *([("label", pa.int64())] if kind.marked else [])])

@@ -178,7 +178,7 @@ def tokenize_text(
     examples = report(config.max_length, config.overlong, counts, dropped, out, side)
     is_language = not kind_of(texts.meta["task"]).per_row
     ends = _ends(config, texts.meta, counts, out.path / "tokenizer") if is_language else {}
-    write_template(out.path / "tokenizer", texts.path / f"{next(iter(counts))}.parquet")
+    write_template(out.path / "tokenizer", texts.meta, texts.path / f"{next(iter(counts))}.parquet")
     if is_answered(texts.meta):
         examples |= report_ends(config.max_length, counts, out)
     lengths = {split: row_lengths(out.path / split) for split in counts}

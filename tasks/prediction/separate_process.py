@@ -1,11 +1,12 @@
 """Predict in a process of its own, so that the caller's keeps its variables, libraries, seeds and signal handlers.
 
 To load a model changes a process for good: libraries read variables when they are imported, set others, and add to
-`sys.path`, loggers and the filters of warnings. Costs a new interpreter (0.1 s); rows and predictions are pickled.
+`sys.path`, loggers and the filters of warnings. Costs a new interpreter (0.1 s); questions and answers are JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -21,12 +22,12 @@ from typing import Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import read_row_format
-from trnflow.tasks.errors import ProcessFailed, from_json, unexpected
+from trnflow.tasks.errors import DataError, ProcessFailed, from_json, unexpected
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.prediction.carried import carried_columns
 from trnflow.tasks.prediction.predict import open_model, predictor
 from trnflow.tasks.prediction.prompts import columns_of
-from trnflow.tasks.sources.frames import rows_of
+from trnflow.tasks.sources.frames import plain_cell, rows_of
 from trnflow.tasks.system.model_process import predicting_environ
 from trnflow.tasks.system.process import how_ended
 
@@ -56,7 +57,7 @@ class PredictingProcess:
         self._connection, self._owner, self._alone = Connection(ours.detach()), os.getpid(), threading.Lock()
         self._end = weakref.finalize(self, _end, self._process, self._connection, self._owner)
         try:
-            self._ask((str(folder), kind, meta, max_new_tokens))
+            self._ask([str(folder), kind, meta, max_new_tokens])
         except BaseException:
             self._end()
             raise
@@ -80,7 +81,7 @@ class PredictingProcess:
         ]
 
     def _read(self, row: Row | str) -> Row | str:
-        """Return a row's columns that the model reads: others may hold what can't be pickled."""
+        """Return a row's columns that the model reads: others may hold what is no JSON."""
         return row if isinstance(row, str) else {name: row[name] for name in self._columns if name in row}
 
     @property
@@ -91,9 +92,15 @@ class PredictingProcess:
     def _ask(self, question: Any) -> Any:
         """Send a question and return its answer, or raise the error that came in its place."""
         try:
+            asked = json.dumps(question, default=plain_cell).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"the rows hold what is no JSON: {error}", "give texts, numbers, lists and dicts"
+            ) from error
+        try:
             with self._alone:
-                self._connection.send(question)
-                failure, answer = self._connection.recv()
+                self._connection.send_bytes(asked)
+                failure, answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
@@ -122,20 +129,20 @@ def _end(process: subprocess.Popen[bytes], connection: Connection, owner: int) -
 def serve(descriptor: str) -> None:
     """Main function of the process: load the model that the first question names, then predict each question's rows.
 
-    An answer is (None, the answer), or (an error's JSON, its traceback).
+    An answer is [null, the answer], or [an error, its traceback], as JSON.
     """
     predict: Callable[[list[Any]], list[Meta]] | None = None
     with Connection(int(descriptor)) as connection, suppress(EOFError, ConnectionError):  # the caller has ended
         while True:
             try:
-                question = connection.recv()
-                answer: tuple[Any, Any] = (None, predict(question) if predict else None)
+                question = json.loads(connection.recv_bytes())
+                answer: list[Any] = [None, predict(question) if predict else None]
                 predict = predict or _load(*question)
             except (EOFError, ConnectionError):
                 return
             except Exception as error:
-                answer = (unexpected(error).to_json(), traceback.format_exc())
-            connection.send(answer)
+                answer = [unexpected(error).to_json(), traceback.format_exc()]
+            connection.send_bytes(json.dumps(answer).encode())
 
 
 def _load(folder: str, kind: str, meta: Meta, max_new_tokens: int) -> Callable[[list[Any]], list[Meta]]:

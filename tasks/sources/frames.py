@@ -49,6 +49,16 @@ def _row(row: Any, number: int) -> Any:
     return {name: None if _is_missing(value) else value for name, value in row.items()}
 
 
+def plain_cell(value: Any) -> Any:
+    """Return what JSON has no word for as training reads it: numbers and arrays of numpy as Python's, bytes and any other
+    object as text. Raises DataError for bytes that are no UTF-8."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, bytes) and not _is_utf8(value):
+        raise DataError("a row holds bytes that are no UTF-8", "give texts")
+    return _text(value)
+
+
 class Frame(NamedTuple):
     """Rows in memory. cells: (column, first row, row after the last) -> the values of a column."""
 
@@ -206,7 +216,7 @@ def _kind_of(value: Any) -> str:
         return "nested"
     if _is_missing(value):
         return ""
-    if isinstance(value, bool) or type(value).__name__ == "bool_":
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):  # numpy 2, and 1
         return "boolean"
     if hasattr(value, "__index__"):
         return "integer"

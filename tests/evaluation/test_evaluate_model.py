@@ -379,6 +379,9 @@ def test_a_tokenizer_that_closes_its_rows_does_not_close_prompts(tmp_path: Path)
     ids = made.tokenizer.encode("the cat").ids
     assert ids[-1] == 2
     assert prompt_ids(prompt_encoder(made, {}), [{"text": "the cat", "train": False}]) == ids[:-1]
+    # a text of task `text` ends no prompt, as Parquet has it
+    unset = {"plain": None, "ends_prompt": None, "held_out": None, "token": None}
+    assert prompt_ids(prompt_encoder(made, {}), [{"text": "the cat", "train": True, **unset}]) == ids[:-1]
 
 
 def test_a_picture_has_the_same_bytes_and_no_name_of_its_maker(tmp_path: Path) -> None:

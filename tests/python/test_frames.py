@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trnflow.tasks.data.texts import text_of
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.sources.frames import ROWS, data_settings, rows_of
+from trnflow.tasks.sources.frames import ROWS, data_settings, plain_cell, rows_of
 
 CELLS = st.fixed_dictionaries(
     {
@@ -155,3 +158,18 @@ def test_what_is_no_row_to_predict_is_named() -> None:
         rows_of(pd.Series(["a", None]))
     with pytest.raises(DataError, match="two columns named text"):
         rows_of(pd.DataFrame([["a", "b"]], columns=["text", "text"]))
+
+
+STRANGE = [b"caf\xc3\xa9", np.int8(3), np.float32(0.1), np.bool_(True), pd.Timestamp("2024-05-06"), Decimal("0.10")]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=repr)
+def test_a_cell_that_json_lacks_is_sent_as_training_reads_it(value: Any, tmp_path: Path) -> None:
+    trained = pq.read_table(source([{"text": value}], tmp_path) / "train.parquet")["text"][0].as_py()
+    (row,) = json.loads(json.dumps(rows_of([{"text": value}]), default=plain_cell))
+    assert text_of(row["text"]) == text_of(trained)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(DataError, match="no UTF-8"):
+        plain_cell(b"\xff")

@@ -125,7 +125,9 @@ def test_libraries_that_are_imported_stay_as_they_were(trained: tuple[Path, Any]
 ENDED = """
 import json, os, signal, subprocess, sys, threading, time
 import trnflow as tr
+from multiprocessing.reduction import ForkingPickler
 from trnflow.tasks.errors import ProcessFailed
+ForkingPickler.dumps = ForkingPickler.loads = ForkingPickler.__init__ = None  # nothing is pickled
 model, said = tr.model(sys.argv[1]), []
 expected = model.predict(["word 1"] * 3)
 children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "separate_process"], capture_output=True, text=True)

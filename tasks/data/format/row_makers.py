@@ -28,7 +28,7 @@ from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate, Limit, RowTemplate, no_limit
 from trnflow.tasks.data.limited_process import Timer
 from trnflow.tasks.data.special_tokens import chat_templates, special_texts, special_tokens
-from trnflow.tasks.data.texts import NEGATIVE, PAIR, prompt_and_answer, text_of
+from trnflow.tasks.data.texts import NEGATIVE, PAIR, TOKEN, prompt_and_answer, text_of
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
@@ -177,8 +177,8 @@ def row_template(config: FormatConfig, setting: str, meta: RowColumns, limit: Li
 
 
 def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Parts:
-    """Return the function that writes a row's prompt in `format.style`; the responses of earlier rounds are trained on.
-    Raises ConfigError."""
+    """Return the function that writes a row's prompt in `format.style`; the responses of earlier rounds are trained on, each
+    with its end. Raises ConfigError."""
     _present("format.instruction", config.instruction, meta)
     columns = meta["columns"]
     instruction, context = _column(config.instruction), _column(context_column(config, columns))
@@ -195,6 +195,7 @@ def instruction_prompt(config: FormatConfig, meta: RowColumns) -> Parts:
             taught_round = config.turns == "all"
             parts.append({"text": before + alpaca_round(question), "train": False, "ends_prompt": taught_round})
             parts.append({"text": response, "train": taught_round})
+            parts.append({"text": "", "train": taught_round, TOKEN: "eos_token"})
             before = "\n\n"
         return [*parts, {"text": before + alpaca_round(asked, given), "train": False}]
 

@@ -123,9 +123,9 @@ class CausalEncoder:
         self._suffix = end if add_eos and not framed else []
         self._words = WordEncoder(tokenizer)
         self._roles = self._words.roles(self._prefix, end)
-        # an unknown word is no mark
-        unknown = loaded.special.get("unk_token")
-        self._ends = EndFinder(tokenizer, [mark for mark in (*self._words.special, *end_tokens) if mark != unknown])
+        # an unknown word is no mark, unless the tokenizer has one token for all, as GPT-2's
+        unknown = {loaded.special.get("unk_token")} - {loaded.special.get("eos_token")}
+        self._ends = EndFinder(tokenizer, [mark for mark in (*self._words.special, *end_tokens) if mark not in unknown])
         self._special = {
             text: number
             for text, number in self._words.special.items()
@@ -139,6 +139,7 @@ class CausalEncoder:
         import numpy as np
 
         texts, written = texts_of(rows), None
+        whole = "bos_token" in (texts.tokens or ())  # as `sections` writes rows: from bos to the last end
         if texts.tokens is not None:
             texts, written = write_tokens(texts, self._roles, self._words.blanks)
         added = sorted([*added_of(self._words, texts, self._special), *(written or ())])
@@ -153,7 +154,7 @@ class CausalEncoder:
         pieces, ids, per_piece = encoded_apart(self._words, texts, pieced, joined)
         mask = self._mask(texts, pieces, per_piece)
         bounds = row_tokens(texts, pieces, per_piece)
-        ids, mask, sizes = self._whole(texts, ids, mask, bounds) if written is None else (ids, mask, np.diff(bounds))
+        ids, mask, sizes = (ids, mask, np.diff(bounds)) if whole else self._whole(texts, ids, mask, bounds)
         is_left = self._overlong == "truncate" and self._side == "left"
         if is_left:
             row, starts, kept = self._tails(ids, sizes)
@@ -162,8 +163,8 @@ class CausalEncoder:
         remain = np.bincount(row.ravel(), kept[:, -1], len(sizes))
         ends = self._ends.find(ids, mask, sizes, remain, from_end=is_left)
         mask = (mask == TRAINED).astype(np.uint8)
-        whole = len(row) == len(sizes) and kept.sum() == len(ids)
-        ids, mask = (each if whole else gather(each, starts.ravel(), kept.ravel()) for each in (ids, mask))
+        uncut = len(row) == len(sizes) and kept.sum() == len(ids)
+        ids, mask = (each if uncut else gather(each, starts.ravel(), kept.ravel()) for each in (ids, mask))
         forged = _forged(texts, self._words, added)
         return Encoded(ids, kept.sum(1), mask, row.ravel(), sizes, forged, ends=ends, apart=apart)
 

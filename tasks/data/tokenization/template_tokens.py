@@ -30,15 +30,16 @@ def template_tokens(folder: Path, texts: TextsMeta) -> list[str]:
     return [name for name in names if any(name in source for source in sources)]
 
 
-def write_template(folder: Path, texts: Path) -> None:
-    """Write the chat template of texts whose parts name special tokens, so that other programs write the same.
+def write_template(folder: Path, texts: TextsMeta, file: Path) -> None:
+    """Write the chat template of conversations whose parts name special tokens, so that other programs write the same.
 
-    folder: the tokenizer's; texts: a Parquet file of format_prompts.
+    folder: the tokenizer's; file: a Parquet file of format_prompts.
     """
     from pyarrow.parquet import read_schema
 
-    schema = read_schema(texts)
-    if "parts" in schema.names and TOKEN in [field.name for field in schema.field("parts").type.value_type]:
+    schema = read_schema(file)
+    is_talk = "parts" in schema.names and texts["rows"]["settings"]["task"] != "instruction"
+    if is_talk and TOKEN in [field.name for field in schema.field("parts").type.value_type]:
         loaded = read_tokenizer(folder)
         begin = "".join(str(loaded.tokenizer.id_to_token(number)) for number in loaded.prefix())
         template = sections_template(begin, loaded.special.get("eos_token", ""))

@@ -115,10 +115,11 @@ def texts_of(table: pa.Table) -> Texts:
 def _flags(structs: pa.StructArray, name: str) -> Array:
     """Return a field of parts, bool [parts]; False where parts lack it."""
     import numpy as np
+    import pyarrow as pa
 
     if structs.type.get_field_index(name) < 0:
         return np.zeros(len(structs), dtype=bool)
-    flags: Array = structs.field(name).fill_null(False).to_numpy(zero_copy_only=False)
+    flags: Array = structs.field(name).cast(pa.bool_()).fill_null(False).to_numpy(zero_copy_only=False)
     return flags
 
 

@@ -4,24 +4,29 @@ refused with the row; and what a template adds or leaves out by itself, which is
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from tests.data.format.test_chat import CHATML, FORGETFUL, TALK
 from tests.data.format.test_chat_templates import CALL, THOUGHTS, TOOL_TALK, TOOLS
-from tests.helpers.chats import chat_model, chat_template, rows_of
+from tests.helpers.chats import chat_model, chat_template, rows_of, token_rows
 from tests.helpers.data_stages import Bench, loaded_rows, table, trained, whole
 from trnflow.tasks.data.format.chat import templated
 from trnflow.tasks.data.format.conversation import Conversation
 from trnflow.tasks.data.format.read_fields import UNREAD, recorded
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.templates import ChatTemplate
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.evaluation.generation import prompt_encoder, prompt_ids
 from trnflow.tasks.prediction.prompts import shape_of
+from trnflow.tasks.training.needs import refuse_endless
 
 Row = dict[str, Any]
 
@@ -189,7 +194,8 @@ def test_alpaca_s_system_prompt_and_history_are_written_as_axolotl_and_llama_fac
         "Be brief.\n\n### Instruction:\nOne?\n\n### Response:\nYes.\n\n### Instruction:\nTwo?\n\n### Response:\nAlso.\n\n"
         "### Instruction:\nThree?\n\n### Response:\nNo."
     ]
-    assert [part["text"] for part in table(texts, "train")["parts"][0] if part["train"]] == ["Yes.", "Also.", "No."]
+    learnt = [part["text"] for part in table(texts, "train")["parts"][0] if part["train"]]
+    assert learnt == ["Yes.", "", "Also.", "", "No."]  # "" is an end token
     assert trained(bench.texts(rows, **form, turns="last")) == ["No."]
     plain = loaded_rows(tmp_path / "plain", alpaca(system=None, history="[]"), nested=["history"])
     assert whole(bench.texts(plain, **form)) == whole(bench.texts(loaded_rows(tmp_path / "bare", alpaca()), **form))
@@ -199,6 +205,32 @@ def test_alpaca_s_system_prompt_and_history_are_written_as_axolotl_and_llama_fac
     parts = shape.of_row({"instruction": "Three?", "system": "Be brief.", "history": ROUNDS}, "row 1")
     assert shape.optional == ["input", "system", "history"] and not any(part["train"] for part in parts)
     assert "".join(part["text"] for part in parts) + "No." == whole(texts)[0]
+
+
+@pytest.mark.parametrize("turns", ["all", "last"])
+def test_each_round_of_alpaca_ends_as_in_llama_factory(bench: Bench, shared: Path, turns: str) -> None:
+    """Its template alpaca writes eos and a blank line after each answer, and trains on eos. Rows without history have theirs."""
+    folder = shared / "assets/stories260K-hf"
+    columns = {name: values * 2 for name, values in alpaca().items()}
+    rows = loaded_rows(bench.root, {**columns, "history": [json.dumps(ROUNDS), "[]"]}, nested=["history"])
+    form = {"task": "instruction", "style": "alpaca", "response": "output"}
+    texts = bench.texts(rows, {"source": str(folder)}, **form, turns=turns)
+    tokens = bench.tokens(texts, {"source": str(folder)})
+    refuse_endless(tokens.meta)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    (ids, mask), (plain, _) = token_rows(tokens)
+    written, _ = (text.replace("Yes.", "Yes.</s>").replace("Also.", "Also.</s>") + "</s>" for text in whole(texts))
+    assert ids == theirs(written).input_ids and plain[0] == theirs.bos_token_id and plain[-1] == theirs.eos_token_id
+    answers = ["Yes.", "Also.", "No."] if turns == "all" else ["No."]
+    taught = [list(span) for train, span in groupby(zip(ids, mask, strict=True), lambda pair: pair[1]) if train]
+    assert [theirs.decode([number for number, _ in span]).strip() for span in taught] == [
+        f"{each}</s>" for each in answers
+    ]
+    # a prompt has the same tokens
+    format = RowFormat("causal_lm", form, [], rows.meta["columns"], ["history"], 512)
+    parts = shape_of(format, folder).of_row({"instruction": "Three?", "history": ROUNDS}, "row 1")
+    assert prompt_ids(prompt_encoder(read_tokenizer(folder), {}), parts) == ids[: len(ids) - len(taught[-1])]
+    assert not (tokens.path / "tokenizer/chat_template.jinja").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ published folder, by transformers' own stop; answers without an end are refused.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from itertools import groupby
 from pathlib import Path
@@ -63,7 +64,8 @@ def cases(draw: st.DrawFn) -> Case:
     odd = st.sampled_from(["", "\n", " END", "</s> bye", "<unk>"])
     ends = draw(st.lists(st.one_of(end, end, end, odd), min_size=1, max_size=5))
     return Case(
-        special, new, draw(st.sampled_from(["</s>", "<s>", *special])), draw(st.sampled_from([None, "</s>", *special])), ends,
+        special, new, draw(st.sampled_from(["</s>", "<s>", "<unk>", *special])),
+        draw(st.sampled_from([None, "</s>", *special])), ends,
         draw(st.sampled_from(["", "<s>", *known, "### "])), draw(st.one_of(st.none(), end)),
         draw(st.lists(st.integers(0, 2), unique=True, max_size=3)),
     )  # fmt: skip
@@ -119,9 +121,10 @@ def test_what_ends_answers_in_training_ends_texts_of_the_folder(case: Case) -> N
     for _, ids in answers:
         while len(ids) > 1 and not theirs.decode(ids[-1:]).strip():
             ids = ids[:-1]
-        # a special token, as transformers reads the published tokenizer; an unknown word is none
+        # a special token, as transformers reads the published tokenizer; an unknown word is none, unless it is eos, too
         is_end = theirs.added_tokens_decoder.get(ids[-1]) and theirs.added_tokens_decoder[ids[-1]].special
-        wanted.append(ids[-1] if is_end and ids[-1] != theirs.unk_token_id else None)
+        is_word = ids[-1] == theirs.unk_token_id != theirs.eos_token_id
+        wanted.append(ids[-1] if is_end and not is_word else None)
     ended = {number for number in wanted if number is not None}
     assert {end["id"]: end["answers"] for end in tokens.meta["ends"]} == {
         number: wanted.count(number) for number in ended
@@ -205,6 +208,24 @@ def test_a_block_without_the_end_is_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="no special token ends the answers") as refused:
         refuse_endless(tokens.meta)
     assert "{% generation %}" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("task", "template"), [("instruction", "tokenizer"), ("chat", "sections"), ("chat", "{{ eos_token }}")]
+)
+def test_the_only_special_token_of_gpt2_ends_answers(task: str, template: str, bench: Bench, shared: Path) -> None:
+    """It is bos, eos, unk and pad in one, as in the tokenizers of GPT-NeoX, OPT and SmolLM."""
+    model = {"source": str(bench.root / "model")}
+    shutil.copytree(shared / "cases/c25_boundary/tokenizer", model["source"])
+    (bench.root / "model/config.json").write_text('{"model_type": "gpt2"}')
+    theirs = PreTrainedTokenizerFast.from_pretrained(model["source"])
+    assert theirs.unk_token_id == theirs.eos_token_id == theirs.bos_token_id == theirs.pad_token_id
+    if template not in ("tokenizer", "sections"):
+        template = f"{{% for m in messages %}}{{{{ m.content }}}}{template}{{% endfor %}}"
+    rows = loaded_rows(bench.root, {"instruction": ["a"], "response": ["b"], "messages": TALKS[:1]})
+    tokens = bench.tokens(bench.texts(rows, model, task=task, chat_template=template), model)
+    refuse_endless(tokens.meta)
+    assert [(end["id"], end["answers"]) for end in tokens.meta["ends"]] == [(theirs.eos_token_id, 1)]
 
 
 def test_padding_that_ends_turns_is_learnt_and_published(bench: Bench) -> None:
