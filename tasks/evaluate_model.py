@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.data.chunks import open_chunks
+from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE, before_inputs, has_baseline, is_told_before
+from trnflow.tasks.evaluation.baselines.measured import ended, measure_baselines, metrics_of
 from trnflow.tasks.evaluation.config import (
     GENERATIONS,
     PredictConfig,
+    SplitConfig,
     accelerator,
     environ,
     predict_inputs,
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 HARNESS = "trnflow.tasks.run_harness:run_harness"
+FITTING = "trnflow.tasks.fit_baseline:fit_baseline"
+BEFORE_TRAINING = "trnflow.tasks.predict_before:predict_before"
 
 WORST, LONGEST = 10, 500
 """ClassPredictions that the report shows, and characters of their texts."""
@@ -62,6 +67,9 @@ class EvaluateConfig(PredictConfig):
     """Metrics of your own, beside the built-in ones."""
     harness: HarnessConfig | None = None
     """Tasks of lm-evaluation-harness, on which a language model is evaluated, too."""
+    baseline: Literal["auto"] | None = "auto"
+    """What a simple method gets on the same rows, and where that tells something, the model before training: `auto`, or
+    null for nothing."""
 
     def predicting(self) -> PredictConfig:
         """Return the settings of `predict_rows`."""
@@ -72,13 +80,22 @@ class EvaluateConfig(PredictConfig):
         device = self.harness and (self.harness.device or self.device)
         return self.harness and self.harness.model_copy(update={"device": device})
 
+    def fitting(self) -> SplitConfig | None:
+        """Return the settings of `fit_baseline`."""
+        return SplitConfig(split=self.split) if self.baseline else None
+
+    def before(self) -> PredictConfig | None:
+        """Return the settings of `predict_before`."""
+        return self.predicting() if self.baseline else None
+
 
 def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
     """Return the table `inputs` of the key document: the inputs of `predict_rows`, the texts, and files of the harness."""
     texts, harness = inputs["texts"], inputs.get("harness")
     assert isinstance(texts, Artifact) and not isinstance(harness, Artifact)
     of_harness = {"harness": harness.identity} if harness else {}
-    return {**predict_inputs(config, inputs), "texts": texts.digest, **of_harness}
+    before = {"before": before_inputs(config, inputs)} if config.baseline and is_told_before(inputs) else {}
+    return {**predict_inputs(config, inputs), "texts": texts.digest, **of_harness, **before}
 
 
 def evaluate_accelerator(config: EvaluateConfig) -> Meta:
@@ -97,6 +114,8 @@ def evaluate_accelerator(config: EvaluateConfig) -> Meta:
     kept={
         "predictions": Kept(PREDICTING, EvaluateConfig.predicting),
         "harness_results": Kept(HARNESS, EvaluateConfig.harnessing),
+        "baseline_predictions": Kept(FITTING, EvaluateConfig.fitting, has_baseline),
+        "starting_predictions": Kept(BEFORE_TRAINING, EvaluateConfig.before, is_told_before),
     },
 )
 def evaluate_model(
@@ -107,10 +126,13 @@ def evaluate_model(
     rows: Input | None = None,
     code: Source | None = None,
     harness_results: Input | None = None,
+    baseline_predictions: Input | None = None,
+    starting_predictions: Input | None = None,
     *,
     out: Workdir,
 ) -> Meta:
-    """Write report.json, report.html and predictions.parquet; of classes and numbers the plots, of texts generations.jsonl.
+    """Write report.json, report.html and predictions.parquet; of classes and numbers the plots, of texts generations.jsonl; of
+    what the model is compared with baseline.parquet and before.parquet.
 
     rows: `load_data`'s, code: the functions that `metrics` names; None without any.
 
@@ -124,6 +146,8 @@ def evaluate_model(
         _classification if kind.one_class else _targets if kind.reads_targets else _pairs if kind.pairs else _language
     )
     measured = score(packed, predictions, file, out)
+    compared = {BASELINE: baseline_predictions, BEFORE: starting_predictions}
+    baselines = measure_baselines(compared, predictions, packed, task, out.path)
     metrics, own = measured["metrics"] | made["export_metrics"], dict[str, list[str]]()
     if harness_results is not None:
         metrics, own = metrics | harness_results.meta["metrics"], {"own": harness_results.meta["own"]}
@@ -141,6 +165,11 @@ def evaluate_model(
         report["own"] = own["own"]
     if harness_results is not None:
         report["harness"] = read_json(harness_results.path / "harness.json")
+    if baselines:
+        report["baselines"] = baselines
+    for entry in baselines:
+        if "left_out" in entry:
+            out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
     for note in (notes := _notes(report)):
         out.warn(note)
     last = _last_notes(texts, packed, out)
@@ -149,6 +178,7 @@ def evaluate_model(
     write_page(out.path)
     hidden = {score.name for score in SCORES if score.report_only}
     shown = {key: metrics[key] for key in metrics if key not in hidden}
+    shown = metrics_of(baselines) | shown
     return {"task": task, "split": made["split"], "metrics": shown, **own, **({"notes": last} if last else {})}
 
 
@@ -322,7 +352,9 @@ def _language(packed: Input, predicted: Input, texts: Path, out: Workdir) -> Tas
 
 def _answered(lines: list[Generation]) -> dict[str, float]:
     """Return the metrics of the greedy texts whose prompts have answers."""
-    return dict(values_of_texts([(line["generated"], line["answer"]) for line in lines if line["answer"] is not None]))
+    answered = [(line, line["answer"]) for line in lines if line["answer"] is not None]
+    metrics = dict(values_of_texts([(line["generated"], answer) for line, answer in answered]))
+    return metrics | ended([line for line, _ in answered], "ended")
 
 
 def _training_labels(packed: Input, expected: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -169,11 +169,13 @@ class Kept(NamedTuple):
     """What makes an input that a stage keeps.
 
     name: "module:function" of a stage function, which the stage's module does not import: the stage's process is then
-    without its libraries; config: config of the stage that keeps what it makes -> its own, or None for no input.
+    without its libraries; config: config of the stage that keeps what it makes -> its own, or None for no input; reads:
+    inputs of that stage -> whether these have what it makes something of.
     """
 
     name: str
     config: Callable[[Any], StageConfig | None]
+    reads: Callable[[Keyed], bool] = lambda inputs: True
 
     @property
     def function(self) -> Callable[..., Meta]:

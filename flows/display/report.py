@@ -8,6 +8,7 @@ from typing import Any, Literal
 from trnflow.flows.runner.forecast import ANYWAY, dollars, total
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.scores import NAMES
 from trnflow.tasks.keys.lineage import Change
 
@@ -68,12 +69,21 @@ def highlights(step: Step) -> str:
 
 
 def figures(values: Meta, most: int = 4, own: Sequence[str] = ()) -> str:
-    """Return up to `most` metrics, such as `accuracy 0.91  loss 0.2`; the user's own and FIRST_METRICS come first, those
-    before training last."""
+    """Return up to `most` metrics, such as `accuracy 0.91 (baseline 0.8)  loss 0.2`; the user's own and FIRST_METRICS come
+    first. What a baseline has, or the model before training, stands behind the metric."""
     first = (*own, *FIRST_METRICS)
     places = {name: place for place, name in reversed([*enumerate(first)])}
-    names = sorted(values, key=lambda name: (places.get(name, len(first)), name.endswith("_before")))
-    return "  ".join(f"{name} {number(values[name])}" for name in names[:most])
+    names = sorted(values, key=lambda name: (places.get(name, len(first)), name.endswith(f"_{BEFORE}")))
+    alone = [
+        name for name in names if not any(f"{other}_{end}" == name for other in values for end in (BASELINE, BEFORE))
+    ]
+    return "  ".join(_with_baselines(name, values) for name in alone[:most])
+
+
+def _with_baselines(name: str, values: Meta) -> str:
+    ends = [end for end in (BASELINE, BEFORE) if f"{name}_{end}" in values]
+    beside = ", ".join(f"{end} {number(values[f'{name}_{end}'])}" for end in ends)
+    return f"{name} {number(values[name])}" + (f" ({beside})" if beside else "")
 
 
 def seconds(value: float | None) -> str:

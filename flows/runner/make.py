@@ -213,7 +213,7 @@ class _Attempt:
             reads = {each: self.inputs[each] for each in step.node.inputs}
             stored = stored or make_result(step, reads, self.before, self.context, keeper)
             if stored.action == "hit":
-                emit({"info": f"its {name}: {stored.why}"})
+                emit({"info": f"its {name.replace('_', ' ')}: {stored.why}"})
                 emit({"figures": stored.figures})
             listed = Shard(stage=step.name, key=str(step.key), artifact=stored.artifact.digest)
             journal.setdefault("shards", []).append(listed)

@@ -13,8 +13,8 @@ from trnflow.tasks.keys.hooks import KIND, code_source, stage_kind
 from trnflow.tasks.own_stage import OwnStage, named_stage
 
 ELSEWHERE = frozenset({
-    "answer", "check_models", "check_turns", "compare_models", "freeze_rows", "number_labels", "own_stage", "predict_rows",
-    "run_harness", "sample_rows", "score_rows", "stand_in",
+    "answer", "check_models", "check_turns", "compare_models", "fit_baseline", "freeze_rows", "number_labels", "own_stage",
+    "predict_before", "predict_rows", "run_harness", "sample_rows", "score_rows", "stand_in",
 })  # fmt: skip
 """Stages of promotion and rehearsal, which have records under their names, too."""
 

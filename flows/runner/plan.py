@@ -143,7 +143,7 @@ def kept_steps(
     """Return {parameter: step of its own} of the inputs that a step's stage keeps. inputs: the step's, all known."""
     stage, steps = step.node.stage, {}
     for name, kept in stage.kept.items():
-        if (config := kept.config(step.config)) is None:
+        if (config := kept.config(step.config)) is None or not kept.reads(inputs):
             continue
         takes = stage_of(kept.function).takes
         given = {other: item for other, item in inputs.items() if other in takes}
@@ -315,9 +315,9 @@ class Plan:
         why = lost or nearest_changes(past, step.document) or "never ran in this store"
         if step.node.stage.resumable:
             why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document))))
-        for name, kept in kept_steps(step, self.inputs_of(step), self.store.memo, stamp_of).items():
-            if self.store.record(kept.name, str(kept.key)) is not None:
-                why += f"; its {name} are kept"
+        kept = kept_steps(step, self.inputs_of(step), self.store.memo, stamp_of)
+        if names := [name for name, of in kept.items() if self.store.record(of.name, str(of.key)) is not None]:
+            why += f"; its {' and '.join(names).replace('_', ' ')} are kept"
         step.action, step.why = "run", why
         self._forecast(step, past, step.document)
 

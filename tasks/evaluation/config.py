@@ -37,11 +37,16 @@ class GenerationConfig(StageConfig):
     """The seed of sampling. Each prompt gets a seed of its own, made of this one and the prompt's text."""
 
 
-class PredictConfig(StageConfig):
-    """Settings of `predict_rows`: what they change is predicted again."""
+class SplitConfig(StageConfig):
+    """Settings of `fit_baseline`."""
 
     split: Literal["train", "validation", "test"] = "test"
     """The split to evaluate on. Where the data has no test split, validation is used, and the report says so."""
+
+
+class PredictConfig(SplitConfig):
+    """Settings of `predict_rows`: what they change is predicted again."""
+
     device: Literal["cpu", "cuda"] | None = None
     """The device that evaluates. Default: `cuda` where `train.device` is `cuda`, else `cpu`."""
     batch: BatchRows = 32
@@ -94,7 +99,7 @@ def base_weights(base: Source | None, warm_start: Artifact | Input | None) -> Js
     return warm_start.digest if warm_start is not None else base and base.identity["weights"]
 
 
-def split_of(config: PredictConfig, chunks: Mapping[str, Mapping[str, int]]) -> str:
+def split_of(config: SplitConfig, chunks: Mapping[str, Mapping[str, int]]) -> str:
     """Return the split to evaluate on: the configured one, or validation where test is missing. Raises DataError.
 
     chunks: {split: {length: chunks}}."""

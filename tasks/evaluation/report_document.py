@@ -56,6 +56,7 @@ class Generation(TypedDict):
     sampled: str
     answer: str | None
     before: NotRequired[str]
+    before_ended: NotRequired[bool]
     before_sampled: NotRequired[str]
 
 
@@ -87,6 +88,17 @@ class HarnessReport(TypedDict):
     rows: list[HarnessRow]
 
 
+class BaselineReport(TypedDict):
+    """name: `baseline`, or `before` of the model before training; rows: of train that it learnt from; left_out: why there is
+    none, and nothing else."""
+
+    name: str
+    left_out: NotRequired[str]
+    method: NotRequired[str]
+    rows: NotRequired[int]
+    metrics: NotRequired[dict[str, float]]
+
+
 class TaskReport(TypedDict):
     """What a task measures. intervals: {metric: its ends, "confidence", "resamples"}; classes: figures of each output; cut,
     answered: numbers of rows; own: names of the user's metrics."""
@@ -106,6 +118,7 @@ class TaskReport(TypedDict):
     answered: NotRequired[int]
     own: NotRequired[list[str]]
     harness: NotRequired[HarnessReport]
+    baselines: NotRequired[list[BaselineReport]]
 
 
 class Report(TaskReport):

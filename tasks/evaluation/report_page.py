@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.lost_rows import COLUMNS
 from trnflow.tasks.evaluation.scores import MAIN
 from trnflow.tasks.kinds.registry import KINDS, kind_of
@@ -16,6 +17,7 @@ from trnflow.tasks.stage import read_json
 
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import (
+        BaselineReport,
         Generation,
         HarnessReport,
         LostRows,
@@ -28,6 +30,9 @@ TEMPLATE = "trnflow/tasks/evaluation/report.html.jinja"
 
 PLOTS = {"confusion_matrix.png": "confusion matrix", "calibration.png": "calibration curve"}
 PLOTS |= {file: shows for kind in KINDS.values() for file, shows in kind.plots.items()}
+
+BASELINES = {BASELINE: "simple baseline", BEFORE: "before training"}
+"""{name of a baseline: head of its column}"""
 
 CLASSES = 100
 """The most classes that the page lists."""
@@ -63,17 +68,20 @@ def subtitle_of(report: Report) -> str:
 
 def evaluation_part(folder: Path, report: Report) -> Meta:
     """Return what the template shows of an evaluation. folder: has the plots; report: report.json."""
-    metrics, intervals = report["metrics"], report["intervals"]
+    metrics, intervals, baselines = report["metrics"], report["intervals"], report.get("baselines", [])
     return {
         "cards": [
-            {"name": name, "value": number(metrics[name]), "interval": _between(intervals.get(name))}
+            {
+                "name": name,
+                "value": number(metrics[name]),
+                "interval": _between(intervals.get(name)),
+                "beside": _beside(name, baselines),
+            }
             for name in (*report.get("own", ()), *MAIN)
             if name in metrics
         ],
-        "metrics": table(
-            ("metric", "value", "interval"),
-            ((name, number(value), _between(intervals.get(name))) for name, value in sorted(metrics.items())),
-        ),
+        "metrics": _metrics(report, [entry for entry in baselines if "metrics" in entry]),
+        "about_baselines": [_about(entry) for entry in baselines],
         "about_intervals": f"Intervals: {intervals['confidence']:.0%} of {intervals['resamples']:,} bootstrap resamples.",
         "plots": [_plot(folder / name, alt) for name, alt in PLOTS.items() if (folder / name).exists()],
         "classes": _classes(report.get("classes", [])),
@@ -84,6 +92,37 @@ def evaluation_part(folder: Path, report: Report) -> Meta:
         "harness": _harness(report.get("harness")),
         "lost_rows": _lost_rows(report.get("data", {})),
     }
+
+
+def _metrics(report: Report, baselines: list[BaselineReport]) -> Meta:
+    """Return the table of the metrics, with a column for each baseline."""
+    heads = [BASELINES[entry["name"]] for entry in baselines]
+    rows = (
+        (
+            name,
+            number(value),
+            *(number(entry["metrics"].get(name, "")) for entry in baselines),
+            _between(report["intervals"].get(name)),
+        )
+        for name, value in sorted(report["metrics"].items())
+    )
+    columns = ("metric", "model" if heads else "value", *heads, "interval")
+    return table(columns, rows, columns[1:])
+
+
+def _beside(name: str, baselines: list[BaselineReport]) -> str:
+    """Return what baselines have of a metric, as text."""
+    known = [(entry["name"], entry.get("metrics", {}).get(name)) for entry in baselines]
+    return ", ".join(f"{baseline} {number(value)}" for baseline, value in known if value is not None)
+
+
+def _about(entry: BaselineReport) -> str:
+    """Return a sentence about how a baseline was made, or why there is none."""
+    head = BASELINES[entry["name"]]
+    if "left_out" in entry:
+        return f"Without {head}: {entry['left_out']}."
+    learnt = f", learnt from {entry['rows']:,} rows of train" if entry["rows"] else ""
+    return f"{head.capitalize()}: {entry['method']}{learnt}."
 
 
 def table(

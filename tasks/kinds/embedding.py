@@ -83,8 +83,9 @@ def cosent_loss(vectors: Tensor, scores: Tensor) -> Tensor:
     return worst.clamp(min=0) + (-worst.abs()).exp().log1p()
 
 
-def _is_scored(outputs: Outputs) -> bool:
-    return bool(outputs.expected.shape[1] == 1)
+def is_scored(expected: Any) -> bool:
+    """Return whether rows have scores. expected: float32 [rows, numbers]."""
+    return bool(expected.shape[1] == 1)
 
 
 def _vectors(outputs: Outputs) -> Any:
@@ -96,27 +97,31 @@ def _vectors(outputs: Outputs) -> Any:
 class Corpus:
     """The distinct texts among which each anchor's positive is looked for: the rows' positives and negatives.
 
+    expected: float32 [rows, two numbers a text]; vectors: of length 1, [rows x texts, dimensions], an array or a sparse one.
+
     Attributes:
-        anchors, texts: Vectors, float32 [rows or texts, dimensions].
+        anchors, texts: Vectors, [rows or texts, dimensions].
         own: int64 [rows], the place of each row's positive in `texts`.
         source: int64 [texts, 2], the row that a text is from, and its place in that row.
     """
 
-    def __init__(self, outputs: Outputs) -> None:
+    def __init__(self, expected: Any, vectors: Any) -> None:
         import numpy as np
 
-        vectors, rows = _vectors(outputs), len(outputs.expected)
-        numbers = outputs.expected.reshape(rows, -1, 2)[:, 1:]
+        rows = len(expected)
+        numbers = expected.reshape(rows, -1, 2)[:, 1:]
         kinds = numbers.shape[1]
         _, first, which = np.unique(numbers.reshape(-1, 2), axis=0, return_index=True, return_inverse=True)
-        self.anchors, self.texts = vectors[:, 0], vectors[:, 1:].reshape(rows * kinds, -1)[first]
+        places = np.arange(rows * (kinds + 1)).reshape(rows, kinds + 1)
+        self.anchors, self.texts = vectors[places[:, 0]], vectors[places[:, 1:].ravel()[first]]
         self.own = which.reshape(rows, kinds)[:, 0]
         self.source = np.stack([first // kinds, first % kinds + 1], axis=1)
 
     def blocks(self) -> Iterator[tuple[int, Any]]:
         """Yield (first row, cosines of its anchor and the next ones with all texts)."""
-        for start in range(0, len(self.anchors), BLOCK):
-            yield start, self.anchors[start : start + BLOCK] @ self.texts.T
+        for start in range(0, self.anchors.shape[0], BLOCK):
+            cosines = self.anchors[start : start + BLOCK] @ self.texts.T
+            yield start, cosines.toarray() if hasattr(cosines, "toarray") else cosines
 
     def places(self) -> Any:
         """Return each positive's place, from 1; of cosines that differ by less than EQUAL the last: int64 [rows]."""
@@ -129,15 +134,25 @@ class Corpus:
         return np.concatenate(found)
 
 
+def _corpus(outputs: Outputs) -> Corpus:
+    vectors = _vectors(outputs)
+    return Corpus(outputs.expected, vectors.reshape(-1, vectors.shape[-1]))
+
+
+def _places(outputs: Outputs) -> Any:
+    """Return each positive's place. A baseline's values are places, one a row, instead of vectors."""
+    return outputs.values[:, 0] if outputs.values.shape[1] == 1 else _corpus(outputs).places()
+
+
 def _of_places(function: Callable[[Any], Any]) -> Callable[[Outputs], Any]:
     """Return the column of a mean over rows; NaN where rows have scores."""
 
     def columns(outputs: Outputs) -> Any:
         import numpy as np
 
-        if _is_scored(outputs):
+        if is_scored(outputs.expected):
             return np.full((len(outputs.loss), 1), np.nan)
-        return function(Corpus(outputs).places()).astype(np.float64)[:, None]
+        return function(_places(outputs)).astype(np.float64)[:, None]
 
     return columns
 
@@ -148,7 +163,7 @@ def _of_scores(change: Callable[[Any], Any]) -> Callable[[Outputs], Any]:
     def columns(outputs: Outputs) -> Any:
         import numpy as np
 
-        if not _is_scored(outputs):
+        if not is_scored(outputs.expected):
             return np.full((len(outputs.loss), 5), np.nan)
         return moments(change(outputs.expected), change(outputs.decided))
 
@@ -328,22 +343,22 @@ class Embedding(TargetKind):
         cosines = outputs.decided[:, 0]
         figures = {"mean": float(cosines.mean()), "least": float(cosines.min()), "most": float(cosines.max())}
         rows = [{"label": "cosine of a row's texts", **figures, "rows": len(cosines)}]
-        if not _is_scored(outputs):
-            rows[0]["texts_to_find"] = len(Corpus(outputs).texts)
+        if not is_scored(outputs.expected):
+            rows[0]["texts_to_find"] = len(_corpus(outputs).texts)
         return rows
 
     def row_answers(self, outputs: Outputs, labels: list[str]) -> dict[str, list[Any]]:
         answers: dict[str, list[Any]] = {"cosine": [*outputs.decided[:, 0]]}
-        if _is_scored(outputs):
+        if is_scored(outputs.expected):
             return {"label": [*outputs.expected[:, 0]], **answers}
-        return {**answers, "place": [*Corpus(outputs).places()]}
+        return {**answers, "place": [*_places(outputs)]}
 
     def nearest(self, outputs: Outputs) -> Iterator[tuple[int, int, list[tuple[float, int, int]]]]:
         import numpy as np
 
-        if _is_scored(outputs):
+        if is_scored(outputs.expected):
             return
-        corpus = Corpus(outputs)
+        corpus = _corpus(outputs)
         places = corpus.places()
         # the first rows, then those whose positive is found last
         for row in dict.fromkeys(
@@ -356,7 +371,7 @@ class Embedding(TargetKind):
     def draw(self, outputs: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
         import numpy as np
 
-        if _is_scored(outputs):
+        if is_scored(outputs.expected):
             plots.residuals(outputs.expected, outputs.decided, ["cosine"], folder / "cosines.png")
             return
         counts, edges = np.histogram(outputs.decided, bins=10, range=(-1, 1))

@@ -20,6 +20,8 @@ TAKES_LESS = {
     "consolidate": "lower consolidate.max_shard_size",
     "export_neuron": "lower export.batch",
     "predict_rows": "lower evaluate.batch",
+    "fit_baseline": "set evaluate.baseline=null",
+    "predict_before": "lower evaluate.batch, or set evaluate.baseline=null",
 }
 """{stage: settings with which it takes less memory}"""
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.scores import MAIN, NAMES, TRAINING
 from trnflow.tasks.tracking.addresses import VIEW
 
@@ -21,9 +22,13 @@ _NOT_IN_A_NAME = re.compile(r"[^\w./ -]")
 PARAM_LENGTH = 6000
 
 MOST_FIGURES = 8
-ORDER = (*NAMES, "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars")
+COMPARED = tuple(f"{name}_{end}" for name in MAIN for end in (BASELINE, BEFORE))
+ORDER = (*MAIN, *COMPARED, *NAMES[len(MAIN) :], "seconds", "samples_per_second", "tokens_per_second", "mfu", "dollars")
 """The single figures that a run shows first."""
-SUMMARY = (*(f"evaluate_model/{name}" for name in MAIN), *(f"train/{name}" for name in (*TRAINING, "seconds")))
+SUMMARY = (
+    *(f"evaluate_model/{name}" for name in (*MAIN, *COMPARED)),
+    *(f"train/{name}" for name in (*TRAINING, "seconds")),
+)
 """The single figures that a run shows of its stages."""
 
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"

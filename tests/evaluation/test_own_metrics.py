@@ -56,7 +56,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> InProcessShell:
 
 
 def predicts(shell: InProcessShell) -> int:
-    """How often rows were predicted."""
+    """How often rows were predicted, by the model or the baseline."""
     return len([*(shell.folder / ".trnflow/store/attempts").glob("*/*evaluate_model.shard*")])
 
 
@@ -88,10 +88,13 @@ def test_a_changed_metric_scores_the_kept_predictions_again(shell: InProcessShel
     own(shell).write_text(METRICS.replace("/ len(p)", "/ 2 / len(p)"))
     plan = {stage["stage"]: stage for stage in shell.json("plan", "own.yaml")["stages"]}
     assert {name for name, stage in plan.items() if stage["action"] not in ("hit", "skip")} == {"evaluate_model"}
-    assert plan["evaluate_model"]["why"] == "code of mine_of_metrics.metrics changed; its predictions are kept"
+    assert (
+        plan["evaluate_model"]["why"]
+        == "code of mine_of_metrics.metrics changed; its predictions and baseline predictions are kept"
+    )
     after = shell.json("run", "own.yaml", "--direct")["stages"][-1]
     assert after["metrics"] == before["metrics"] | {"cost": before["metrics"]["cost"] / 2}
-    assert after["figures"]["latency_p50_ms"] == before["figures"]["latency_p50_ms"] and predicts(shell) == 1
+    assert after["figures"]["latency_p50_ms"] == before["figures"]["latency_p50_ms"] and predicts(shell) == 2
 
 
 BAD = {
@@ -122,7 +125,7 @@ def test_what_a_metric_does_wrong_is_one_line_and_publishes_nothing(
     for body, told in BAD.values():
         own(shell).write_text(f"import math\n\nSEEN = []\n\n\ndef cost(p):\n{body}\n")
         assert told in shell.error("run", "own.yaml", "--direct", code=1), body
-    assert {*records.iterdir()} == before and predicts(shell) == 1
+    assert {*records.iterdir()} == before and predicts(shell) == 2
 
 
 def test_a_metric_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def run_whole(
     """Run a stage, and before it what makes the inputs that it keeps."""
     given = {**inputs}
     for name, kept in stage_of(function).kept.items():
-        if (theirs := kept.config(config)) is None:
+        if (theirs := kept.config(config)) is None or not kept.reads(inputs):  # type: ignore[arg-type]
             continue
         made = Workdir(out.scratch / name, out.scratch / f"{name}-scratch", out.emit)
         made.path.mkdir(parents=True)

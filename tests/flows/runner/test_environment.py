@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "consolidate": {"numpy", "safetensors", "tokenizers", "torch", "transformers"},
     "export_neuron": {"jinja2", "numpy", "safetensors", "torch", "torch-xla", "transformers"},
     "evaluate_model": {"jinja2", "matplotlib", "numpy", "pyarrow", "scikit-learn", "scipy"},
+    "fit_baseline": {"numpy", "pyarrow", "scikit-learn", "scipy", "threadpoolctl"},
     "predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
 }
 
