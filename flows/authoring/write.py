@@ -123,6 +123,8 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     data["ignore"] = [*_rest(draft, looked), *draft.fields]
     if data["ignore"]:
         draft.why["data.ignore"] = "not used; others are named by `plan` and `run`"
+    draft.settings["export"] = {"target": "none"}
+    draft.why["export.target"] = "or stablehlo, onnx, gguf, for programs without PyTorch"
     if hub and not _names_model(given):
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trnflow.flows.display import report
 from trnflow.flows.display.live_block import html_table, shown
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.python.run import Run
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import ON, RecipeTree, read_tree, tree_of
@@ -179,7 +179,8 @@ class Plan:
         steps = list(plan.steps.values())
         self.stages: list[PlannedStage] = [step.to_json() for step in steps]
         self.notes: list[str] = list(plan.notes)
-        self._text = report.plan_table(steps, recipe.price_per_hour)
+        chosen = report.chosen(plan.roles["training"], ROLES["chunks"])
+        self._text = "\n".join(filter(None, [report.plan_table(steps, recipe.price_per_hour), chosen]))
 
     @property
     def due(self) -> list[str]:
