@@ -65,7 +65,7 @@ def plan(options: Namespace) -> int:
         "notes": notes,
         **({"error": error.to_json()} if error else {}),
     }
-    lines = filter(None, [report.plan_table(steps, price), memory, chosen])
+    lines = [report.plan_table(steps, price), memory, *[f"auto     {chosen}"] * bool(chosen)]
     emit(options, document, *lines, *(f"note: {note}" for note in notes))
     return print_error(error, options) if error else 0
 

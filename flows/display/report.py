@@ -53,12 +53,11 @@ def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> str:
 
 
 def chosen(training: Step, rows: str) -> str:
-    """Return the line of a plan about settings of training that are `auto`; "" without any. rows: the stage that packs them."""
+    """Say what settings of training that are `auto` mean; "" without any. rows: the stage that packs the rows."""
     names = [f"train.{name}" for name in open_settings(training.config)]
     if names:
-        return f"auto     {' and '.join(names)}: not known before {rows} has run"
-    found = " ".join(f"train.{name}={value}" for name, value in training.chosen.items())
-    return f"auto     {found}" if found else ""
+        return f"{' and '.join(names)}: not known before {rows} has run"
+    return " ".join(f"train.{name}={value}" for name, value in training.chosen.items())
 
 
 def _expected(time: float | None, size: int | None, price_per_hour: float) -> tuple[str, str, str]:

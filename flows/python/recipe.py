@@ -178,9 +178,9 @@ class Plan:
     def __init__(self, recipe: settings.Recipe, plan: RunPlan) -> None:
         steps = list(plan.steps.values())
         self.stages: list[PlannedStage] = [step.to_json() for step in steps]
-        self.notes: list[str] = list(plan.notes)
         chosen = report.chosen(plan.roles["training"], ROLES["chunks"])
-        self._text = "\n".join(filter(None, [report.plan_table(steps, recipe.price_per_hour), chosen]))
+        self.notes: list[str] = [*plan.notes, *[f"auto: {chosen}"] * bool(chosen)]
+        self._text = report.plan_table(steps, recipe.price_per_hour)
 
     @property
     def due(self) -> list[str]:

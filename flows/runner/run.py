@@ -185,11 +185,8 @@ def _make(step: Step, plan: Plan, context: RunContext) -> Stored:
     after = {name: plan.steps[needed.name].artifact for name, needed in step.node.after.items()}
     before = [each for each in plan.steps.values() if each.settled]
     if step.chosen and step.node.stage.role == "training":
-        say(
-            context.log,
-            step.name,
-            ", ".join(f"{name} {value}" for name, value in step.chosen.items()) + ": chosen for these rows",
-        )
+        numbers = ", ".join(f"{name} {value}" for name, value in step.chosen.items())
+        say(context.log, step.name, f"{numbers}: chosen for these rows")
     return make_result(step, plan.inputs_of(step) | after, before, context)
 
 

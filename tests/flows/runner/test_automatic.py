@@ -8,6 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+import trnflow as tr
 from tests.helpers.command_line import DATA, InProcessShell, write_project
 
 AUTO = ("train.epochs=auto", "train.learning_rate=auto")
@@ -19,7 +20,9 @@ ON = ("--on", "cpu")
 
 
 @pytest.mark.slow
-def test_numbers_are_known_with_the_rows_and_stand_in_plan_config_card_and_key(tmp_path: Path) -> None:
+def test_numbers_are_known_with_the_rows_and_stand_in_plan_config_card_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shell = InProcessShell(write_project(tmp_path / "house"))
 
     def actions(*overrides: str) -> dict[str, str]:
@@ -39,6 +42,10 @@ def test_numbers_are_known_with_the_rows_and_stand_in_plan_config_card_and_key(t
     shown = yaml.safe_load(shell("config", "mine.yaml", *ON, *TINY, *AUTO).stdout)["train"]
     assert (shown["epochs"], shown["learning_rate"]) == (20, 0.001)
     assert "auto " not in shell("plan", "mine.yaml", *ON, *TINY).stdout
+    monkeypatch.chdir(shell.folder)
+    monkeypatch.delenv("TRNFLOW_HOME", raising=False)
+    notes = tr.recipe("mine.yaml").set(on="cpu", train__epochs="auto", train__global_batch=8).plan().notes
+    assert "auto: train.epochs=20" in notes
 
     assert actions(*AUTO)["train"] == "ran"
     assert {*actions(*AUTO).values()} == {"hit"}
