@@ -73,6 +73,7 @@ def processes(config: TrainConfig) -> int:
     environ=environ,
     ranks=processes,
     needs=needs,
+    resolve="trnflow.tasks.training.automatic:resolved",
 )
 def precompile(
     config: TrainConfig, model: Source, packed: Input[PackedMeta], code: Source | None = None, *, out: Workdir

@@ -179,9 +179,14 @@ class Kept(NamedTuple):
 
     @property
     def function(self) -> Callable[..., Meta]:
-        module, _, name = self.name.partition(":")
-        function: Callable[..., Meta] = getattr(import_module(module), name)
+        function: Callable[..., Meta] = _named(self.name)
         return function
+
+
+def _named(name: str) -> Any:
+    """Import what "module:function" names."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
 
 
 def parameters(function: Callable[..., Any]) -> set[str]:
@@ -220,6 +225,8 @@ class Stage:
         kept: {parameter: what makes it}: inputs that it makes by functions of their own, each stored under a key of its
         own: what changes in this stage alone does not make them again.
         role: What others ask for it by; None for a stage that nothing asks for.
+        resolve: "module:function" of (config, inputs) -> the config with what the inputs decide, such as `auto`; inputs that are
+        not known yet are nodes. Keys hold its result, and not its code.
         plots: Whether its artifact has plots and pages, which MLflow shows.
         foresee: (config, known) -> what of its metadata is known before it runs. Raises a TrnflowError if it can't run.
         needs: (config, known) -> remarks for the user. Raises a TrnflowError if the stage is bound to fail. Asked of all
@@ -239,6 +246,7 @@ class Stage:
     keep_parts: bool = False
     kept: Mapping[str, Kept] = field(default_factory=dict)
     role: Role | None = None
+    resolve: str | None = None
     plots: bool = False
     foresee: Callable[[Any, Known], Meta] = lambda config, known: {}
     needs: Callable[[Any, Known], Iterable[str]] = lambda config, known: ()
@@ -253,6 +261,10 @@ class Stage:
     @property
     def name(self) -> str:
         return self.function.__name__
+
+    def resolved(self, config: Any, inputs: Mapping[str, Any]) -> Any:
+        """Return the config with what `resolve` finds in the inputs."""
+        return config if self.resolve is None else _named(self.resolve)(config, inputs)
 
     def with_kept(self, config: StageConfig) -> Iterator[tuple[Stage, StageConfig]]:
         """Yield the stage and what makes its kept inputs, each with its config."""

@@ -55,6 +55,7 @@ def needs(config: TrainConfig, known: Known) -> Iterable[str]:
     ranks=ranks,
     resumable=True,
     needs=needs,
+    resolve="trnflow.tasks.training.automatic:resolved",
 )
 def train(
     config: TrainConfig,

@@ -127,6 +127,9 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
         model = load(draft.base).model
         draft.settings["model"] = {"source": model.source, "revision": model.revision}
         draft.why["model.source"] = f"as `trnflow recipes` says of {draft.base}"
+    if "target" not in given.get("export", {}):
+        draft.settings["export"] = {"target": "none"}
+        draft.why["export.target"] = "or stablehlo, onnx, gguf, for programs without PyTorch"
     merge(draft.settings, given, Recipe)
     draft.settings.pop("name", None)  # it is the file's
 

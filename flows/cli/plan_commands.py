@@ -16,7 +16,7 @@ from trnflow.flows.champions.frozen_rows import newest_frozen, other_model
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import complete, emit, print_error
 from trnflow.flows.display import report
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.forecast import dollars, total
 from trnflow.flows.runner.memory_check import report_memory
@@ -25,6 +25,7 @@ from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
 from trnflow.tasks.errors import BlobLost, ConfigError, TrnflowError
 from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.explain import nearest_record
+from trnflow.tasks.training.automatic import open_settings
 from trnflow.tasks.training.memory.trace_process import trace_in_process
 
 
@@ -53,15 +54,19 @@ def plan(options: Namespace) -> int:
         complete(error, options)
     price = recipe.price_per_hour
     notes = [*_notes(context, found), *_promise(context)]
+    training = found.roles["training"]
+    chosen = report.chosen(training, ROLES["chunks"])
     document = {
         "recipe": recipe.name,
         "stages": [_plan_json(step, price) for step in steps],
         "expected": total((step.to_json() for step in steps), price),
         "memory": memory.to_json(),
+        "auto": {f"train.{name}": getattr(training.config, name) for name in open_settings(recipe.train)},
         "notes": notes,
         **({"error": error.to_json()} if error else {}),
     }
-    emit(options, document, report.plan_table(steps, price), memory, *(f"note: {note}" for note in notes))
+    lines = [report.plan_table(steps, price), memory, *[f"auto     {chosen}"] * bool(chosen)]
+    emit(options, document, *lines, *(f"note: {note}" for note in notes))
     return print_error(error, options) if error else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -14,7 +15,9 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, read_tree, recipe_names
 from trnflow.flows.recipes.other_names import missing, suggested
 from trnflow.flows.recipes.reference import Setting, json_schema, markdown, settings_of
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, TrnflowError
+from trnflow.tasks.training.automatic import open_settings
 
 
 def add_commands(sub: Any, common: ArgumentParser, recipe: ArgumentParser) -> None:
@@ -65,12 +68,29 @@ def print_schema(options: Namespace) -> int:
 
 def config(options: Namespace) -> int:
     """Print a recipe with every setting filled in, secrets hidden."""
-    document = settings.load(options.recipe, options.overrides).to_json()
+    recipe = settings.load(options.recipe, options.overrides)
+    document, found = recipe.to_json(), chosen(recipe)
+    document["train"] |= found
     if options.json:
         emit_json(document)
     else:
+        names = " and ".join(f"train.{name}" for name in found)
+        sys.stdout.write(f"# auto, chosen for the rows in the store: {names}\n" if found else "")
         sys.stdout.write(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
     return 0
+
+
+def chosen(recipe: settings.Recipe) -> Meta:
+    """Return {setting: value} of the settings of training that are `auto`, if the store has the packed rows."""
+    if not open_settings(recipe.train):
+        return {}
+    from trnflow.flows.finetune import finetune
+    from trnflow.flows.runner.context import open_store, plan_of
+
+    # without rows, a model or a store the settings stay as they are; `plan` says why
+    with suppress(TrnflowError):
+        return plan_of(finetune(recipe), recipe, open_store(recipe)).roles["training"].chosen
+    return {}
 
 
 def recipes(options: Namespace) -> int:

@@ -11,6 +11,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.scores import NAMES
 from trnflow.tasks.keys.lineage import Change
+from trnflow.tasks.training.automatic import open_settings
 
 FIRST_METRICS = (*NAMES, "train_rows", "rows_truncated", "rows_unsupervised")
 """The names of the metrics that a table shows before all others, in this order."""
@@ -50,6 +51,14 @@ def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> str:
         rows.append(("total", "", *_expected(sums["seconds"], sums["bytes"], price_per_hour), why))
     # without a price all dollars would be 0
     return aligned(rows if price_per_hour else [(*row[:4], row[5]) for row in rows])
+
+
+def chosen(training: Step, rows: str) -> str:
+    """Say what settings of training that are `auto` mean; "" without any. rows: the stage that packs the rows."""
+    names = [f"train.{name}" for name in open_settings(training.config)]
+    if names:
+        return f"{' and '.join(names)}: not known before {rows} has run"
+    return " ".join(f"train.{name}={value}" for name, value in training.chosen.items())
 
 
 def _expected(time: float | None, size: int | None, price_per_hour: float) -> tuple[str, str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trnflow.flows.display import report
 from trnflow.flows.display.live_block import html_table, shown
-from trnflow.flows.finetune import finetune
+from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.python.run import Run
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import ON, RecipeTree, read_tree, tree_of
@@ -178,7 +178,8 @@ class Plan:
     def __init__(self, recipe: settings.Recipe, plan: RunPlan) -> None:
         steps = list(plan.steps.values())
         self.stages: list[PlannedStage] = [step.to_json() for step in steps]
-        self.notes: list[str] = list(plan.notes)
+        chosen = report.chosen(plan.roles["training"], ROLES["chunks"])
+        self.notes: list[str] = [*plan.notes, *[f"auto: {chosen}"] * bool(chosen)]
         self._text = report.plan_table(steps, recipe.price_per_hour)
 
     @property

@@ -56,6 +56,8 @@ def for_mlflow(context: RunContext, step: Step) -> Meta:
     fields: Meta = {"kind": step.artifact.kind}
     if own := step.artifact.meta.get("own"):
         fields["own"] = own
+    if step.chosen and step.node.stage.role == "training":
+        fields["chosen"] = step.chosen
     lengths = step.artifact.meta.get("row_lengths", {})
     if lengths:
         fields["lengths"] = {split: counted["rows"] for split, counted in lengths.items()}

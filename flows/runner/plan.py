@@ -71,6 +71,7 @@ class Step:
         action: Planned: `hit`, `run`, `maybe` (not known before another stage has run, or a file was checked) or `skip`
             (no other stage needs it). Settled: `hit`, `ran` or `skip`.
         why: The reason, as text for the user; may be empty.
+        resolved: The config with what its stage finds in its inputs (`Stage.resolve`), as far as they are known.
         key, document: None while an input is not known.
         artifact: What the stage made, or what the store has; None if there is none.
         seconds: Settled: how long it took in this run, 0 for a hit. Planned: as expected, or None.
@@ -82,6 +83,7 @@ class Step:
     node: Node
     action: str = "maybe"
     why: str = ""
+    resolved: StageConfig | None = None
     key: str | None = None
     document: KeyDocument | None = None
     artifact: Artifact | None = None
@@ -96,7 +98,14 @@ class Step:
 
     @property
     def config(self) -> StageConfig:
-        return self.node.config
+        return self.resolved or self.node.config
+
+    @property
+    def chosen(self) -> Meta:
+        """{setting: value} that the stage found in its inputs."""
+        given, found = self.node.config, self.config
+        names = type(given).model_fields if self.resolved else ()
+        return {name: getattr(found, name) for name in names if getattr(found, name) != getattr(given, name)}
 
     @property
     def bytes(self) -> int | None:
@@ -232,6 +241,7 @@ class Plan:
         inputs = self.inputs_of(step)
         unknown = [item.name for item in inputs.values() if isinstance(item, Node)]
         memo = self.store.memo
+        step.resolved = step.node.stage.resolved(step.node.config, inputs)
         step.document = None if unknown else key_document(step.node.stage, step.config, inputs, memo, stamp_of)
         step.key = key_of(step.document) if step.document else None
         return list(dict.fromkeys(unknown))

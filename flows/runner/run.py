@@ -14,7 +14,7 @@ from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.make import find_result, make_result
 from trnflow.flows.runner.mlflow_log import end_log
 from trnflow.flows.runner.plan import Options, Plan, Step
-from trnflow.flows.runner.run_log import begin_log, write_failure, write_step
+from trnflow.flows.runner.run_log import begin_log, say, write_failure, write_step
 from trnflow.flows.runner.stored import Stored
 from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
@@ -184,6 +184,9 @@ def _found(step: Step, plan: Plan, context: RunContext) -> Stored | None:
 def _make(step: Step, plan: Plan, context: RunContext) -> Stored:
     after = {name: plan.steps[needed.name].artifact for name, needed in step.node.after.items()}
     before = [each for each in plan.steps.values() if each.settled]
+    if step.chosen and step.node.stage.role == "training":
+        numbers = ", ".join(f"{name} {value}" for name, value in step.chosen.items())
+        say(context.log, step.name, f"{numbers}: chosen for these rows")
     return make_result(step, plan.inputs_of(step) | after, before, context)
 
 

@@ -132,9 +132,10 @@ class _StageEnded(_Line, RecordedStage):
 
 class StageEnded(_StageEnded, total=False):
     """kind: of the artifact. own: names of the user's metrics. plots: names of files that were copied for MLflow. lengths:
-    {split: {"<upper bound>": rows}} by tokens."""
+    {split: {"<upper bound>": rows}} by tokens. chosen: {setting: value} of training's settings that are `auto`."""
 
     kind: str
+    chosen: Meta
     own: list[str]
     plots: list[str]
     lengths: dict[str, dict[str, int]]

@@ -31,6 +31,7 @@ def key_document(
 
     inputs: {name: artifact or source}; stamp_of: see `closure`. Raises ConfigError when an asset is missing.
     """
+    config = stage.resolved(config, inputs)
     code, env = stage_closure(stage, memo, stamp_of)
     own = [item for item in inputs.values() if isinstance(item, Source) and item.kind == CODE]
     for source in own:

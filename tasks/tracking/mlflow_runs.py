@@ -28,6 +28,7 @@ from trnflow.tasks.tracking.mlflow_values import (
     saved_view,
 )
 from trnflow.tasks.tracking.registry import MirroredChampion, mirror_champion
+from trnflow.tasks.training.automatic import AUTO, SETTINGS
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -109,7 +110,8 @@ class MlflowRuns:
         self._state["store"] = hide_secrets(event["store"])
         self._state["parent"] = self._run(f"{event['recipe']} {event['run']}", event["time"], tags, stage="")
         self._nest()
-        self._params(self._state["parent"], settings)
+        # a parameter can't be changed: training's own follow when they are known
+        self._params(self._state["parent"], _without_auto(settings))
         import yaml
 
         recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
@@ -135,6 +137,8 @@ class MlflowRuns:
         if event.get("kind") == "rows":
             for setting, source in self._state["sources"].items():
                 self._dataset(source, str(event["artifact"]), f"{setting}={source}", "training")
+        if chosen := event.get("chosen"):
+            self._params(self._state["parent"], {"train": chosen})
         tags = {"key": event["key"], "artifact": event["artifact"], "action": event["action"]}
         self._tags(self._state["parent"], {f"trnflow.{name}.{stage}": value for name, value in tags.items()})
         reached = numbers(event["metrics"])
@@ -291,6 +295,13 @@ class MlflowRuns:
 
     def _end(self, run: str, status: str, at: float) -> None:
         self._client.set_terminated(run, status, end_time=_ms(at))
+
+
+def _without_auto(settings: Meta) -> Meta:
+    """Return a recipe's settings without those of training that the rows will decide."""
+    train = settings.get("train", {})
+    known = {name: value for name, value in train.items() if name not in SETTINGS or value != AUTO}
+    return {**settings, "train": known} if known != train else settings
 
 
 def data_sources(settings: Meta) -> dict[str, str]:

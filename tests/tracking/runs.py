@@ -25,7 +25,7 @@ from trnflow.tasks.tracking.follower import Unsent
 PATIENCE = 120.0
 SETTINGS = {
     "name": "demo",
-    "train": {"learning_rate": 3e-5, "devices": None, "betas": [0.9, 0.999]},
+    "train": {"learning_rate": 3e-5, "epochs": "auto", "devices": None, "betas": [0.9, 0.999]},
     "data": {"source": "s3://KEY:hunter2@bucket/emotion?X-Amz-Signature=hunter2&part=1"},
     "model": {"config": {"pad_token": "<pad>"}, "hf_token": "sesame"},
     "launch": {"environment": {"ANYTHING": "hunter2"}},
@@ -74,7 +74,7 @@ def speak(log: EventLog, home: Path, points: int = 1200, *, metrics: bool = True
     for step in range(points if metrics else 0):
         emit({"metrics": {"step": step, "values": {"loss": 1 / (step + 1), "learning_rate": 3e-5}}})
     figures = {"samples_per_second": 70.0, "device": "cpu"}
-    end(log, "train", train, "b", seconds=12.5, metrics={"train_loss": 0.25}, figures=figures)
+    end(log, "train", train, "b", seconds=12.5, metrics={"train_loss": 0.25}, figures=figures, chosen={"epochs": 12})
     begin(log, "evaluate_model", evaluate)
     scores = {"f1_weighted": 0.92, "per_class": {"joy": {"f1": 0.9}}}
     end(log, "evaluate_model", evaluate, "c", seconds=1.0, metrics=scores, plots=[plot.name])

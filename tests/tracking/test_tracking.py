@@ -50,6 +50,7 @@ def test_a_run_is_in_mlflow_once_it_is_finished(home):
     assert parent.info.run_name == "demo r1"
     assert parent.data.params["train.learning_rate"] == "3e-05"
     assert parent.data.params["train.betas"] == "[0.9, 0.999]"
+    assert parent.data.params["train.epochs"] == "12"  # auto in the recipe
     assert parent.data.tags["commit"] == "abc"
     assert parent.data.tags["trnflow.action.load_data"] == "hit"
     assert parent.data.tags["trnflow.artifact.train"] == "sha256:" + "b" * 64

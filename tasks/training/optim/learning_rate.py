@@ -19,6 +19,7 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
     """Return the learning rate of update `step` (from 0) of `total`, as transformers' schedules."""
+    assert config.learning_rate != "auto", "the plan decides what auto is"
     # given for another batch, the rate is scaled with the batch
     peak = config.learning_rate * config.global_batch / (config.learning_rate_batch or config.global_batch)
     warmup = math.ceil(total * config.warmup_ratio)

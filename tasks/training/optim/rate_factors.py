@@ -19,5 +19,7 @@ def rate_factors(config: TrainConfig, built: Built) -> dict[str, float]:
     fast = {name for name, p in trained.items() if f"{B}." in name or p.dim() == 1} if ratio else set[str]()
     model, rates = type(built.model).__name__, config.learning_rate_mapping
     named = parts_named(rates, list(trained), f"what is trained of {model}", "train.learning_rate_mapping")
-    own = {name: rates[pattern] / config.learning_rate for name, pattern in named.items()}
+    # memory is traced before the rows are known, and depends on no rate
+    common = 1.0 if config.learning_rate == "auto" else config.learning_rate
+    own = {name: rates[pattern] / common for name, pattern in named.items()}
     return {**dict.fromkeys(fast, float(ratio or 1)), **own}

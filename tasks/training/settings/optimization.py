@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trnflow.tasks.config import GRAPH, ORDERED, WHEN_SET, BatchRows, NonNegative, Positive, PositiveCount
 from trnflow.tasks.training.settings.group import Fraction, Group
@@ -40,14 +40,14 @@ class OptimizerSettings(Group):
 class ScheduleSettings(Group):
     """How long training lasts, and the learning rate of each update. One of the groups of settings below `train:`."""
 
-    epochs: PositiveCount = 3
-    """Passes over the training rows. `max_steps` overrides it."""
+    epochs: PositiveCount | Literal["auto"] = 3
+    """Passes over the training rows. `max_steps` overrides it. auto: by rows and classes, found when the rows are packed."""
 
     max_steps: PositiveCount | None = None
     """The number of updates of the whole training. Default: as many as `epochs` take."""
 
-    learning_rate: Positive = 5e-5
-    """The highest learning rate, reached after warm-up."""
+    learning_rate: Positive | Literal["auto"] = 5e-5
+    """The highest learning rate, reached after warm-up. auto: by method, task and the model's width."""
 
     learning_rate_mapping: Annotated[dict[str, Positive], GRAPH, WHEN_SET, ORDERED] = {}
     """Other highest learning rates of some parts of the model: {parts of names, as in `train.freeze`: rate}; the first that
@@ -68,5 +68,18 @@ class ScheduleSettings(Group):
     """Schedule warmup_stable_decay: the share of the updates after warm-up in which the rate falls linearly to 0."""
 
     def updates(self, steps_per_epoch: int) -> int:
-        """Return the number of updates of the whole training."""
-        return self.max_steps or self.epochs * steps_per_epoch
+        """Return the number of updates of the whole training. `epochs: auto` must have been replaced
+        (`automatic.resolved`)."""
+        if self.max_steps:
+            return self.max_steps
+        assert self.epochs != "auto", "the plan decides what auto is"
+        return self.epochs * steps_per_epoch
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> ScheduleSettings:
+        if self.learning_rate_batch is not None and self.learning_rate == "auto":
+            raise ValueError(
+                "learning_rate_batch scales a rate that was chosen for that batch, and learning_rate is auto: set learning_rate, "
+                "or leave learning_rate_batch out"
+            )
+        return self
