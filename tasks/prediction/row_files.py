@@ -21,7 +21,7 @@ class RowFile:
     Attributes:
         name: For errors.
         count: Of rows.
-        schema: Of all columns.
+        schema: Of all columns, as the file has them.
         bytes: The columns that hold bytes.
 
     Raises DataError without rows or for one that is no object, ConfigError for a file or column that is not there.
@@ -37,7 +37,8 @@ class RowFile:
             raise ConfigError(f"--file: {path.name} is no data file by its name", f"name it {', '.join(FORMATS)}")
         self.name = path.name
         self._rows = open_file(path, kind, path.name)
-        self.schema: pa.Schema = self._rows.schema
+        self._carried = self._rows.given or self._rows
+        self.schema: pa.Schema = self._carried.schema
         there = self.schema.names
         self.bytes = [field.name for field in self.schema if _has_bytes(field.type)]
         if not there:
@@ -57,7 +58,7 @@ class RowFile:
         import pyarrow as pa
 
         nested = [name for name in columns if isinstance(self.schema.field(name).type, pa.JsonType)]
-        for batch in self._rows.batches([*columns]):
+        for batch in self._carried.batches([*columns]):
             for row in batch.to_pylist():
                 yield {**row, **{name: json.loads(row[name]) for name in nested if row[name] is not None}}
 

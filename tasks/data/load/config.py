@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trnflow.tasks.config import NOT_KEYED, WHEN_SET, Hook, Positive, PositiveCount, Seconds, Seed, StageConfig
+from trnflow.tasks.data.texts import in_order
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.sources.data_files import FORMATS
 
@@ -168,7 +169,9 @@ class DataConfig(SourceConfig):
         """Return {split: fraction of train} of the splits to make where a source lacks them. splits: that the data has."""
         if self.split is None:
             return {} if {"validation", "test"} & {*splits} else AUTOMATIC
-        return {str(name): share for name, share in self.split.items()}
+        # a stage gets names sorted; made in this order, splits have the rows that they had before
+        shares = {str(name): share for name, share in self.split.items()}
+        return {name: shares[name] for name in in_order(shares)}
 
     def made(self, splits: Collection[str]) -> dict[str, float]:
         """Return what of `shares` no setting asks for. splits: that the data has."""

@@ -34,6 +34,7 @@ class RowReader:
 
     Attributes:
         batches: Column names -> batches of rows with these columns.
+        given: The same rows with the types that the file has, where `schema` has what they become.
         remarks: What users must know of how the rows read so far were read.
     """
 
@@ -41,6 +42,7 @@ class RowReader:
     schema: pa.Schema
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
     remarks: Callable[[], list[str]] = list
+    given: RowReader | None = None
 
 
 Reader = Callable[[Path, str], RowReader]
@@ -99,7 +101,7 @@ def made_plain(rows: RowReader) -> RowReader:
             before += batch.num_rows
             yield pa.record_batch(arrays, names=columns)
 
-    return replace(rows, schema=pa.schema(fields, rows.schema.metadata), batches=batches)
+    return replace(rows, schema=pa.schema(fields, rows.schema.metadata), batches=batches, given=rows)
 
 
 def open_table(table: pa.Table, name: str) -> RowReader:

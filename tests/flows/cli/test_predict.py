@@ -106,7 +106,7 @@ def test_other_programs_read_what_was_written_and_find_each_row_by_its_id(projec
     rows = pd.DataFrame({
         "id": [f"T-{n}" for n in range(4)], "text": ["this is good", "", "train 3 is bad", "good " * 90],
         "label": ["gold"] * 4, "seen": pd.to_datetime(["2024-01-02"] * 4), "score": [0.5, None, 2.0, 3.0],
-        "tags": [["a"], [], None, ["b", "c"]], "photo": [b"x"] * 4,
+        "tags": [["a"], [], None, ["b", "c"]], "photo": [b"\xff\xd8"] * 4,
     }, index=[7, 3, 3, 1])  # fmt: skip
     rows.to_parquet(shell.folder / "rows.parquet")
     done = shell("predict", "last", "--file", "rows.parquet", "--out", "out.parquet")
@@ -211,7 +211,7 @@ def test_wrong_use_is_one_clear_error(project: tuple[Shell, str], arguments: tup
     shell, _ = project
     rows_in(shell.folder)
     (shell.folder / "bad.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n[3]\n')
-    pd.DataFrame({"text": ["a"], "photo": [b"x"]}).to_parquet(shell.folder / "photo.parquet")
+    pd.DataFrame({"text": ["a"], "photo": [b"\xff\xd8"]}).to_parquet(shell.folder / "photo.parquet")
     (shell.folder / "null.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     done = shell("predict", *arguments)
     assert done.returncode in (1, 2) and says in done.stderr and "fix: " in done.stderr
