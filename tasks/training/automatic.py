@@ -65,7 +65,7 @@ def resolved(config: TrainConfig, inputs: Mapping[str, Any]) -> TrainConfig:
     inputs: of precompile or train, by parameter name.
     """
     model, packed = inputs.get("model"), inputs.get("packed")
-    if not isinstance(packed, Artifact) or not isinstance(model, Source):
+    if not open_settings(config) or not isinstance(packed, Artifact) or not isinstance(model, Source):
         return config
     return chosen(config, facts(model.identity, packed.meta, starts_warm=config.warm_start_from is not None))
 
