@@ -139,19 +139,12 @@ def consolidate(
     if not kind_of(shards.meta["task"]).per_row:
         generates = learnt_settings(generation_config(base), out)
         write_json(out.path / GENERATION, generation_settings(document, generates, **_ends(tokens)))
-    is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR) and "head" not in texts.meta
-    # a fast tokenizer of no family leaves token types out
-    inputs = ("input_ids", TOKEN_TYPES, "attention_mask") if is_pair and takes_token_types(empty) else ()
-    longest = positions_of(empty)
-    if tokens is not None and kind_of(shards.meta["task"]).per_row:  # a reward model's rows are a language model's
-        longest = min(longest or tokens.meta["max_length"], tokens.meta["max_length"])
-    write_tokenizer(shards.path / "tokenizer", out.path, longest, inputs)
-    settle_tokenizer(out.path, out)
+    _write_tokenizer(shards, texts, tokens, empty, out)
     _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
     if (shards.path / CONFIG).exists():
         write_adapter(out.path / "adapter", shards, model, stored, dtype, empty)
-        write_tokenizer(shards.path / "tokenizer", out.path / "adapter", longest, inputs)
-        shutil.copyfile(out.path / TOKENIZER_CONFIG, out.path / "adapter" / TOKENIZER_CONFIG)
+        for name in {TOKENIZER_CONFIG, *(file.name for file in (shards.path / "tokenizer").iterdir())}:
+            shutil.copyfile(out.path / name, out.path / "adapter" / name)
         write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
         with suppress(FileNotFoundError):  # of labelled rows
             shutil.copyfile(out.path / GENERATION, out.path / "adapter" / GENERATION)
@@ -173,6 +166,23 @@ def consolidate(
     if kind_of(shards.meta["task"]).pairs:
         meta["preference"] = {name: value for name, value in shards.meta["settings"].items() if name in WEIGHED}
     return meta
+
+
+def _write_tokenizer(
+    shards: Input[CheckpointMeta],
+    texts: Input[TextsMeta] | None,
+    tokens: Input[TokensMeta] | None,
+    empty: Any,
+    out: Workdir,
+) -> None:
+    is_pair = texts is not None and texts.meta["rows"]["settings"].get(PAIR) and "head" not in texts.meta
+    # a fast tokenizer of no family leaves token types out
+    inputs = ("input_ids", TOKEN_TYPES, "attention_mask") if is_pair and takes_token_types(empty) else ()
+    longest = positions_of(empty)
+    if tokens is not None and kind_of(shards.meta["task"]).per_row:  # a reward model's rows are a language model's
+        longest = min(longest or tokens.meta["max_length"], tokens.meta["max_length"])
+    write_tokenizer(shards.path / "tokenizer", out.path, longest, inputs)
+    settle_tokenizer(out.path, out)
 
 
 def _lengths(shards: CheckpointMeta, tokens: Input[TokensMeta] | None, positions: int | None) -> list[int]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
-    from trnflow.tasks.evaluation.report_document import Generation, Report, TaskReport, WrongRow
+    from trnflow.tasks.evaluation.report_document import BaselineReport, Generation, Report, TaskReport, WrongRow
     from trnflow.tasks.metadata import PackedMeta, Task
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
@@ -167,9 +167,7 @@ def evaluate_model(
         report["harness"] = read_json(harness_results.path / "harness.json")
     if baselines:
         report["baselines"] = baselines
-    for entry in baselines:
-        if "left_out" in entry:
-            out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
+        _say_left_out(baselines, out)
     for note in (notes := _notes(report)):
         out.warn(note)
     last = _last_notes(texts, packed, out)
@@ -180,6 +178,12 @@ def evaluate_model(
     shown = {key: metrics[key] for key in metrics if key not in hidden}
     shown = metrics_of(baselines) | shown
     return {"task": task, "split": made["split"], "metrics": shown, **own, **({"notes": last} if last else {})}
+
+
+def _say_left_out(baselines: list[BaselineReport], out: Workdir) -> None:
+    for entry in baselines:
+        if "left_out" in entry:
+            out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
 
 
 def _last_notes(texts: Input, packed: Input, out: Workdir) -> list[str]:

@@ -185,9 +185,10 @@ def tokenize_text(
     overlong = {split: count.overlong for split, count in counts.items()}
     truncated = overlong if config.overlong == "truncate" else dict.fromkeys(counts, 0)
     unsupervised = {split: count.unsupervised for split, count in counts.items()}
-    lost = {"rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values())}
-    lost["answers_cut"] = sum(ends.get("cut_answers", {}).values())
-    lost["rows_apart"] = sum(count.apart for count in counts.values())
+    lost = {
+        "rows_truncated": sum(truncated.values()), "rows_unsupervised": sum(unsupervised.values()),
+        "answers_cut": sum(ends.get("cut_answers", {}).values()), "rows_apart": sum(count.apart for count in counts.values()),
+    }  # fmt: skip
     meta: TokensMeta = {
         "task": texts.meta["task"],
         "labels": texts.meta["labels"],
@@ -213,13 +214,17 @@ def tokenize_text(
         },
         **ends,  # type: ignore[typeddict-item]  # mypy fears other keys in it
     }
+    _add_optional(meta, special, texts.meta)
+    return meta
+
+
+def _add_optional(meta: TokensMeta, special: SpecialIds, texts: TextsMeta) -> None:
     if "new_tokens" in special:
         meta["new_tokens"] = special["new_tokens"]
-    if head := texts.meta.get("head"):
+    if head := texts.get("head"):
         meta["head"] = head
-    elif reads_pairs(texts.meta):
+    elif reads_pairs(texts):
         meta["pair"] = True
-    return meta
 
 
 def has_types(texts: TextsMeta) -> bool:

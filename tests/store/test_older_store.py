@@ -52,6 +52,12 @@ def checkout(to: Path) -> Path:
     return to
 
 
+def chunks_of(folder: Path, artifact: str) -> dict[str, Any]:
+    """{path: digest} of an artifact's files of chunks, as its manifest has them."""
+    manifest = json.loads((folder / ".trnflow/store/blobs/sha256" / artifact[7:9] / artifact[7:]).read_text())
+    return {path: rest for path, *rest in manifest["files"] if path.endswith((".arrow", ".npy"))}
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What COMMIT's commands print of a store with two champions, frozen rows, a retrain, a pin and its runs."""
@@ -126,6 +132,8 @@ def test_both_versions_run_on_one_store_and_leave_each_others_results(made: dict
     assert [one.returncode for one in done] == [0, 0], [one.stderr for one in done]
     first = [{stage["stage"]: stage["artifact"] for stage in json.loads(one.stdout)["stages"]} for one in done]
     assert first[0]["load_data"] == first[1]["load_data"]
+    theirs, ours = (chunks_of(tmp_path / "house", one["pack_chunks"]) for one in first)
+    assert theirs == ours and theirs  # the tokenizer's settings beside them are new
     for shell, artifact in zip((older, today), first, strict=True):
         again = json.loads(shell(*command, **both).stdout)["stages"]
         assert {stage["stage"]: stage["artifact"] for stage in again if stage["action"] == "hit"} == artifact
