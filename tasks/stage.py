@@ -224,6 +224,7 @@ class Stage:
         copying.
         kept: {parameter: what makes it}: inputs that it makes by functions of their own, each stored under a key of its
         own: what changes in this stage alone does not make them again.
+        meta_only: Inputs of which it reads the metadata alone: their files are not fetched, and `Input.path` is empty.
         role: What others ask for it by; None for a stage that nothing asks for.
         resolve: "module:function" of (config, inputs) -> the config with what the inputs decide, such as `auto`; inputs that are
         not known yet are nodes. Keys hold its result, and not its code.
@@ -245,6 +246,7 @@ class Stage:
     part: Callable[..., Meta] | None = None
     keep_parts: bool = False
     kept: Mapping[str, Kept] = field(default_factory=dict)
+    meta_only: tuple[str, ...] = ()
     role: Role | None = None
     resolve: str | None = None
     plots: bool = False

@@ -61,6 +61,17 @@ class Run:
         return pd.read_parquet(self.stage(ROLES["evaluation"]).path / "predictions.parquet")
 
     @property
+    def curves(self) -> pd.DataFrame:
+        """Training by step: `loss` (the mean since the row before), `learning_rate`, and `eval_...` where it evaluated, else
+        NaN. Raises ConfigError if the run did not train, BlobLost if the store lost what it trained."""
+        import pandas as pd
+
+        digest = artifact_of_run(self.record, ROLES["training"])
+        if digest is None:
+            raise ConfigError(f"the run {self.id} has no training", "run it to the end")
+        return pd.DataFrame(self._store.artifact(digest).meta.get("curves", [])).astype({"step": "int64"})
+
+    @property
     def report(self) -> Report:
         """The page of the run, with its evaluation."""
         return Report(page_of(self._store, self.id))
