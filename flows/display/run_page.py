@@ -67,7 +67,7 @@ def run_page(
         "lineage": _tree(lineage, "") if lineage else None,
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
-    said = dict.fromkeys([*first, *wrong, *document.get("notes", []), *notes])
+    said = dict.fromkeys([*first, *wrong, *notes, *document.get("notes", [])])
     return page(title, subtitle, scrub_all([*said]), evaluation, scrub_all(part))
 
 

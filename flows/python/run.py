@@ -69,7 +69,7 @@ class Run:
         digest = artifact_of_run(self.record, ROLES["training"])
         if digest is None:
             raise ConfigError(f"the run {self.id} has no training", "run it to the end")
-        return pd.DataFrame(self._store.artifact(digest).meta.get("curves", [])).astype({"step": "int64"})
+        return pd.DataFrame(self._store.artifact(digest).meta.get("curves", []))
 
     @property
     def report(self) -> Report:

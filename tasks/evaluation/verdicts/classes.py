@@ -62,14 +62,14 @@ def _counts(facts: Facts) -> tuple[Ints, Ints] | None:
     """Return how often each output is true and predicted; None of tasks without classes."""
     import numpy as np
 
-    kind, found, outputs = facts.kind, facts.columns, len(facts.labels)
+    kind, columns, outputs = facts.kind, facts.columns, len(facts.labels)
     if kind.one_class:
-        pairs = (found.expected, found.predicted)
+        pairs = (columns.expected, columns.predicted)
     elif kind.per_position and kind.reads_targets:
-        there = found.expected != IGNORED
-        pairs = (found.expected[there], found.decided[there])
+        there = columns.expected != IGNORED
+        pairs = (columns.expected[there], columns.decided[there])
     elif kind.name == "multi_label":
-        return (found.expected > 0.5).sum(0), (found.decided > 0.5).sum(0)
+        return (columns.expected > 0.5).sum(0), (columns.decided > 0.5).sum(0)
     else:
         return None
     true, predicted = (np.bincount(each, minlength=outputs) for each in pairs)

@@ -95,8 +95,8 @@ def _parts(score: Score, columns: Any) -> Any:
     return np.stack([np.asarray(part, np.float64) for part in score.ratio(columns)], axis=1)
 
 
-def worse_than_a_baseline(facts: Facts, found: Sequence[Compared]) -> str | None:
-    worse = [each for each in found if each.worse <= WORSE]
+def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
+    worse = [each for each in beside if each.worse <= WORSE]
     if not worse:
         return None
     first = worse[0]
@@ -106,9 +106,9 @@ def worse_than_a_baseline(facts: Facts, found: Sequence[Compared]) -> str | None
     )
 
 
-def no_better_than_a_baseline(facts: Facts, found: Sequence[Compared]) -> str | None:
+def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
     """Say that the rows do not show a model to be better; without a baseline than the most frequent class."""
-    same = [each for each in found if each.better > BETTER]
+    same = [each for each in beside if each.better > BETTER]
     if same:
         first = same[0]
         return (
@@ -118,7 +118,7 @@ def no_better_than_a_baseline(facts: Facts, found: Sequence[Compared]) -> str | 
         )
     majority = facts.report.get("majority")
     value = facts.report["metrics"].get(accuracy.name)
-    if found or majority is None or value is None or value > majority[accuracy.name]:
+    if beside or majority is None or value is None or value > majority[accuracy.name]:
         return None
     return (
         f"the model is no better than always saying the most frequent class (accuracy {figure(value)} and "

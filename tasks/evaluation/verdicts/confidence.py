@@ -23,13 +23,13 @@ def confidence(facts: Facts) -> str | None:
     error = math.sqrt(max(sure * (1 - sure), right * (1 - right)) / rows)
     if abs(sure - right) <= max(FAR, ERRORS * error):
         return None
-    said = f"the mean probability of what the model says is {figure(sure)}, and it is right in {figure(right)}"
+    text = f"the mean probability of what the model says is {figure(sure)}, and it is right in {figure(right)}"
     if sure < right:
-        return f"{said}: its probabilities are too low; more updates or a higher rate help (train.epochs, train.learning_rate)"
+        return f"{text}: its probabilities are too low; more updates or a higher rate help (train.epochs, train.learning_rate)"
     risen = risen_loss(facts)
     why = (
         f" (validation's loss rose from {figure(risen.lowest)} {where(facts, risen.step)} to {figure(risen.last)})"
         if risen
         else ""
     )
-    return f"{said}: its probabilities are too high{why}; train.label_smoothing=0.1 or fewer train.epochs help"
+    return f"{text}: its probabilities are too high{why}; train.label_smoothing=0.1 or fewer train.epochs help"

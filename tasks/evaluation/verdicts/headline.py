@@ -14,16 +14,16 @@ WIDE = 0.1
 """The interval is shown where it is wider than this share of the metric: 200 rows of accuracy 0.85."""
 
 
-def headline(facts: Facts, found: Sequence[Compared]) -> str:
+def headline(facts: Facts, beside: Sequence[Compared]) -> str:
     """Return the main metric, its interval where the rows leave it wide, and what baselines have."""
-    name = found[0].metric if found else next(each for each in main_metrics(facts) if each in facts.report["metrics"])
+    name = beside[0].metric if beside else next(each for each in main_metrics(facts) if each in facts.report["metrics"])
     value = facts.report["metrics"][name]
     ends = facts.report["intervals"].get(name)
     between = f" ({figure(ends[0])} to {figure(ends[1])})" if ends and _is_wide(value, ends) else ""
-    beside = [f"{NAMES[each.name]} has {figure(each.baseline)}" for each in found]
-    if not found and name == accuracy.name and "majority" in facts.report:
-        beside = [f"always saying the most frequent class has {figure(facts.report['majority'][name])}"]
-    return f"{name} {figure(value)}{between} on {_where(facts)}{''.join(f'; {each}' for each in beside)}"
+    parts = [f"{NAMES[each.name]} has {figure(each.baseline)}" for each in beside]
+    if not beside and name == accuracy.name and "majority" in facts.report:
+        parts = [f"always saying the most frequent class has {figure(facts.report['majority'][name])}"]
+    return f"{name} {figure(value)}{between} on {_where(facts)}{''.join(f'; {each}' for each in parts)}"
 
 
 def _where(facts: Facts) -> str:
@@ -37,8 +37,8 @@ def _is_wide(value: float, ends: Sequence[float]) -> bool:
     return ends[1] - ends[0] > WIDE * abs(value)
 
 
-def few_rows(facts: Facts, found: Sequence[Compared]) -> str | None:
-    name = found[0].metric if found else main_metrics(facts)[0]
+def few_rows(facts: Facts, beside: Sequence[Compared]) -> str | None:
+    name = beside[0].metric if beside else main_metrics(facts)[0]
     ends = facts.report["intervals"].get(name)
     if facts.count >= FEW or "tokens" in facts.report or not ends or not _is_wide(1.0, ends):
         return None

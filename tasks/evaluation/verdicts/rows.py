@@ -42,13 +42,13 @@ def left_out_rows(facts: Facts) -> str | None:
     counts = facts.report["data"].get(facts.split)
     if counts is None:
         return None
-    said = (
+    kinds = (
         (counts["too_long"], "were left out for their length: they are not evaluated (tokenize.max_length)"),
         (counts["unsupervised"], "have no token to train on: they are not evaluated (tokenize.max_length)"),
     )
     lines = [
         f"{_of(count, counts['rows'])} rows of {facts.split} {what}"
-        for count, what in said
+        for count, what in kinds
         if count > LEFT_OUT * counts["rows"]
     ]
     return "; ".join(lines) or None

@@ -12,7 +12,9 @@ from trnflow.tasks.evaluation.verdicts.facts import Facts, figure
 
 GAIN = 0.05
 """The share of the loss, at least, that as many updates again would take off."""
-ERRORS = 2.5
+FALL = 0.03
+"""The share of the whole fall of the loss that its last quarter has, at least."""
+ERRORS = 3.0
 """By how many standard errors the loss lies below that of a quarter of training before the end."""
 RISEN = 1.2
 """How many times its lowest value validation's loss has in the end, at least."""
@@ -44,7 +46,7 @@ def still_falling(facts: Facts) -> str | None:
     start, middle, later, end = (_near(shares, losses, at) for at in (0.0, 0.5, 0.75, 1.0))
     noise = ERRORS * _noise_of(losses) * math.hypot(*(len(_window(shares, losses, at)) ** -0.5 for at in (0.75, 1.0)))
     fall = later - end
-    if fall <= noise or middle <= later:
+    if fall <= max(noise, FALL * (start - end)) or middle <= later:
         return None
     # each further quarter takes off `pace` times what the one before did
     pace = min(fall / (middle - later), 1.0)
@@ -63,13 +65,13 @@ def _last_step(facts: Facts) -> int:
 
 def _shares(curves: Sequence[dict[str, float]], name: str) -> list[float]:
     """Return of each row with a loss how much of all training lay before it, updates counted by their learning rate."""
-    done, step, found = 0.0, 0.0, []
+    before, step, shares = 0.0, 0.0, []
     for row in curves:
-        done += row.get("learning_rate", 0.0) * (row["step"] - step)
+        before += row.get("learning_rate", 0.0) * (row["step"] - step)
         step = row["step"] if "learning_rate" in row else step
         if name in row:
-            found.append(done)
-    return [share / (found[-1] or 1.0) for share in found]
+            shares.append(before)
+    return [share / (shares[-1] or 1.0) for share in shares]
 
 
 def _window(shares: Sequence[float], losses: Sequence[float], at: float) -> list[float]:
@@ -79,8 +81,8 @@ def _window(shares: Sequence[float], losses: Sequence[float], at: float) -> list
 
 
 def _near(shares: Sequence[float], losses: Sequence[float], at: float) -> float:
-    found = _window(shares, losses, at)
-    return sum(found) / len(found)
+    near = _window(shares, losses, at)
+    return sum(near) / len(near)
 
 
 def _noise_of(losses: Sequence[float]) -> float:
@@ -140,8 +142,8 @@ def where(facts: Facts, step: int) -> str:
     return f"from epoch {figure(step * epochs / last)} on ({update})"
 
 
-def from_nothing(facts: Facts, found: Sequence[Compared]) -> str | None:
+def from_nothing(facts: Facts, beside: Sequence[Compared]) -> str | None:
     """Say that training began without weights, where the model is not known to be better than a baseline."""
-    if not facts.training.get("scratch") or (found and all(each.better <= BETTER for each in found)):
+    if not facts.training.get("scratch") or (beside and all(each.better <= BETTER for each in beside)):
         return None
     return "the model began from nothing: with a pretrained one far fewer rows and updates do (model.source)"

@@ -25,14 +25,14 @@ MOST = 4
 
 def verdict(facts: Facts) -> list[str]:
     """Return the first line and up to three causes, each with the setting that helps."""
-    found = compared(facts)
-    causes = dict.fromkeys(cause for cause in _causes(facts, found) if cause is not None)
-    return [headline(facts, found), *[*causes][: MOST - 1]]
+    beside = compared(facts)
+    causes = dict.fromkeys(cause for cause in _causes(facts, beside) if cause is not None)
+    return [headline(facts, beside), *[*causes][: MOST - 1]]
 
 
-def _causes(facts: Facts, found: list[Compared]) -> Iterator[str | None]:
+def _causes(facts: Facts, beside: list[Compared]) -> Iterator[str | None]:
     """Yield causes, that which explains most first."""
-    worse = worse_than_a_baseline(facts, found)
+    worse = worse_than_a_baseline(facts, beside)
     yield one_class(facts)
     yield unknown_script(facts)
     yield endless_texts(facts)
@@ -42,9 +42,9 @@ def _causes(facts: Facts, found: list[Compared]) -> Iterator[str | None]:
     yield cut_rows(facts)
     yield over_trained(facts)
     yield rows_in_train(facts)
-    yield from_nothing(facts, found)
-    same = None if worse else no_better_than_a_baseline(facts, found)
+    yield from_nothing(facts, beside)
+    same = None if worse else no_better_than_a_baseline(facts, beside)
     yield same
     yield left_out_rows(facts)
     yield confidence(facts)
-    yield None if same else few_rows(facts, found)
+    yield None if same else few_rows(facts, beside)
