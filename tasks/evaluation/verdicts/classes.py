@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trnflow.tasks.evaluation.scores import f1_macro
 from trnflow.tasks.evaluation.verdicts.facts import Facts, a_few, figure, percent
 from trnflow.tasks.kinds.kind import IGNORED
 
@@ -38,8 +39,8 @@ def one_class(facts: Facts) -> str | None:
     if true[largest] >= NEARLY_ALL * rows:
         return (
             f"{percent(true[largest] / rows)} of the rows of {facts.split} have the label {facts.labels[largest]}, so saying it "
-            f"always has accuracy {figure(true[largest] / rows)}: look at f1_macro, "
-            f"{figure(facts.report['metrics']['f1_macro'])}; train.class_weights=balanced or more rows of other labels help"
+            f"always has accuracy {figure(true[largest] / rows)}: look at {f1_macro.name}, "
+            f"{figure(facts.report['metrics'][f1_macro.name])}; train.class_weights=balanced or more rows of other labels help"
         )
     return None
 

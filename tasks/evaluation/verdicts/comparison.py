@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.paired import chance, pair_of_sums
-from trnflow.tasks.evaluation.scores import Score, accuracy, promoting
+from trnflow.tasks.evaluation.scores import SCORES, Score, accuracy, promoting
 from trnflow.tasks.evaluation.verdicts.facts import Facts, figure
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def compared(facts: Facts) -> list[Compared]:
 
 def _compared(facts: Facts, metric: str, entry: BaselineReport) -> Compared:
     other, name = facts.others.get(entry["name"]), entry["name"]
-    score = next((each for each in promoting(facts.kind.name) if each.name == metric), None)
+    score = next((each for each in SCORES if (each.task, each.name) == (facts.kind.name, metric)), None)
     ends = (1.0, 0.0) if other is None or score is None else _chances(facts, score, other)
     return Compared(name, metric, facts.report["metrics"][metric], entry["metrics"][metric], *ends)
 
@@ -108,7 +108,8 @@ def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | Non
 
 def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
     """Say that the rows do not show a model to be better; without a baseline than the most frequent class."""
-    same = [each for each in beside if each.better > BETTER]
+    # nothing is better than all right
+    same = [each for each in beside if each.better > BETTER and (each.metric, each.model) != (accuracy.name, 1)]
     if same:
         first = same[0]
         return (
