@@ -210,9 +210,9 @@ def _facts(
     from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
     from trnflow.tasks.evaluation.row_losses import source_rows
     from trnflow.tasks.evaluation.verdicts.rows import known_rows
-    from trnflow.tasks.evaluation.verdicts.script import unknown_share
+    from trnflow.tasks.evaluation.verdicts.script import token_counts, unknown_share
 
-    split, task = report["split"], report["task"]
+    split, task, tokenizer = report["split"], report["task"], read_tokenizer(packed.path / "tokenizer")
     goes_on = texts.meta.get("rows", {}).get("settings", {}).get("task") == "text"  # it may go on for ever
     return Facts(
         report,
@@ -223,7 +223,7 @@ def _facts(
         packed.meta,
         known_rows(texts, split),
         source_rows(packed, split),
-        unknown_share(packed, split, read_tokenizer(packed.path / "tokenizer")),
+        unknown_share(tokenizer, token_counts(packed, split, tokenizer.vocab_size)),
         _generations(folder) if (folder / GENERATIONS).exists() and not goes_on else (),
     )
 

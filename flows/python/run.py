@@ -69,7 +69,9 @@ class Run:
         digest = artifact_of_run(self.record, ROLES["training"])
         if digest is None:
             raise ConfigError(f"the run {self.id} has no training", "run it to the end")
-        return pd.DataFrame(self._store.artifact(digest).meta.get("curves", []))
+        rows = self._store.artifact(digest).meta.get("curves", [])
+        names = dict.fromkeys(["step", "loss", "learning_rate", *(name for row in rows for name in row)])
+        return pd.DataFrame(rows, columns=[*names])
 
     @property
     def report(self) -> Report:
