@@ -214,18 +214,26 @@ def _facts(
 
     split, task, tokenizer = report["split"], report["task"], read_tokenizer(packed.path / "tokenizer")
     goes_on = texts.meta.get("rows", {}).get("settings", {}).get("task") == "text"  # it may go on for ever
+    columns, labels = model_columns(predicted, task), predicted.meta.get("labels") or ()
     return Facts(
         report,
-        model_columns(predicted, task),
+        columns,
         {name: baseline_columns(each, predicted, task) for name, each in others.items()},
-        predicted.meta.get("labels") or (),
+        labels,
         {} if shards is None else shards.meta,
         packed.meta,
         known_rows(texts, split),
         source_rows(packed, split),
+        _taught(packed, columns, len(labels)) if kind_of(task).one_class else None,
         unknown_share(tokenizer, token_counts(packed, split, tokenizer.vocab_size)),
         _generations(folder) if (folder / GENERATIONS).exists() and not goes_on else (),
     )
+
+
+def _taught(packed: Input, columns: ClassPredictions, classes: int) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.bincount(_training_labels(packed, columns.expected), minlength=classes)
 
 
 def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Path) -> Meta:

@@ -228,6 +228,9 @@ def test_classes_that_are_never_predicted_are_named_and_counted() -> None:
     lines = verdict(facts_of(expected, predicted, np.full(600, 0.55), classes=20))
     (line,) = (line for line in lines if "never" in line)
     assert "of 20 classes" in line and "team 1" in line and "and 3 more" in line and "class_weights" in line
+    taught = np.r_[np.full(18, 9), 0, 0]
+    told = verdict(facts_of(expected, predicted, np.full(600, 0.55), classes=20, taught=taught))
+    assert "train has no rows of team 18, team 19; " in next(line for line in told if "never" in line)
     assert a_few(["a", "b"]) == "a, b" and a_few([*"abcdefg"]) == "a, b, c, d, e and 2 more"
 
 

@@ -56,7 +56,10 @@ def never_predicted(facts: Facts) -> str | None:
         return None
     names = [str(facts.labels[at]) for at in missed[(-true[missed]).argsort(kind="stable")]]
     what = "rows" if not facts.kind.per_position else "words"
-    return f"never predicted, of {(true > 0).sum():,} classes: {a_few(names)} ({rows:,} {what} of {facts.split}); {BALANCED}"
+    untaught = [] if facts.taught is None else [str(facts.labels[at]) for at in missed if not facts.taught[at]]
+    none = f"train has no rows of {a_few(untaught)}; " if untaught else ""
+    where = f"{rows:,} {what} of {facts.split}"
+    return f"never predicted, of {(true > 0).sum():,} classes: {a_few(names)} ({where}); {none}{BALANCED}"
 
 
 def _counts(facts: Facts) -> tuple[Ints, Ints] | None:

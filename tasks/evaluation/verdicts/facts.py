@@ -29,6 +29,7 @@ class Facts:
         packed: Metadata of the packed rows.
         known: bool [rows], by row of format_prompts: a row of train has the same text. None: not looked for.
         rows: int64 [segments]: each one's row of format_prompts, in the order of `columns` where a row is one segment.
+        taught: int64 [classes], rows of train. None of other tasks.
         unknown: The share of the split's tokens that are no text that the tokenizer knows.
         generations: Of which most should end.
     """
@@ -41,6 +42,7 @@ class Facts:
     packed: Meta = field(default_factory=dict)
     known: NDArray[np.bool_] | None = None
     rows: NDArray[np.int64] | None = None
+    taught: NDArray[np.int64] | None = None
     unknown: float = 0.0
     generations: Sequence[Generation] = ()
 
