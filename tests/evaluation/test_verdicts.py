@@ -30,7 +30,9 @@ from trnflow.tasks.evaluation.verdicts.facts import Facts, a_few, figure
 from trnflow.tasks.evaluation.verdicts.rows import known_rows
 from trnflow.tasks.evaluation.verdicts.script import token_counts, unknown_share
 from trnflow.tasks.evaluation.verdicts.verdict import MOST, verdict
+from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.targets import Outputs
+from trnflow.tasks.kinds.unpaired_preference import MarkedRewards
 
 TASK = "classification"
 CAUSES = {
@@ -455,3 +457,42 @@ def test_sound_predictions_of_real_rows_have_no_complaint(name: str, shared: Pat
     expected = test[label].to_numpy()
     facts = facts_of(expected, probabilities.argmax(1), probabilities.max(1), weak, probabilities.shape[1])
     assert said(verdict(facts)) == set(), verdict(facts)
+
+
+def made_columns(task: str, skill: float, seed: int) -> Any:
+    """Return what a model says of 200 rows, which it tells apart the better the higher `skill` is."""
+    truth, draw, rows = np.random.default_rng(0), np.random.default_rng(seed), 200
+    loss, noise = draw.random(rows), draw.normal(size=rows)
+    if task == "reward":
+        return Rewards(skill + noise, draw.normal(size=rows), draw.random(rows) > 0.5, loss)
+    if task == "unpaired_preference":
+        wanted = truth.random(rows) > 0.5
+        values = skill * (2.0 * wanted - 1) + noise
+        return MarkedRewards(values, wanted, values, loss, loss)
+    if task == "reranker":
+        asked = np.stack([truth.random(rows) > 0.7, truth.integers(0, 40, rows), np.zeros(rows)], 1).astype(np.float32)
+        values = skill * asked[:, 0] + noise
+        return Outputs(asked, values[:, None], values[:, None], loss)
+    if task == "multi_label":
+        expected = (truth.random((rows, 4)) > 0.7).astype(np.float32)
+        decided = np.where(draw.random((rows, 4)) < 0.6 + 0.15 * skill, expected, 1 - expected)
+        return Outputs(expected, decided, decided, loss)
+    expected = truth.integers(0, 3, (rows, 6)).astype(np.int32)
+    decided = np.where(draw.random((rows, 6)) < 0.6 + 0.15 * skill, expected, 0)
+    return Outputs(expected, np.ones((rows, 6), np.float32), decided, loss)
+
+
+@pytest.mark.parametrize("task", ["reward", "unpaired_preference", "reranker", "multi_label", "token_classification"])
+def test_each_task_is_compared_on_its_own_metric(task: str) -> None:
+    good, bad = made_columns(task, 2.0, 1), made_columns(task, 0.0, 2)
+    metrics = {id(each): values_of(task, each) for each in (good, bad)}
+
+    def causes(model: Any, baseline: Any) -> set[str]:
+        report: Any = {
+            "task": task, "split": "test", "asked": "test", "rows": 200, "metrics": metrics[id(model)], "data": {},
+            "intervals": intervals_of(task, model), "max_length": 128,
+            "baselines": [{"name": "baseline", "metrics": metrics[id(baseline)]}],
+        }  # fmt: skip
+        return said(verdict(Facts(report, model, {"baseline": baseline}, ["O", "B-a", "I-a", "B-b"])))
+
+    assert causes(good, bad) == set() and causes(bad, good) == {"worse"}

@@ -67,7 +67,7 @@ def rows_in_train(facts: Facts) -> str | None:
         return None
     return (
         f"{count:,} of {rows:,} rows of {facts.split} have the text of a row of train{_apart(facts, here)}; "
-        "data.dedupe=true leaves these out of train"
+        "data.dedupe=true leaves equal texts out of train"
     )
 
 
