@@ -28,6 +28,7 @@ from trnflow.tasks.documents import Journal, Record, RecordName, Shard
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.events import Emit
 from trnflow.tasks.events.state import present
+from trnflow.tasks.keys.key_document import counted
 from trnflow.tasks.launch.job import Phase
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.stage import parameters
@@ -242,7 +243,8 @@ class _Attempt:
             if total >= 10**6:
                 emit({"progress": {"done": done // 10**6, "total": total // 10**6, "unit": unit}})
 
-        return Input(self.store.link_files(item, folder, progress), item.kind, item.meta, item.digest)
+        read = item if folder.name in self.stage.aside else counted(item)
+        return Input(self.store.link_files(read, folder, progress), item.kind, item.meta, item.digest)
 
     def _refuse_changed_inputs(self) -> None:
         for name, item in self.inputs.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import CODE, Meta, Source
+from trnflow.tasks.artifact import ASIDE, CODE, Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
@@ -36,7 +36,7 @@ def key_document(
     own = [item for item in inputs.values() if isinstance(item, Source) and item.kind == CODE]
     for source in own:
         code, env = code | source.identity["code"], env | source.identity["env"]
-    inputs = {name: item for name, item in inputs.items() if item not in own}
+    inputs = {name: _seen(stage, name, item) for name, item in inputs.items() if item not in own}
     return {
         "schema": SCHEMA,
         "stage": stage.name,
@@ -46,6 +46,19 @@ def key_document(
         "env": env,
         "accel": _accel(stage, config, memo),
     }
+
+
+def counted(artifact: Artifact) -> Artifact:
+    """Return an artifact without its files aside: with the digest that keys have of it."""
+    files = tuple(file for file in artifact.files if not file.path.startswith(ASIDE))
+    if len(files) == len(artifact.files):
+        return artifact
+    manifest = {"kind": artifact.kind, "meta": artifact.meta, "files": [list(file) for file in files]}
+    return Artifact(digest_of(manifest), artifact.kind, artifact.meta, files)
+
+
+def _seen(stage: Stage, name: str, item: Artifact | Source) -> Artifact | Source:
+    return counted(item) if isinstance(item, Artifact) and name not in stage.aside else item
 
 
 def stage_closure(stage: Stage, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp) -> Closure:
