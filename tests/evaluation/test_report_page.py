@@ -26,6 +26,7 @@ from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.columns import ClassPredictions, save_columns
 from trnflow.tasks.evaluation.plots import short, short_names
 from trnflow.tasks.evaluation.row_losses import source_rows
+from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.stage import read_json
 
 TABLES = """JSON.stringify([...document.querySelectorAll('table')].map(
@@ -77,11 +78,18 @@ def predicted(bench: Bench, source: Path, **data: Any) -> Path:
 
 
 def evaluation_of(bench: Bench, loaded: Input) -> Path:
-    texts = bench.texts(loaded, task="classification")
-    small_models.tokenizer(folder := bench.root)
-    tokens = bench.tokens(texts, {"tokenizer": str(folder), "config": {"model_type": "bert"}}, max_length=16)
-    packed = bench.packed(tokens, strategy="pad", chunk_length=16)
-    made = made_predictions(bench, texts, packed)
+    texts, packed = packed_texts(bench, loaded, task="classification")
+    return evaluated_page(bench, loaded, texts, packed, made_predictions(bench, texts, packed))
+
+
+def packed_texts(bench: Bench, loaded: Input, **format: Any) -> tuple[Input, Input]:
+    small_models.tokenizer(bench.root)
+    texts = bench.texts(loaded, **format)
+    model = {"tokenizer": str(bench.root), "config": {"model_type": "bert"}}
+    return texts, bench.packed(bench.tokens(texts, model, max_length=16), strategy="pad", chunk_length=16)
+
+
+def evaluated_page(bench: Bench, loaded: Input, texts: Input, packed: Input, made: Input) -> Path:
     out = bench.workdir()
     evaluate_model(EvaluateConfig(baseline=None), texts, packed, made, loaded, out=out)
     return out.path
@@ -94,11 +102,19 @@ def made_predictions(bench: Bench, texts: Input, packed: Input) -> Input:
     others = (expected + draw.geometric(0.6, len(expected))) % len(labels)
     predicted = np.where(draw.random(len(expected)) < 0.3, others, expected)
     probabilities = draw.dirichlet(np.ones(len(labels)), len(expected)).astype(np.float32)
-    made = bench.workdir()
-    save_columns(ClassPredictions(expected, predicted, probabilities, -np.log(draw.random(len(expected)))), made.path)
-    meta = {"labels": labels, "task": "classification", "split": "test", "rows": len(expected), "export_metrics": {},
-            "export": {"target": "none", "note": "not compared"}}  # fmt: skip
-    return Input(made.path, "evaluation.shard", meta, "sha256:made")
+    loss = -np.log(draw.random(len(expected)))
+    return made_artifact(bench, ClassPredictions(expected, predicted, probabilities, loss), texts)
+
+
+def made_artifact(bench: Bench, found: ClassPredictions | Outputs, texts: Input) -> Input:
+    """What `predict_rows` would make."""
+    out = bench.workdir()
+    save_columns(found, out.path)
+    meta = {
+        "labels": texts.meta["labels"], "task": texts.meta["task"], "split": "test", "rows": len(found.expected),
+        "export_metrics": {}, "export": {"target": "none", "note": "not compared"},
+    }  # fmt: skip
+    return Input(out.path, "evaluation.shard", meta, "sha256:made")
 
 
 def tickets(count: int, names: Sequence[str] = NAMES) -> list[Meta]:
@@ -246,6 +262,26 @@ def test_left_out_columns_that_are_no_short_values_stop_nothing(tmp_path: Path) 
     made = Evaluated(predicted(new_bench(tmp_path), tmp_path / "mine"), tmp_path / "mine" / "tickets.jsonl")
     for entry in made.report["worst"]:
         assert entry["text"] == rows[entry["file_row"] - 1]["body"] and "bad" not in entry.get("columns", {})
+
+
+def test_worst_errors_of_numbers_name_their_rows_too(tmp_path: Path) -> None:
+    """`when` is a kept column that no example is made of; the users' names of both are shown."""
+    bench, draw = new_bench(tmp_path), np.random.default_rng(0)
+    rows = [{**row, "score": number % 7, "when": f"day {number}"} for number, row in enumerate(tickets(200))]
+    file = written(tmp_path / "mine" / "tickets.csv", rows)
+    kept = {"score": "score", "date": "when"}
+    loaded = bench.rows(source=str(file), text="body", columns=kept, split={"test": 0.4})
+    texts, packed = packed_texts(bench, loaded, task="regression", target="score")
+    expected = np.array(table(texts, "test")["label"], np.float32)[source_rows(packed, "test")]
+    values = (expected + draw.normal(size=expected.shape)).astype(np.float32)
+    made = made_artifact(bench, Outputs(expected, values, values, ((values - expected) ** 2).mean(axis=1)), texts)
+    folder = evaluated_page(bench, loaded, texts, packed, made)
+    report, user = read_json(folder / "report.json"), pd.read_csv(file)
+    for entry in report["worst"]:
+        row = user.iloc[entry["file_row"] - 1]
+        assert (entry["file"], entry["text"], entry["label"]) == ("tickets.csv", row["body"], f"score {row['score']}")
+        assert (entry["columns"]["date"], entry["columns"]["id"]) == (row["when"], row["id"])
+        assert f"Row {entry['file_row']} of tickets.csv" in (folder / "report.html").read_text()
 
 
 def test_without_the_rows_of_load_data_the_page_counts_the_splits(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trnflow.tasks.data.load.column_types import WrittenNumbers
 from trnflow.tasks.data.load.readers import RowReader
 from trnflow.tasks.errors import DataError
 
@@ -22,7 +23,10 @@ MARK = "\0"
 MOST, LONGEST = 20, 200
 """Left-out columns of a source that are kept, and characters of their values."""
 
-_PLAIN = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+_PLAIN = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean,
+    pa.types.is_decimal, pa.types.is_temporal, pa.types.is_dictionary,
+)  # fmt: skip
 
 
 def kept_aside(left_out: Collection[str], files: Sequence[RowReader]) -> list[str]:
@@ -35,8 +39,8 @@ def kept_aside(left_out: Collection[str], files: Sequence[RowReader]) -> list[st
 
 
 def _is_plain(rows: RowReader, name: str) -> bool:
-    kind = rows.schema.field(name).type
-    return name not in rows.long and any(is_kind(kind) for is_kind in _PLAIN)
+    kind = (rows.given or rows).schema.field(name).type  # bytes would be text
+    return name not in rows.long and (isinstance(kind, WrittenNumbers) or any(is_kind(kind) for is_kind in _PLAIN))
 
 
 def aside_schema(names: Collection[str]) -> pa.Schema:
@@ -72,8 +76,10 @@ def with_asides(
 def _texts(given: pa.RecordBatch, name: str) -> pa.Array:
     """Return a column as texts of at most `LONGEST` characters and one more, which shows that there are more."""
     if name in given.schema.names:
+        values = given.column(name)
         try:
-            return pc.utf8_slice_codeunits(pc.cast(given.column(name), pa.string()), 0, LONGEST + 1)
+            values = values.storage if isinstance(values.type, WrittenNumbers) else pc.cast(values, pa.string())
+            return pc.utf8_slice_codeunits(values, 0, LONGEST + 1)
         except pa.ArrowException:
             pass  # broken text
     return pa.nulls(given.num_rows, pa.string())
