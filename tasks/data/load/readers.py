@@ -25,6 +25,7 @@ from trnflow.tasks.errors import CodeError, DataError
 
 BATCH = 4096
 LONG = 1000
+"""Bytes of a value from which on a column that nothing reads is left in its file."""
 PLAIN = (pa.string(), pa.float64())
 """Types that others become as soon as they are read."""
 
