@@ -36,7 +36,11 @@ def key_document(
     own = [item for item in inputs.values() if isinstance(item, Source) and item.kind == CODE]
     for source in own:
         code, env = code | source.identity["code"], env | source.identity["env"]
-    inputs = {name: _seen(stage, name, item) for name, item in inputs.items() if item not in own}
+    inputs = {
+        name: seen_by(stage, name, item) if isinstance(item, Artifact) else item
+        for name, item in inputs.items()
+        if item not in own
+    }
     return {
         "schema": SCHEMA,
         "stage": stage.name,
@@ -57,8 +61,9 @@ def counted(artifact: Artifact) -> Artifact:
     return Artifact(digest_of(manifest), artifact.kind, artifact.meta, files)
 
 
-def _seen(stage: Stage, name: str, item: Artifact | Source) -> Artifact | Source:
-    return counted(item) if isinstance(item, Artifact) and name not in stage.aside else item
+def seen_by(stage: Stage, name: str, artifact: Artifact) -> Artifact:
+    """Return what a stage reads, and its key counts, of the artifact that is its input `name`."""
+    return artifact if name in stage.aside else counted(artifact)
 
 
 def stage_closure(stage: Stage, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp) -> Closure:

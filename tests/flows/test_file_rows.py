@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,13 @@ import pandas as pd
 import pytest
 
 from tests.helpers.command_line import DATA, InProcessShell, Shell
+from trnflow.flows.finetune import finetune
+from trnflow.flows.recipes.recipe import load
+from trnflow.flows.runner.context import context_of
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import run
+from trnflow.tasks.events import EventLog
+from trnflow.tasks.store import Store
 
 RECIPE = (
     "extends: demo\nname: mine\ndata: {source: tickets.csv, name: null, text: body, label: team, nulls: drop,\n"
@@ -83,6 +91,21 @@ def test_the_evaluation_follows_rows_that_moved_and_nothing_is_trained_or_predic
 def shards(shell: Shell) -> int:
     """How many predictions of models and baselines the store has."""
     return len([*(shell.folder / ".trnflow/store/records/evaluate_model.shard").iterdir()])
+
+
+def test_another_machine_goes_on_from_rows_whose_places_it_did_not_fetch(tmp_path: Path) -> None:
+    root = f"memory://{uuid.uuid4().hex}"
+    recipe = load(str(project(tmp_path).folder / "mine.yaml"), ["store.min_free_gb=0"])
+    for machine, until in (("one", "load_data"), ("other", "format_prompts")):
+        store = Store(root, tmp_path / machine)
+        store.prepare()
+        opened = context_of(recipe, store).for_run(EventLog(), run=machine)
+        result = run(finetune(recipe), opened, Options(until, record=False))
+        assert result.error is None
+    assert {step.name: step.action for step in result.steps if step.artifact} == {
+        "load_data": "hit",
+        "format_prompts": "ran",
+    }
 
 
 def evaluated(shell: Shell, name: str) -> list[Any]:
