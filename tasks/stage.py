@@ -225,6 +225,7 @@ class Stage:
         kept: {parameter: what makes it}: inputs that it makes by functions of their own, each stored under a key of its
         own: what changes in this stage alone does not make them again.
         role: What others ask for it by; None for a stage that nothing asks for.
+        aside: Names of inputs whose files aside it reads: its key counts them.
         resolve: "module:function" of (config, inputs) -> the config with what the inputs decide, such as `auto`; inputs that are
         not known yet are nodes. Keys hold its result, and not its code.
         plots: Whether its artifact has plots and pages, which MLflow shows.
@@ -246,6 +247,7 @@ class Stage:
     keep_parts: bool = False
     kept: Mapping[str, Kept] = field(default_factory=dict)
     role: Role | None = None
+    aside: Collection[str] = ()
     resolve: str | None = None
     plots: bool = False
     foresee: Callable[[Any, Known], Meta] = lambda config, known: {}

@@ -28,6 +28,7 @@ from trnflow.tasks.documents import Journal, Record, RecordName, Shard
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.events import Emit
 from trnflow.tasks.events.state import present
+from trnflow.tasks.keys.key_document import seen_by
 from trnflow.tasks.launch.job import Phase
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.stage import parameters
@@ -242,11 +243,12 @@ class _Attempt:
             if total >= 10**6:
                 emit({"progress": {"done": done // 10**6, "total": total // 10**6, "unit": unit}})
 
-        return Input(self.store.link_files(item, folder, progress), item.kind, item.meta, item.digest)
+        seen = seen_by(self.stage, folder.name, item)
+        return Input(self.store.link_files(seen, folder, progress), item.kind, item.meta, item.digest)
 
     def _refuse_changed_inputs(self) -> None:
         for name, item in self.inputs.items():
-            file = self.store.changed(item) if isinstance(item, Artifact) else None
+            file = self.store.changed(seen_by(self.stage, name, item)) if isinstance(item, Artifact) else None
             if file is not None:
                 raise DataError(
                     f"{self.name} changed its input {name}: {file.path}",

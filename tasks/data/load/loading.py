@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.parquet as pq
 
 from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.data.load.asides import kept_aside
 from trnflow.tasks.data.load.columns import Columns, choose_columns, renumbered_classes
 from trnflow.tasks.data.load.config import NO_TEST_SPLIT, DataConfig, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
@@ -70,9 +71,7 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         out.info(f"longest row: {longest.place}, {longest.size / MB:.3g} MB")
     _report_rows(config, shares, dropped, out)
     nested = nested_columns(split.schema for split in every)
-    written = {
-        split: write_split(split, some, nested, out.path / f"{split}.parquet", out) for split, some in shares.items()
-    }
+    written = {split: write_split(split, some, nested, out) for split, some in shares.items()}
     rows = {split: count for split, (count, _) in written.items()}
     counts = {split: count for split, (_, count) in written.items()}
     if names:
@@ -134,11 +133,12 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
             opened = open_source(source.location["mix"][name] if name else source.location)
             columns = chosen_columns(config, settings, opened)
             tell_remarks([*renumbered_classes([rows for some in opened.values() for rows in some], columns)], out)
-            splits = {}
+            splits, others = {}, left_out(columns, opened)
+            asides = kept_aside(others, [rows for some in opened.values() for rows in some])
             for split, files in opened.items():
                 path = out.scratch / f"{number}.{split}.arrow"
-                splits[split] = read_split(split, files, columns, config.nulls, path, out)
-            read[name] = ReadSource(columns, splits, left_out(columns, opened))
+                splits[split] = read_split(split, files, columns, config.nulls, path, out, asides)
+            read[name] = ReadSource(columns, splits, others)
     return read
 
 
