@@ -120,7 +120,7 @@ def explain(options: Namespace) -> int:
     changes = near[1] if near else []
     lines = [f"{stage}: {step.action} ({step.why})", *([f"key {step.key}"] if step.key else [])]
     if near:
-        lines += [f"compared with the record of {near[0]['created']}:", *(f"  {change}" for change in changes)]
+        lines += [f"compared with the record of {near[0]['created']}:", *(f"  {text}" for text in found.told(*near))]
     notes = _notes(context, found)
     lines += [f"note: {note}" for note in notes]
     listed = {"changes": [change._asdict() for change in changes], "document": document, "notes": notes}

@@ -118,7 +118,7 @@ def test_a_short_first_run_is_said_and_not_rehearsed(house: InProcessShell) -> N
     before = house.json("plan", "rows.yaml", *ON, *steps)
     (guess,) = (stage["seconds"] for stage in before["stages"] if stage["stage"] == "train")
     assert guess is not None and "time     train takes about" in house("plan", "rows.yaml", *ON, *steps).stdout
-    done = house("run", "rows.yaml", *ON, *steps, "--direct", "--json")
+    done = house("run", "rows.yaml", *ON, *steps, "--direct", "--until", "train", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("train takes about ") and "rehears" not in done.stderr
     (stage,) = (stage for stage in house.json("show", "rows.yaml", *ON, *steps)["stages"] if stage["stage"] == "train")
