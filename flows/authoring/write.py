@@ -178,8 +178,7 @@ def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
 
 
 def _length(draft: Draft, model: GivenModel | None) -> int:
-    """Return the tokens that nearly all rows fit in, by their bytes, or by those of the model's tokens; the model's positions
-    at most."""
+    """Return the tokens that nearly all rows fit in, at most the model's positions."""
     tokens = _around(draft)
     for column in (column for role, column in draft.taken if role != "target"):  # which the model does not read
         lengths = sorted(len(text.encode()) for text in map(_letters, column.examples))
