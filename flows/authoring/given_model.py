@@ -64,12 +64,16 @@ def given_model(given: Meta, resolver: Resolver) -> GivenModel | None:
 
     Raises ConfigError, ModelError for a model that is not there or can't be used.
     """
+    from pydantic import ValidationError
+
     named = given.get("model", {})
     if not isinstance(named, dict) or not named.get("source"):
         return None
     try:
         source = resolver.ask_once(model_source, ModelConfig.model_validate(named))
         folder = tokenizer_folder(source)
+    except ValidationError:  # the recipe that is written says it in our words
+        return None
     except ModelError as error:
         if is_out_of_reach(error):
             return None

@@ -86,6 +86,8 @@ def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
 
 def _names_model(given: Meta) -> bool:
     model = given.get("model", {})
+    if not isinstance(model, dict):  # which the recipe refuses
+        return True
     return bool(model.get("source") or "model_type" in model.get("config", {}))
 
 

@@ -120,6 +120,10 @@ def test_without_a_hub_a_folder_is_proposed_and_a_wrong_one_refused(shell: InPro
     assert "empty has no config.json" in shell.error("new", given, "name=other", "model.source=empty", code=1)
     (shell.folder / "empty/config.json").write_text("{")
     assert "is no JSON" in shell.error("new", given, "name=other", "model.source=empty", code=1)
+    (shell.folder / "empty/config.json").write_text('{"model_type": "bert"}')
+    misspelt = shell.error("new", given, "name=other", "model.source=empty", "model.overides={}", code=2)
+    assert "model.overides" in misspelt and "overrides" in misspelt
+    assert "model" in shell.error("new", given, "name=other", "model=3", code=2)
     assert not (shell.folder / "other.yaml").exists()
 
 
