@@ -77,10 +77,18 @@ def _name(node: ast.stmt) -> str | None:
 def _value(node: ast.expr) -> tuple[str, str]:
     text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
     text = " ".join(text.split())
-    safe = _TOKEN.sub(MASK, scrub(text))
-    if safe != text:
+    if _TOKEN.search(text) or scrub(text) != text or any(map(names_secret, _words(node))):
         return MASK, ""
     return (text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."), _digest([ast.dump(node)])
+
+
+def _words(node: ast.expr) -> Iterator[str]:
+    """Yield the texts and the names of arguments in a value, such as the keys of a mapping."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield inner.value
+        elif isinstance(inner, ast.keyword) and inner.arg:
+            yield inner.arg
 
 
 def _digest(texts: list[str]) -> str:

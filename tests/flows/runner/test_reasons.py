@@ -19,6 +19,7 @@ CODE = '''"""Rows as the model reads them."""
 PREFIX = "News"
 DB_PASSWORD = "swordfish-1"
 SERVER = "https://me:hunter22@host/x"
+LOGIN = {"user": "me", "password": "marlin-1"}
 KEPT = frozenset({"a", "b"})
 
 
@@ -108,11 +109,11 @@ def test_a_constant_and_a_function_of_own_code(house: InProcessShell) -> None:
 
 
 def test_secrets_are_neither_shown_nor_kept(house: InProcessShell) -> None:
-    edited = CODE.replace("swordfish-1", "swordfish-2").replace("hunter22", "hunter33")
+    edited = CODE.replace("swordfish-1", "swordfish-2").replace("hunter22", "hunter33").replace("marlin-1", "marlin-2")
     (house.folder / "formats.py").write_text(edited + 'CLIENT = "hf_abcdefghijklmnopqrstuvwx0123456789"\n')
     told = house("plan", "mine.yaml").stdout + house("explain", "mine.yaml", "format_prompts").stdout
     assert "CLIENT in formats.py is new; code of formats changed" in told
-    for secret in ("swordfish", "hunter", "hf_abc"):
+    for secret in ("swordfish", "hunter", "hf_abc", "marlin"):
         assert secret not in told
         for file in house.folder.rglob(".trnflow/memo.db*"):
             assert secret.encode() not in file.read_bytes()
