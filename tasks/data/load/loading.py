@@ -273,7 +273,9 @@ def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Wor
     some = ", ".join(f"{name} {rows_of[name]:,} ({rows_of[name] / total:.1%})" for name in shown)
     if len(shown) < len(rows_of):
         least = min(rows_of, key=lambda name: rows_of[name])
-        some = f"{len(rows_of):,}; most rows: {some}; fewest: {least} {rows_of[least]:,}"
+        is_even = rows_of[least] == rows_of[shown[0]]
+        some = f"each {rows_of[least]:,}" if is_even else f"most rows: {some}; fewest: {least} {rows_of[least]:,}"
+        some = f"{len(rows_of):,}; {some}"
     out.info(f"labels of train: {some}")
     alike: dict[str, list[str]] = {}
     for name in names:

@@ -112,6 +112,9 @@ def test_many_labels_are_told_in_part(bench, tmp_path):
         "labels of train: 30; most rows: 07 3 (9.1%), 29 2 (6.1%), 00 1 (3.0%), 01 1 (3.0%), 02 1 (3.0%), 03 1 (3.0%); "
         "fewest: 00 1"
     )
+    bench.said.clear()
+    bench.rows(source=str(write(tmp_path / "b.csv", {"text": ["x"] * 30, "label": labels[:30]})), label="label")
+    assert "labels of train: 30; each 1" in [said.get("info") for said in bench.said]
 
 
 @pytest.mark.parametrize("nan", ["nan", "NaN", " nan "])
