@@ -108,8 +108,8 @@ class RunConfig(StageConfig):
     """What `trnflow run` does before the first stage."""
 
     rehearse_above_minutes: NonNegative = 10.0
-    """A run that is expected to take longer, in minutes, or of which nothing is known, is rehearsed first, if its model
-    has more than 10 million parameters. `run --no-rehearse` skips that."""
+    """A run that is expected to take longer, in minutes, or of which nothing tells how long, is rehearsed first, if its
+    model has more than 10 million parameters. A first run's training is estimated. `run --no-rehearse` skips that."""
 
 
 class TrackingConfig(StageConfig):

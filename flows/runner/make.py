@@ -19,6 +19,7 @@ from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
 from trnflow.flows.runner.plan import Inputs, Step, kept_steps
+from trnflow.flows.runner.reasons import in_words
 from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.stored import Stored, check_record, publish, rehash_changed
 from trnflow.flows.runner.work_folders import attempt_log, workplace
@@ -152,7 +153,8 @@ class _Attempt:
         # garbage collection leaves these alone while the attempt is alive
         journal["holds"] = [RecordName(stage=step.name, key=str(step.key)) for step in self.before]
         if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
-            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document))
+            told = partial(in_words, self.store, None)
+            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document, told))
             journal["document"] = self.document
         with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(), int(self.context.recipe.store.min_free_gb * 1e9))
