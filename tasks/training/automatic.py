@@ -92,8 +92,9 @@ def facts(model: Meta, packed: Meta, *, starts_warm: bool) -> Facts:
 def chosen(config: TrainConfig, known: Facts) -> TrainConfig:
     """Return the config with numbers for `auto`.
 
-    epochs: as many as give 16 updates for each output and at least 300 (200 where a pretrained model learns one or two), from 3 to
-    20; 3 for language models, for texts that are compared, and where `max_steps` decides. learning_rate: by method, task, outputs and width.
+    epochs: as many as give 16 updates for each output and at least 300 (200 where a pretrained model learns one or two),
+    from 3 to 20; 3 for language models, for texts that are compared, and where `max_steps` decides. learning_rate: by
+    method, task, outputs and width.
     """
     values: Meta = {}
     if config.epochs == AUTO:
