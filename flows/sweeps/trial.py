@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
@@ -16,6 +16,7 @@ from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.sweeps.study import SweepStudy
+from trnflow.flows.sweeps.timed_study import TimedStudy, once_took
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
@@ -23,15 +24,14 @@ from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.store import Store
 
-if TYPE_CHECKING:
-    from optuna.trial import Trial
-
 # trials stop after the stage whose metrics compare them: none looks at the test split
 LAST = ROLES["training"]
 TESTED = ROLES["evaluation"]
 """The stage that looks at the test split, in the winner's run alone."""
 # These end the sweep: the trial's settings are not to blame, and it is repeated.
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
+
+AnyStudy = SweepStudy | TimedStudy
 
 Run = Callable[[Recipe, Options, str, tuple[Reader, ...], str], Result]
 """Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, the sweep's id) -> result."""
@@ -54,8 +54,8 @@ class Watch(Reader):
 
     critical = True
 
-    study: SweepStudy
-    trial: Trial
+    study: AnyStudy
+    trial: Any
     metric: str
     stopping: threading.Event
     say: Callable[[str], None] = lambda line: None
@@ -123,10 +123,7 @@ def remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
 
 def seconds_of(store: Store, step: Step) -> float:
     """Return how long it once took to make what a stage found in the store; 0 for one that ran."""
-    if step.action != "hit" or step.key is None or step.name == LAST:
-        return 0.0
-    record = store.record(step.name, step.key)
-    return float(store.attempt(step.key, record["attempt"] if record else "").get("seconds") or 0.0)
+    return once_took(store, step) or 0.0 if step.action == "hit" and step.name != LAST else 0.0
 
 
 def direct_runs(answers: Answers) -> Run:
