@@ -32,7 +32,6 @@ from trnflow.flows.sweeps.trial import (
     LAST,
     NOT_THE_SETTINGS,
     TESTED,
-    AnyStudy,
     Run,
     Watch,
     remove_partial,
@@ -46,6 +45,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.system.whole_file import write_whole
 
+AnyStudy = SweepStudy | TimedStudy
 # the sweep ends if so many trials failed and none ended well
 HOPELESS = 3
 PAGE_SECONDS = 60.0

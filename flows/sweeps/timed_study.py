@@ -9,23 +9,20 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.yaml_tree import OVERRIDE
 from trnflow.flows.runner.context import new_run_id, plan_of
-from trnflow.flows.runner.plan import Options, Step
+from trnflow.flows.runner.plan import Options
 from trnflow.flows.sweeps.ladder import ladder
 from trnflow.flows.sweeps.plan import Plan
 from trnflow.flows.sweeps.study import ERROR, RUN, SHARED, Tried, Winner, best_of
+from trnflow.flows.sweeps.trial import LAST, Run, once_took
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
 from trnflow.tasks.training.automatic import SETTINGS
 from trnflow.tasks.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from trnflow.flows.sweeps.trial import Run
 
 REST = 0.5
 """What the winner's stages after training are expected to take, in trainings, if one of them never ran."""
@@ -91,7 +88,7 @@ class TimedStudy:
             self._say_end(f"tried all {number} settings")
             return None
         recipe = self._plan.with_values(self._ladder[number], self._plan.trial_name)
-        step = plan_of(finetune(recipe), recipe, self._store).roles["training"]
+        step = plan_of(finetune(recipe), recipe, self._store).steps[LAST]
         assert isinstance(step.config, TrainConfig)
         updates = float(step.config.max_steps or step.config.epochs)
         once = once_took(self._store, step) if step.action == "hit" else None
@@ -144,7 +141,7 @@ class TimedStudy:
                 "give the data a validation split (data.split.validation=0.1)",
             )
         steps = list(found.steps.values())
-        training = found.roles["training"]
+        training = found.steps[LAST]
         for_rest = [once_took(self._store, step) for step in steps[steps.index(training) + 1 :]]
         known = [seconds for seconds in for_rest if seconds is not None]
         self._rest = sum(known) if len(known) == len(for_rest) else None
@@ -164,12 +161,6 @@ class TimedStudy:
         self._say(
             f"validation has {self._rows} {what}: a difference in {metric} below two standard errors{number} tells little"
         )
-
-
-def once_took(store: Store, step: Step) -> float | None:
-    """Return the seconds of the attempt that made what the store has, else those that the plan expects; None if unknown."""
-    record = store.record(step.name, step.key) if step.action == "hit" and step.key else None
-    return store.attempt(record["key"], record["attempt"]).get("seconds") if record else step.seconds
 
 
 def spoken(seconds: float) -> str:

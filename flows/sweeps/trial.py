@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
@@ -15,8 +15,6 @@ from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
-from trnflow.flows.sweeps.study import SweepStudy
-from trnflow.flows.sweeps.timed_study import TimedStudy, once_took
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
@@ -31,10 +29,15 @@ TESTED = ROLES["evaluation"]
 # These end the sweep: the trial's settings are not to blame, and it is repeated.
 NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
 
-AnyStudy = SweepStudy | TimedStudy
-
 Run = Callable[[Recipe, Options, str, tuple[Reader, ...], str], Result]
 """Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, the sweep's id) -> result."""
+
+
+class Reported(Protocol):
+    """A study, of which a trial needs no more."""
+
+    def report(self, trial: Any, value: float, step: int) -> bool:
+        """Record a trial's metric at a step; return whether to prune it."""
 
 
 class Pruned(Interrupted):
@@ -54,7 +57,7 @@ class Watch(Reader):
 
     critical = True
 
-    study: AnyStudy
+    study: Reported
     trial: Any
     metric: str
     stopping: threading.Event
@@ -119,6 +122,12 @@ def remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
     if lease is not None:
         with lease:
             store.partial(key).prune(0)
+
+
+def once_took(store: Store, step: Step) -> float | None:
+    """Return the seconds of the attempt that made what the store has, else those that the plan expects; None if unknown."""
+    record = store.record(step.name, step.key) if step.action == "hit" and step.key else None
+    return store.attempt(record["key"], record["attempt"]).get("seconds") if record else step.seconds
 
 
 def seconds_of(store: Store, step: Step) -> float:
