@@ -169,7 +169,8 @@ class SweepConfig(StageConfig):
     of choices."""
     within: str | None = None
     """A time such as `30m`, `2h` or `90s`. With it, a sweep tries a ladder of learning rates and numbers of epochs until the
-    time is used, instead of `settings` and `trials`, and compares by `train.best_metric` unless `metric` is set."""
+    time is used, instead of `settings` and `trials`. Unless `metric` is set, it compares by `train.best_metric`, or if that is
+    not set either, by eval_accuracy where each row has one class."""
     trials: PositiveCount | None = None
     """The number of trials. Default: 20; with `sampler` grid all combinations."""
     metric: str = "eval_loss"

@@ -10,6 +10,7 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.tasks.artifact import Meta
 
 RATE, EPOCHS, MAX_STEPS, KEEP_BEST = "train.learning_rate", "train.epochs", "train.max_steps", "train.keep_best"
+BEST_METRIC = "train.best_metric"
 FACTORS = ((1, 1), (1 / 3, 1), (3, 1), (1, 2), (1, 1 / 2), (1 / 3, 2), (3, 1 / 2), (3, 2))
 """Of the recipe's learning rate and number of updates, in the order in which they are tried."""
 # every evaluation has them; other metrics are measured only to keep the best weights
@@ -27,11 +28,14 @@ def ladder(recipe: Recipe, fixed: Collection[str] = ()) -> list[Meta]:
     if MAX_STEPS in fixed:  # it decides, whatever `epochs` is
         fixed = {*fixed, EPOCHS}
     base = {name: value for name, value in base.items() if name not in fixed}
-    if recipe.sweep.metric == train.best_name not in ALWAYS_MEASURED and not train.keeps_best:
+    may_keep_best = not train.keeps_best and KEEP_BEST not in fixed
+    if may_keep_best and recipe.sweep.metric == train.best_name not in ALWAYS_MEASURED:
         base[KEEP_BEST] = True
     rungs = [{name: _scaled(name, value, rate, length) for name, value in base.items()} for rate, length in FACTORS]
-    if recipe.learns.per_row and train.method != "lora" and not train.keeps_best and KEEP_BEST not in fixed:
-        rungs.append({**base, KEEP_BEST: True})
+    if may_keep_best and recipe.learns.per_row and train.method != "lora":
+        other = recipe.sweep.metric in ALWAYS_MEASURED and recipe.sweep.metric != train.best_name
+        best: Meta = {BEST_METRIC: recipe.sweep.metric} if other else {}
+        rungs.append({**base, KEEP_BEST: True, **best})
     return [rung for number, rung in enumerate(rungs) if rung not in rungs[:number] and _is_valid(recipe, rung)]
 
 

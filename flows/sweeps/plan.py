@@ -135,9 +135,12 @@ def _refuse_beside_within(varied: Collection[str], fixed: Sequence[str], recipe:
 
 
 def _compared_by(recipe: Recipe) -> list[str]:
-    """Return the overrides by which trials are compared by `train.best_metric`; none if the recipe sets `sweep.metric`."""
+    """Return the overrides by which trials are compared by `train.best_metric`, or if that is not set, by the accuracy of one
+    class a row; none if the recipe sets `sweep.metric`."""
     if "metric" in recipe.sweep.model_fields_set:
         return []
+    if "best_metric" not in recipe.train.model_fields_set and recipe.learns.one_class:
+        return [override("sweep.metric", "eval_accuracy")]
     own = next((each for each in recipe.evaluate.metrics if each.function == recipe.train.best_metric), None)
     direction = [override("sweep.direction", "min" if own.less_is_better else "max")] if own else []
     return [override("sweep.metric", recipe.train.best_name), *direction]

@@ -38,7 +38,7 @@ def add_commands(sub: Any, online: ArgumentParser) -> None:
     found.add_argument(
         "--metric",
         metavar="NAME",
-        help="the metric of training to compare by (default: eval_loss; with --within train.best_metric)",
+        help="the metric of training to compare by (default: eval_loss; with --within train.best_metric or eval_accuracy)",
     )
     found.add_argument("--direction", metavar="min|max", help="whether a low or a high metric is good")
     found.add_argument("--sampler", metavar="tpe|random|grid", help="how settings are chosen (default: tpe)")

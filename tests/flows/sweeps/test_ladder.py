@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.sweeps.ladder import EPOCHS, KEEP_BEST, MAX_STEPS, RATE, ladder
+from trnflow.flows.sweeps.plan import read_plan
 
 RECIPES = {name: load(name) for name in ("bert-emotion", "instruct", "llama2-7b-dolly-lora", "embedding", "regression")}
 
@@ -47,6 +48,21 @@ def test_a_ladder_in_numbers() -> None:
     assert rungs("bert-emotion", fixed={MAX_STEPS}) == [(3e-4,), (1e-4,), (9e-4,), (3e-4, True)]
 
 
+def test_trials_are_compared_by_what_the_recipe_sets_else_by_accuracy() -> None:
+    def metric(name: str, *overrides: str) -> tuple[str, bool]:
+        sweep = read_plan(name, ["sweep.within=1m", *overrides]).recipe.sweep
+        return sweep.metric, sweep.is_maximised
+
+    assert metric("bert-emotion") == ("eval_accuracy", True)
+    assert metric("bert-emotion", "train.best_metric=eval_loss") == ("eval_loss", False)
+    assert metric("bert-emotion", "train.best_metric=f1_macro") == ("eval_f1_macro", True)
+    assert metric("bert-emotion", "sweep.metric=eval_loss") == ("eval_loss", False)
+    assert metric("regression") == metric("instruct") == ("eval_loss", False)
+    recipe = read_plan("bert-emotion", ["sweep.within=1m"]).recipe
+    assert ladder(recipe)[-1]["train.best_metric"] == "eval_accuracy"
+
+
 def test_a_metric_that_is_measured_only_to_keep_the_best_weights_keeps_them_in_each_trial() -> None:
     recipe = load("bert-emotion", ["train.best_metric=f1_macro", "sweep.metric=eval_f1_macro", "train.keep_best=false"])
     assert all(rung[KEEP_BEST] for rung in ladder(recipe))
+    assert not any(KEEP_BEST in rung for rung in ladder(recipe, {KEEP_BEST}))

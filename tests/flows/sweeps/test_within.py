@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -69,11 +70,14 @@ def test_a_ladder_is_killed_runs_out_of_time_and_goes_on(shell: InProcessShell) 
     assert [trial["value"] for trial in found["trials"]][:tried] == [trial["value"] for trial in first["trials"]]
     rates = [trial["settings"]["train.learning_rate"] for trial in found["trials"]]
     assert rates == [0.01, 0.0033, 0.03, 0.01]
-    assert found["best"] == min(found["trials"], key=lambda trial: trial["value"])  # of equals the first
+    assert (found["metric"], found["direction"]) == ("eval_accuracy", "max")
+    assert found["best"] == max(found["trials"], key=lambda trial: trial["value"])  # of equals the first
     before = trainings(folder)
     again = shell("sweep", "tiny.yaml", "--within", "10m", *FIXED)
     assert "tried all 4 settings in " in again.stderr
-    assert "validation has 40 rows: a difference in eval_loss below two standard errors tells little" in again.stderr
+    two = 2 * math.sqrt(found["best"]["value"] * (1 - found["best"]["value"]) / 40)
+    line = f"validation has 40 rows: a difference in eval_accuracy below two standard errors ({two:.2g}) tells little"
+    assert line in again.stderr
     assert trainings(folder) == before
     assert json.loads((results / "sweep.json").read_text())["winner"]["metrics"] == found["winner"]["metrics"]
     run = shell.json("run", str(results / "best.yaml"), "--direct")
