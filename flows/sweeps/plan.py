@@ -135,8 +135,7 @@ def _refuse_beside_within(varied: Collection[str], fixed: Sequence[str], recipe:
 
 
 def _compared_by(recipe: Recipe) -> list[str]:
-    """Return the overrides by which trials are compared by `train.best_metric`, or if that is not set, by the accuracy of one
-    class a row; none if the recipe sets `sweep.metric`."""
+    """Return the overrides that set `sweep.metric` where the recipe does not."""
     if "metric" in recipe.sweep.model_fields_set:
         return []
     if "best_metric" not in recipe.train.model_fields_set and recipe.learns.one_class:
