@@ -95,7 +95,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
         {
             "texts": texts,
             "packed": packed,
-            "rows": data if recipe.evaluate.metrics else None,
+            "rows": data,
             "code": own_code(recipe, "evaluate.metrics"),
             "harness": source_of(harness_source, recipe.evaluate.harness) if recipe.evaluate.harness else None,
             "weights": weights,

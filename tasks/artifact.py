@@ -26,6 +26,9 @@ else:
 CODE = "code"
 """The kind of a source that is the user's own code: its identity is in the tables `code` and `env` of a key document."""
 
+ASIDE = "aside/"
+"""Begins the paths of files that are in no key, but in those of stages that ask for them (`Stage.aside`)."""
+
 _NO_NAMES = frozenset(("", ".", ".."))
 
 

@@ -59,13 +59,15 @@ Adoption = TypedDict(
 
 
 class Record(RecordName, Documented):
-    """`records/<stage>/<key>.json`. shards: the records that the artifact depends on."""
+    """`records/<stage>/<key>.json`. shards: the records that the artifact depends on; counted: of an artifact with files
+    aside, the digest that keys have of it."""
 
     schema: int
     artifact: str
     attempt: str
     created: str
     shards: NotRequired[list[RecordName]]
+    counted: NotRequired[str]
     adopted: NotRequired[Adoption]
 
 

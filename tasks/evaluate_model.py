@@ -26,6 +26,7 @@ from trnflow.tasks.evaluation.config import (
     environ,
     predict_inputs,
 )
+from trnflow.tasks.evaluation.evaluated_rows import WORST, EvaluatedRows
 from trnflow.tasks.evaluation.harness import PACKAGES, HarnessConfig
 from trnflow.tasks.evaluation.lost_rows import lost_rows
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
@@ -57,9 +58,6 @@ PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 HARNESS = "trnflow.tasks.run_harness:run_harness"
 FITTING = "trnflow.tasks.fit_baseline:fit_baseline"
 BEFORE_TRAINING = "trnflow.tasks.predict_before:predict_before"
-
-WORST, LONGEST = 10, 500
-"""ClassPredictions that the report shows, and characters of their texts."""
 
 MAJORITY = f"{f1_weighted.name}_majority"
 """The metric of a baseline that predicts the most frequent class."""
@@ -114,6 +112,7 @@ def evaluate_accelerator(config: EvaluateConfig) -> Meta:
 @stage(
     kind="evaluation",
     role="evaluation",
+    aside=("rows",),
     plots=True,
     meta_only=("shards",),
     inputs=evaluate_inputs,
@@ -144,19 +143,19 @@ def evaluate_model(
     """Write report.json, report.html and predictions.parquet; of classes and numbers the plots, of texts generations.jsonl; of
     what the model is compared with baseline.parquet and before.parquet.
 
-    rows: `load_data`'s, code: the functions that `metrics` names; None without any. shards: what train made, of which the
+    rows: `load_data`'s; code: the functions that `metrics` names, None without any; shards: what train made, of which the
     metadata is read.
 
     Returns metadata: task, split, metrics; own, the names of the user's metrics, and of those of tasks of the harness; notes,
     the verdict, which a run prints last.
     """
     made, task = predictions.meta, task_of(predictions, packed)
-    file = texts.path / f"{made['split']}.parquet"
+    given = EvaluatedRows(texts, made["split"], rows)
     kind = kind_of(task)
     score = (
         _classification if kind.one_class else _targets if kind.reads_targets else _pairs if kind.pairs else _language
     )
-    measured = score(packed, predictions, file, out)
+    measured = score(packed, predictions, given, out)
     compared = {BASELINE: baseline_predictions, BEFORE: starting_predictions}
     baselines = measure_baselines(compared, predictions, packed, task, out.path)
     metrics, own = measured["metrics"] | made["export_metrics"], dict[str, list[str]]()
@@ -274,7 +273,7 @@ def _generations(folder: Path) -> list[Generation]:
         return [json.loads(line) for line in lines]
 
 
-def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
+def _classification(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) -> TaskReport:
     """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation import classification, plots
     from trnflow.tasks.evaluation.columns import ClassPredictions, load_columns
@@ -284,7 +283,7 @@ def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) 
 
     labels, predictions = predicted.meta["labels"], load_columns(ClassPredictions, predicted.path)
     rows = source_rows(packed, predicted.meta["split"])
-    write_classes(predictions, labels, rows, texts, out.path / "predictions.parquet")
+    write_classes(predictions, labels, rows, given, out.path / "predictions.parquet")
     metrics = values_of("classification", predictions)
     always = majority(_training_labels(packed, predictions.expected), predictions, len(labels))
     matrix, bins = classification.confusion(predictions, len(labels)), ece.calibration(predictions)
@@ -301,18 +300,19 @@ def _classification(packed: Input, predicted: Input, texts: Path, out: Workdir) 
         "classes": classification.class_report(predictions, labels),
         "confusion": matrix.tolist(),
         "calibration": bins,
-        "worst": _worst(predictions, labels, rows, texts),
+        "confused": classification.confused(predictions, matrix, labels, rows, given),
+        "worst": _worst(predictions, labels, rows, given),
     }
 
 
-def _targets(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
+def _targets(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) -> TaskReport:
     """Write predictions.parquet and the plots; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import load_columns
     from trnflow.tasks.evaluation.report_outputs import report_outputs
     from trnflow.tasks.kinds.targets import Outputs
 
     found = load_columns(Outputs, predicted.path)
-    return report_outputs(found, packed, predicted.meta["split"], texts, out.path)
+    return report_outputs(found, packed, predicted.meta["split"], given, out.path)
 
 
 def task_of(predicted: Input, packed: Input) -> Task:
@@ -321,45 +321,47 @@ def task_of(predicted: Input, packed: Input) -> Task:
     return task
 
 
-def _pairs(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
+def _pairs(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) -> TaskReport:
     """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import load_columns
     from trnflow.tasks.evaluation.report_pairs import report_pairs
 
     task = task_of(predicted, packed)
     found = load_columns(kind_of(task).rewards, predicted.path)
-    report = report_pairs(found, packed, task, predicted.meta["split"], texts, out.path)
+    report = report_pairs(found, packed, task, predicted.meta["split"], given, out.path)
     if kind_of(task).per_row:
         return report
     shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
     return {**report, "generations": _generations(out.path)[:SHOWN]}
 
 
-def _worst(predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], texts: Path) -> list[WrongRow]:
-    """Return the wrong predictions with the highest loss, with the beginnings of their texts."""
+def _worst(
+    predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], given: EvaluatedRows
+) -> list[WrongRow]:
+    """Return the wrong predictions with the highest loss."""
     from trnflow.tasks.evaluation.classification import worst
-    from trnflow.tasks.evaluation.predictions import text_of
 
     return [
         {
-            "row": int(rows[at]) + 1,
-            "label": labels[predictions.expected[at]],
-            "predicted": labels[predictions.predicted[at]],
+            **given.wrong(
+                int(rows[at]),
+                labels[predictions.expected[at]],
+                labels[predictions.predicted[at]],
+                float(predictions.loss[at]),
+            ),
             "probability": float(predictions.probabilities[at, predictions.predicted[at]]),
-            "loss": float(predictions.loss[at]),
-            "text": text_of(texts, int(rows[at]))[:LONGEST],
         }
         for at in worst(predictions, WORST)
     ]
 
 
-def _language(packed: Input, predicted: Input, texts: Path, out: Workdir) -> TaskReport:
+def _language(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) -> TaskReport:
     """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import RowLosses, load_columns
     from trnflow.tasks.evaluation.predictions import write_losses
 
     rows = load_columns(RowLosses, predicted.path)
-    write_losses(rows, texts, out.path / "predictions.parquet")
+    write_losses(rows, given, out.path / "predictions.parquet")
     shutil.copyfile(predicted.path / GENERATIONS, out.path / GENERATIONS)
     made = _generations(out.path)
     sums = RowSums(rows.nll, rows.tokens, rows.bytes, predicted.meta["total"])

@@ -70,7 +70,7 @@ def foresee(config: DataConfig, known: Known) -> Meta:
     columns: list[Columns] = []
     others: dict[str, None] = {}
     for name, settings in config.sources().items():
-        if not _is_at_hand(part := location["mix"][name] if name else location):
+        if not is_at_hand(part := location["mix"][name] if name else location):
             return {}
         from trnflow.tasks.data.load.loading import chosen_columns, left_out, open_source, written_columns
         from trnflow.tasks.data.load.streams import max_cell_mb
@@ -91,7 +91,7 @@ def foresee(config: DataConfig, known: Known) -> Meta:
     }
 
 
-def _is_at_hand(location: Meta) -> bool:
+def is_at_hand(location: Meta) -> bool:
     """Return whether a source's files are here, and opening them reads little."""
     files = [file for file in location.get("files", ()) if "zip" not in file]
     if not files or len(files) < len(location["files"]) or not all(Path(file["path"]).is_file() for file in files):

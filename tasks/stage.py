@@ -226,6 +226,7 @@ class Stage:
         own: what changes in this stage alone does not make them again.
         meta_only: Inputs of which it reads the metadata alone: their files are not fetched, and `Input.path` is empty.
         role: What others ask for it by; None for a stage that nothing asks for.
+        aside: Names of inputs whose files aside it reads: its key counts them.
         resolve: "module:function" of (config, inputs) -> the config with what the inputs decide, such as `auto`; inputs that are
         not known yet are nodes. Keys hold its result, and not its code.
         plots: Whether its artifact has plots and pages, which MLflow shows.
@@ -248,6 +249,7 @@ class Stage:
     kept: Mapping[str, Kept] = field(default_factory=dict)
     meta_only: tuple[str, ...] = ()
     role: Role | None = None
+    aside: Collection[str] = ()
     resolve: str | None = None
     plots: bool = False
     foresee: Callable[[Any, Known], Meta] = lambda config, known: {}

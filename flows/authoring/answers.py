@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trnflow.flows.authoring.columns import find_texts
+from trnflow.flows.authoring.columns import AS_VECTORS, belonging, find_texts
 from trnflow.flows.authoring.draft import Draft, Question, listed
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.artifact import Meta
@@ -200,6 +200,7 @@ def text(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
             {
                 f"data.text={a}": "one text, all of it trained on",
                 f"format.instruction={a} format.response={b} format.task=instruction": "a prompt and its answer",
+                **({"format.task=embedding": AS_VECTORS} if belonging(columns) else {}),
             },
         )
     if texts[0].words < 3 and not wanted:

@@ -27,6 +27,12 @@ PAIRS = (
     ("query", "document"), ("question", "document"), ("question", "sentence"),
 )  # fmt: skip
 """Two texts that are judged together."""
+BELONGING = (
+    ("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("sentence1", "sentence2"),
+    ("query", "passage"), ("question", "answer"), ("text", "text_pair"),
+)  # fmt: skip
+"""Two texts that belong together, by the names of embeddings' data."""
+AS_VECTORS = "a vector for each text, to search with"
 FEW = 200
 """More classes than these are no likely label, unless the column's name says so."""
 
@@ -50,6 +56,12 @@ def find_texts(columns: dict[str, Column], wanted: str | list[str] | None, witho
         texts = [column for column in usual if not column.nested and column.numbers is None and column.examples]
     half = max((column.words for column in texts), default=0.0) / 2  # a title is not what a text column's name says
     return sorted(texts, key=lambda column: (column.words < half, _place(column.name, TEXTS), -column.words))
+
+
+def belonging(columns: dict[str, Column]) -> tuple[str, str] | None:
+    """Return the names of two columns whose texts belong together, by their names; None without."""
+    by_name = {name.lower(): name for name in columns}
+    return next(((by_name[a], by_name[b]) for a, b in BELONGING if {a, b} <= by_name.keys()), None)
 
 
 def known_pair(texts: list[Column]) -> list[Column]:
@@ -105,7 +117,7 @@ def _as_label(column: Column) -> tuple[str, str]:
     return f"data.label={column.name}", f"{column.describe()}{', as classes' * column.is_measure}"
 
 
-def check_label(column: Column, is_rule: bool, is_given: bool) -> None:
+def check_label(column: Column, is_rule: bool, is_given: bool, *, is_of_pair: bool) -> None:
     """Raise Question for amounts, unless the user named the column; DataError for one class alone."""
     if is_rule:
         return
@@ -119,6 +131,7 @@ def check_label(column: Column, is_rule: bool, is_given: bool) -> None:
             f"format.task=regression format.target={column.name}": "amounts: a number is predicted",
             f"data.label={column.name} >= {column.middle:g}": "two classes: below, and from there on",
             **dict([_as_label(column)]),
+            **({f"format.task=embedding format.score={column.name}": AS_VECTORS} if is_of_pair else {}),
             "format.task=text": "it is not to be predicted",
         }
         raise Question(f"{column.name} holds {column.describe()}: amounts, or classes?", choices)

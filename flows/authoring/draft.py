@@ -36,6 +36,7 @@ class Draft:
         settings: {section: {setting: value}}.
         others: {section.setting: [(another value, why)]}, to be written as comments.
         why: {section.setting: comment}.
+        also: Further lines of the report: what else is possible.
         fields: Fields of messages, such as `messages.id`, that are used only where the chat template reads them.
     """
 
@@ -44,6 +45,7 @@ class Draft:
     settings: dict[str, Meta] = field(default_factory=lambda: {"data": {}, "format": {}})
     others: dict[str, list[tuple[Any, str]]] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
+    also: list[str] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
 
 

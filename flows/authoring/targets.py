@@ -5,6 +5,7 @@ from __future__ import annotations
 from trnflow.flows.authoring.columns import (
     AMOUNTS,
     LABELS,
+    belonging,
     check_label,
     column_of,
     find_label,
@@ -18,11 +19,6 @@ from trnflow.flows.authoring.tagged import lists_of, refuse_numbers, spans_in, w
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.labels import parse_rule
 
-BELONGING = (
-    ("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("sentence1", "sentence2"),
-    ("query", "passage"), ("question", "answer"), ("text", "text_pair"),
-)  # fmt: skip
-"""Two texts that belong together, by the names of embeddings' data."""
 QUERIES = (("query", "passage"), ("question", "passage"), ("query", "document"), ("question", "document"))
 RELEVANCES = ("label", "relevance", "relevant", "score", "target")
 
@@ -63,7 +59,11 @@ def regression(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | No
         column for column in columns.values() if column.numbers and not (column.is_unique and not column.has_fractions)
     ]
     usual = [column for column in numbers if column.name.lower() in AMOUNTS]
-    return _with_targets("regression", columns, data, form, usual or numbers)
+    draft = _with_targets("regression", columns, data, form, usual or numbers)
+    if draft is not None and "text_pair" in draft.settings["format"]:
+        targets = [column for role, column in draft.taken if role == "target"]
+        draft.also.append(f"also possible: {_with_score(targets)}, a vector for each text, whose cosine is the score")
+    return draft
 
 
 def reranker(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
@@ -80,13 +80,16 @@ def reranker(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None
         for column in (columns[by_name[name]] for name in RELEVANCES if name in by_name)
         if {*column.counts} == {"true", "false"} or (column.numbers and all(0 <= each <= 1 for each in column.numbers))
     ]
-    return _with_targets("reranker", columns, {"text": first}, {**form, "text_pair": second}, likely[:1])
+    draft = _with_targets("reranker", columns, {"text": first}, {**form, "text_pair": second}, likely[:1])
+    if draft is not None and known and likely:
+        draft.also.append(f"also possible: {_with_score(likely)}, a vector for each query and passage, to search with")
+    return draft
 
 
 def embedding(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:
     """Return the draft for texts that belong together, None unless the columns are called so or the task is named."""
     by_name = {name.lower(): name for name in columns}
-    known = next(([by_name[name] for name in pair] for pair in BELONGING if {*pair} <= by_name.keys()), [None, None])
+    known = belonging(columns) or (None, None)
     is_named = form.get("task") == "embedding"
     if not is_named and "positive" not in by_name:
         return None
@@ -103,6 +106,10 @@ def embedding(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | Non
     kept = {what: name for what, name in named.items() if name or what == "negative"}
     draft.settings["format"] = {"task": "embedding", **kept}
     return draft
+
+
+def _with_score(targets: list[Column]) -> str:
+    return f"format.task=embedding format.score={targets[0].name}"
 
 
 def _with_targets(task: str, columns: dict[str, Column], data: Meta, form: Meta, likely: list[Column]) -> Draft | None:
@@ -144,7 +151,7 @@ def classification(columns: dict[str, Column], data: Meta, form: Meta) -> Draft 
     draft.taken.append(("label", labels[0]))
     draft.settings["data"]["label"] = label or labels[0].name
     draft.others["data.label"] = [(column.name, column.describe()) for column in labels[1:2]]
-    check_label(labels[0], rule is not None, label is not None)
+    check_label(labels[0], rule is not None, label is not None, is_of_pair="text_pair" in draft.settings["format"])
     return draft
 
 

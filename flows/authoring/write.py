@@ -12,12 +12,14 @@ from typing import Any
 import yaml
 
 from trnflow.flows.authoring.draft import Draft, listed
+from trnflow.flows.authoring.given_model import GivenModel
 from trnflow.flows.authoring.look import Column, Looked
 from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.row_columns import ARGUMENTS, fixes_of, says_something
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
@@ -29,7 +31,11 @@ FEWEST_ROWS = 20
 FEW_ROWS = 2000
 MANY_ROWS = 5000
 LENGTHS = (64, 128, 256, 512, 1024)
-BYTES_A_TOKEN = 3.5
+BYTES_A_TOKEN, HEADING_BYTES = 3.5, 3.0
+"""Bytes of a token, of texts and of a template's headings, where no tokenizer is at hand."""
+SPECIAL_TOKENS = 8
+TALKING = ("chat", "preference", "unpaired_preference")
+"""The tasks whose rows may be conversations, which a chat template writes."""
 ENCODER, DECODER = "base/scratch/encoder", "base/scratch/decoder"
 ENCODERS = ("classify", "multi-label", "regression", "token-classification", "reranker", "embedding")
 COMPARING = ("preference", "unpaired-preference")
@@ -80,10 +86,14 @@ def has_hub(base: str, given: Meta, resolver: Resolver) -> bool:
 
 def _names_model(given: Meta) -> bool:
     model = given.get("model", {})
+    if not isinstance(model, dict):  # which the recipe refuses
+        return True
     return bool(model.get("source") or "model_type" in model.get("config", {}))
 
 
-def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: bool) -> None:
+def complete(
+    draft: Draft, looked: Looked, source: str, given: Meta, *, hub: bool, model: GivenModel | None = None
+) -> None:
     """Add to a draft what its data does not decide: splits, lengths, what is missing. Raises DataError for few rows."""
     data = draft.settings["data"]
     if looked.rows < FEWEST_ROWS:
@@ -112,7 +122,7 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     if not looked.is_whole or looked.rows > MANY_ROWS:
         rows = f"{'more than ' * (not looked.is_whole)}{looked.rows:,} rows"
         draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
-    length = _length(draft)
+    length = _length(draft, model)
     chunk = length
     if draft.base in COMPARING:  # whose chunks hold both answers
         length = min(length, LENGTHS[-1] // 2)
@@ -123,10 +133,20 @@ def complete(draft: Draft, looked: Looked, source: str, given: Meta, *, hub: boo
     data["ignore"] = [*_rest(draft, looked), *draft.fields]
     if data["ignore"]:
         draft.why["data.ignore"] = "not used; others are named by `plan` and `run`"
-    if hub and not _names_model(given):
-        model = load(draft.base).model
-        draft.settings["model"] = {"source": model.source, "revision": model.revision}
+    if model:
+        draft.why["model.source"] = model.describe()
+        if not model.has_template and draft.settings["format"]["task"] in TALKING:
+            draft.settings["format"]["chat_template"] = "sections"
+            draft.why["format.chat_template"] = "plain headings, because the model has no chat template"
+    elif hub and not _names_model(given):
+        usual = load(draft.base).model
+        draft.settings["model"] = {"source": usual.source, "revision": usual.revision}
         draft.why["model.source"] = f"as `trnflow recipes` says of {draft.base}"
+    if not hub:
+        draft.also += [
+            f"no hub could be asked for the model of `{draft.base}`: the recipe has a tiny one from scratch",
+            "with a pretrained model in a folder: `trnflow new` again, with model.source=FOLDER and another name=NAME",
+        ]
     if "target" not in given.get("export", {}):
         draft.settings["export"] = {"target": "none"}
         draft.why["export.target"] = "or stablehlo, onnx, gguf, for programs without PyTorch"
@@ -159,14 +179,26 @@ def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
     return ""
 
 
-def _length(draft: Draft) -> int:
-    """Return the tokens that nearly all rows fit in, by their bytes."""
-    sizes = [0.0]
+def _length(draft: Draft, model: GivenModel | None) -> int:
+    """Return the tokens that nearly all rows fit in, at most the model's positions."""
+    tokens = _around(draft)
     for column in (column for role, column in draft.taken if role != "target"):  # which the model does not read
         lengths = sorted(len(text.encode()) for text in map(_letters, column.examples))
-        sizes.append(lengths[int(0.98 * (len(lengths) - 1))] if lengths else 0)
+        size = (model and model.bytes_a_token(column)) or BYTES_A_TOKEN
+        tokens += lengths[int(0.98 * (len(lengths) - 1))] / size if lengths else 0
     most = LENGTHS[:-1] if draft.base in ENCODERS else LENGTHS
-    return next((length for length in most if sum(sizes) / BYTES_A_TOKEN + 8 <= length), most[-1])
+    length = next((length for length in most if tokens <= length), most[-1])
+    return min(length, (model and model.positions) or length)
+
+
+def _around(draft: Draft) -> float:
+    """Return the tokens that a row's template adds, special ones included."""
+    form = draft.settings["format"]
+    if form["task"] != "instruction" or "prompt_template" in form:
+        return SPECIAL_TOKENS
+    context = "-" * any(role == "context" for role, _ in draft.taken)
+    headings = STYLES[form.get("style", "dolly")]("", context)
+    return SPECIAL_TOKENS + len(headings) / HEADING_BYTES
 
 
 def _letters(value: Any) -> str:
@@ -184,6 +216,7 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     lines += [f"column {name} can't be read: {why}" for name, why in [*looked.unreadable.items()][:5]]
     lines += looked.remarks[:5] + [f"{len(looked.remarks) - 5} more remarks of this kind"] * bool(looked.remarks[5:])
     lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
+    lines += draft.also
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
     read = read_tree(draft.base, Recipe)
     merge(read.tree, draft.settings, Recipe)
@@ -198,8 +231,6 @@ def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
         f"# Written by `trnflow new`. All settings: `trnflow config {name}.yaml`; what they mean: `trnflow settings`.",
         *(f"# {line}" for line in report(draft, looked) if not line.startswith("or ")),
     ]
-    if not hub:
-        lines.append(f"# No hub could be asked for {draft.base}'s model: this one is tiny and begins from nothing.")
     lines.append(f"extends: {_flow(extends)}   # --on NAME takes other hardware")
     for section, settings in draft.settings.items():
         if isinstance(settings, dict):

@@ -179,6 +179,8 @@ def _adopt(store: Store, stage: str, document: KeyDocument, past: Record, change
         "attempt": attempt, "created": when,
         "adopted": {"from": past["key"], "created": past["created"], "changes": [str(change) for change in changes]},
     }  # fmt: skip
+    if "counted" in past:
+        record["counted"] = past["counted"]
     store.publish(record, replace=True)
 
 

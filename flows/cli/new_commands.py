@@ -10,6 +10,7 @@ from typing import Any
 
 from trnflow.flows.authoring.choose import choose
 from trnflow.flows.authoring.draft import Draft, Question, overrides_in
+from trnflow.flows.authoring.given_model import given_model
 from trnflow.flows.authoring.look import Looked, look
 from trnflow.flows.authoring.own_code import code_of
 from trnflow.flows.authoring.write import (
@@ -73,8 +74,8 @@ def new(options: Namespace) -> int:
     resolver = Resolver(open_home())
     looked = look(_source(options.data, given), resolver)
     draft = _choose(looked, given, options)
-    hub = has_hub(draft.base, given, resolver)
-    complete(draft, looked, options.data, given, hub=hub)
+    hub, model = has_hub(draft.base, given, resolver), given_model(given, resolver)
+    complete(draft, looked, options.data, given, hub=hub, model=model)
     written = [str(file)]
     functions = code_of(draft) if options.code else {}
     for path in functions:
@@ -155,8 +156,6 @@ def _ask(question: Question) -> list[str]:
 
 def _print(options: Namespace, draft: Draft, looked: Looked, written: list[str], hub: bool, note: str) -> None:
     lines = report(draft, looked)
-    if not hub:
-        lines.append(f"no hub could be asked for the model of `{draft.base}`: the recipe has a tiny one from scratch")
     document = {
         "written": written,
         "task": draft.settings["format"]["task"],

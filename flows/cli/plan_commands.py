@@ -18,6 +18,7 @@ from trnflow.flows.cli.output import complete, emit, print_error
 from trnflow.flows.display import report
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
+from trnflow.flows.runner.expected_time import expect_training
 from trnflow.flows.runner.forecast import dollars, total
 from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.plan import Options, Plan, Step
@@ -52,7 +53,7 @@ def plan(options: Namespace) -> int:
     error = error or memory.error
     if error is not None:
         complete(error, options)
-    price = recipe.price_per_hour
+    price, expected = recipe.price_per_hour, expect_training(recipe, found)
     notes = [*_notes(context, found), *_promise(context)]
     training = found.roles["training"]
     chosen = report.chosen(training, ROLES["chunks"])
@@ -65,7 +66,8 @@ def plan(options: Namespace) -> int:
         "notes": notes,
         **({"error": error.to_json()} if error else {}),
     }
-    lines = [report.plan_table(steps, price), memory, *[f"auto     {chosen}"] * bool(chosen)]
+    lines = [report.plan_table(steps, price), *[f"time     {expected}"] * bool(expected)]
+    lines += [str(memory), *[f"auto     {chosen}"] * bool(chosen)]
     emit(options, document, *lines, *(f"note: {note}" for note in notes))
     return print_error(error, options) if error else 0
 
@@ -118,7 +120,7 @@ def explain(options: Namespace) -> int:
     changes = near[1] if near else []
     lines = [f"{stage}: {step.action} ({step.why})", *([f"key {step.key}"] if step.key else [])]
     if near:
-        lines += [f"compared with the record of {near[0]['created']}:", *(f"  {change}" for change in changes)]
+        lines += [f"compared with the record of {near[0]['created']}:", *(f"  {text}" for text in found.told(*near))]
     notes = _notes(context, found)
     lines += [f"note: {note}" for note in notes]
     listed = {"changes": [change._asdict() for change in changes], "document": document, "notes": notes}

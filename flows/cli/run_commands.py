@@ -14,6 +14,7 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
+from trnflow.flows.runner.expected_time import expect_training
 from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
@@ -49,8 +50,10 @@ def run(options: Namespace) -> int:
     context.plan = make_plan(graph, context)
     context.plan.check_needs(what, here=context.environment)
     idle = not context.plan.due(what)
-    if not idle and what.until not in DATA_STAGES and not options.no_rehearse:
-        fault = rehearse_before(context, what)
+    if not idle and what.until not in DATA_STAGES:
+        if expected := expect_training(recipe, context.plan):
+            sys.stderr.write(f"{expected}\n")
+        fault = None if options.no_rehearse else rehearse_before(context, what)
         if fault is not None:
             print_error(fault, options)
             return 2

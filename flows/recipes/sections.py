@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -108,8 +110,8 @@ class RunConfig(StageConfig):
     """What `trnflow run` does before the first stage."""
 
     rehearse_above_minutes: NonNegative = 10.0
-    """A run that is expected to take longer, in minutes, or of which nothing is known, is rehearsed first, if its model
-    has more than 10 million parameters. `run --no-rehearse` skips that."""
+    """A run that is expected to take longer, in minutes, or of which nothing tells how long, is rehearsed first, if its
+    model has more than 10 million parameters. A first run's training is estimated. `run --no-rehearse` skips that."""
 
 
 class TrackingConfig(StageConfig):
@@ -146,6 +148,18 @@ class OwnConfig(StageConfig):
         return value
 
 
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a time such as `30m`. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    seconds = float(match[1]) * UNITS[match[2]] if match else 0.0
+    if not 0 < seconds < 1e9:
+        raise ValueError(f"{text} is no time, which is a number above 0 with s, m or h, such as 30m")
+    return seconds
+
+
 class SweepConfig(StageConfig):
     """Which settings `trnflow sweep` varies, how many trials (trainings with varied settings) it runs, and by which
     metric it chooses the best trial. Other runs of the recipe ignore this section."""
@@ -153,6 +167,10 @@ class SweepConfig(StageConfig):
     settings: dict[str, str | list[Any]] = {}
     """The settings that vary, by dotted name: a range (`1e-5..1e-4`, `1e-5..1e-4:log`, `16..64:16` with a step) or a list
     of choices."""
+    within: str | None = None
+    """A time such as `30m`, `2h` or `90s`. With it, a sweep tries a ladder of learning rates and numbers of epochs until the
+    time is used, instead of `settings` and `trials`. Unless `metric` is set, it compares by `train.best_metric`, or if that is
+    not set either, by eval_accuracy where each row has one class."""
     trials: PositiveCount | None = None
     """The number of trials. Default: 20; with `sampler` grid all combinations."""
     metric: str = "eval_loss"
@@ -173,6 +191,18 @@ class SweepConfig(StageConfig):
     """The name of the study and of its folder in `<home>/sweeps`. Default: the recipe's name."""
     database: str | None = None
     """The SQLAlchemy URL of Optuna's database. Default: `sqlite:///<home>/optuna.db`."""
+
+    @field_validator("within", mode="before")
+    @classmethod
+    def _is_a_time(cls, value: Any) -> Any:
+        if value is not None:
+            _seconds(str(value))
+        return value
+
+    @property
+    def within_seconds(self) -> float:
+        """`within` in seconds; infinite if it is not set."""
+        return _seconds(self.within) if self.within else math.inf
 
     @property
     def is_maximised(self) -> bool:

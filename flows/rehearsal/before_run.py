@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.expected_time import expect_training, parameters_of
 from trnflow.flows.runner.forecast import ANYWAY
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.tasks.artifact import Meta
@@ -29,6 +30,7 @@ def rehearse_first(context: RunContext, options: Options, readers: Iterable[Read
     remembered, and its remarks become notes of the plan."""
     plan, memo = context.plan, context.store.memo
     assert plan is not None
+    expect_training(context.recipe, plan)
     if not is_long(plan, options, context.recipe.run.rehearse_above_minutes):
         return None
     passed = digest_of(_depends_on(context, plan))
@@ -46,35 +48,19 @@ def rehearse_first(context: RunContext, options: Options, readers: Iterable[Read
 
 
 def is_long(plan: Plan, options: Options, minutes: float) -> bool:
-    """Return whether a run would train a model that is not small, and take longer than `minutes` or nobody knows how
-    long."""
+    """Return whether a run would train a model that is not small, and is expected to take longer than `minutes`, or
+    nobody knows how long it trains. Other stages count as far as earlier runs tell."""
     training = plan.roles["training"]
     if training.action in ANYWAY or training not in plan.until(options):
         return False
     if is_small(plan.sources["model"].identity["config"]):
         return False
-    seconds = [step.seconds for step in plan.due(options)]
-    return None in seconds or sum(filter(None, seconds)) > 60 * minutes
+    return training.seconds is None or sum(step.seconds or 0.0 for step in plan.due(options)) > 60 * minutes
 
 
 def is_small(config: Meta) -> bool:
     """Return whether trying a model costs no more than a rehearsal, by its `identity["config"]`."""
     return parameters_of(config) <= SMALL
-
-
-def parameters_of(config: Meta) -> int:
-    """Return about how many parameters a model has, by its `identity["config"]`; of experts one is counted."""
-    fields = {**(config["pretrained"] or {}), **config["overrides"]}
-    fields = fields.get("text_config") or fields
-
-    def size(*names: str, default: int) -> int:
-        return next((int(fields[name]) for name in names if isinstance(fields.get(name), int)), default)
-
-    # transformers' defaults, where a config leaves a field out
-    width = size("hidden_size", "dim", "d_model", "n_embd", default=768)
-    layers = size("num_hidden_layers", "n_layers", "n_layer", "num_layers", default=12)
-    inner = size("intermediate_size", "hidden_dim", "d_ff", "n_inner", default=4 * width)
-    return layers * width * (4 * width + 2 * inner) + size("vocab_size", default=0) * width
 
 
 def _depends_on(context: RunContext, plan: Plan) -> Meta:

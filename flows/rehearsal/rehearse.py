@@ -190,13 +190,14 @@ class _Small:
 
 
 class _Watched(Reader):
-    """Passes a rehearsal's events on, but for what is said of the answers of the small model. killer: its kill is no failure."""
+    """Passes a rehearsal's events on, but for what is said of the answers of the small model, and of the rows, which the run
+    says again. killer: its kill is no failure."""
 
     def __init__(self, reader: Reader, killer: Killer | None = None) -> None:
         self._reader, self._killer = reader, killer
 
     def read(self, event: Event, state: RunState) -> None:
-        if event["event"] == "note" and event["stage"] in OF_SMALL_MODEL:
+        if event["event"] == "note" and (event["stage"] in OF_SMALL_MODEL or _is_of_rows(event)):
             return
         if event["event"] == "stage_failed" and self._killer is not None and self._killer.killed:
             stopped = event.copy()
@@ -205,6 +206,10 @@ class _Watched(Reader):
             n, at, stage = event["n"], event["time"], event["stage"]
             event = {"n": n, "time": at, "event": "note", "stage": stage, "level": "info", "text": PLANNED}
         self._reader.read(event, state)
+
+
+def _is_of_rows(note: Event) -> bool:
+    return note["event"] == "note" and note["level"] == "info" and note["stage"] == ROLES["rows"]
 
 
 class Killer(Reader):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
 
+from trnflow.flows.runner.reasons import Told, nearest_changes
 from trnflow.tasks.documents import Documented, Journal, KeyDocument
 from trnflow.tasks.errors import is_interruption
-from trnflow.tasks.keys.explain import nearest_record
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import document_name
 from trnflow.tasks.store.lease import LeaseLost
@@ -49,24 +48,14 @@ def ending(error: BaseException) -> str:
     return "interrupted" if is_interruption(error) else "failed"
 
 
-def outlook(store: Store, stage: str, key: str, document: KeyDocument) -> str:
+def outlook(store: Store, stage: str, key: str, document: KeyDocument, told: Told) -> str:
     """Say where a resumable stage would start: on from step N of its partial state, or from zero, and how the nearest
     key that has partial state differs; "" if none has."""
     steps = store.partial(key).steps()
     if steps:
         return f"goes on from step {steps[-1]}"
-    changes = nearest_changes(unfinished(store, stage), document)
+    changes = nearest_changes(unfinished(store, stage), document, told)
     return f"starts from zero: the unfinished one differs in {changes}" if changes else ""
-
-
-def nearest_changes(records: Sequence[Documented], document: KeyDocument) -> str:
-    """Return, as text, in what a key document differs from the nearest of `records`; "" if there are none."""
-    near = nearest_record(records, document)
-    if near is None:
-        return ""
-    changes = near[1]
-    more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return "; ".join(map(str, changes[:2])) + more
 
 
 def unfinished(store: Store, stage: str) -> list[Documented]:

@@ -19,6 +19,7 @@ from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
 from trnflow.flows.runner.plan import Inputs, Step, kept_steps
+from trnflow.flows.runner.reasons import in_words
 from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.stored import Stored, check_record, publish, rehash_changed
 from trnflow.flows.runner.work_folders import attempt_log, workplace
@@ -28,6 +29,7 @@ from trnflow.tasks.documents import Journal, Record, RecordName, Shard
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.events import Emit
 from trnflow.tasks.events.state import present
+from trnflow.tasks.keys.key_document import seen_by
 from trnflow.tasks.launch.job import Phase
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.stage import parameters
@@ -152,7 +154,8 @@ class _Attempt:
         # garbage collection leaves these alone while the attempt is alive
         journal["holds"] = [RecordName(stage=step.name, key=str(step.key)) for step in self.before]
         if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
-            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document))
+            told = partial(in_words, self.store, None)
+            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document, told))
             journal["document"] = self.document
         with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(), int(self.context.recipe.store.min_free_gb * 1e9))
@@ -246,12 +249,12 @@ class _Attempt:
         if folder.name in self.stage.meta_only:
             folder.mkdir(parents=True)
         else:
-            self.store.link_files(item, folder, progress)
+            self.store.link_files(seen_by(self.stage, folder.name, item), folder, progress)
         return Input(folder, item.kind, item.meta, item.digest)
 
     def _refuse_changed_inputs(self) -> None:
         for name, item in self.inputs.items():
-            file = self.store.changed(item) if isinstance(item, Artifact) else None
+            file = self.store.changed(seen_by(self.stage, name, item)) if isinstance(item, Artifact) else None
             if file is not None:
                 raise DataError(
                     f"{self.name} changed its input {name}: {file.path}",

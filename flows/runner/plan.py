@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trnflow.flows.runner.attempts import nearest_changes, outlook
+from trnflow.flows.runner.attempts import outlook
+from trnflow.flows.runner.code_parts import remember_parts
 from trnflow.flows.runner.forecast import forecast
 from trnflow.flows.runner.graph import Graph, Lookup, Node
+from trnflow.flows.runner.reasons import in_words, nearest_changes
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import CODE, Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.documents import KeyDocument, Record, RecordedStage, StageFacts
+from trnflow.tasks.documents import Documented, KeyDocument, Record, RecordedStage, StageFacts
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events.event_types import PlannedStage
+from trnflow.tasks.keys.explain import ValueChange
 from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
@@ -185,6 +188,7 @@ class Plan:
         for source in self.sources.values():
             if source.note:
                 self.notes.append(f"{source.kind}: {source.note}")
+        remember_parts(self.own_code, store.memo)
         self.predict()
         store.memo.save()
         self.seconds = time.monotonic() - begun
@@ -205,6 +209,10 @@ class Plan:
     def roles(self) -> dict[Role | None, Step]:
         """The steps by the role of their stage."""
         return {step.node.stage.role: step for step in self.steps.values()}
+
+    def told(self, record: Documented, changes: Sequence[ValueChange]) -> list[str]:
+        """Return what changed since a record, as texts."""
+        return in_words(self.store, self.sources.get("data"), record, changes)
 
     def predict(self) -> None:
         """Look up anew what would be done with each node. What the lookups found stays."""
@@ -322,9 +330,9 @@ class Plan:
         if lost is None:
             return
         past = self._past(step)
-        why = lost or nearest_changes(past, step.document) or "never ran in this store"
+        why = lost or nearest_changes(past, step.document, self.told) or "never ran in this store"
         if step.node.stage.resumable:
-            why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document))))
+            why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document, self.told))))
         kept = kept_steps(step, self.inputs_of(step), self.store.memo, stamp_of)
         if names := [name for name, of in kept.items() if self.store.record(of.name, str(of.key)) is not None]:
             why += f"; its {' and '.join(names).replace('_', ' ')} are kept"

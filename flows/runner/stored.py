@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.documents import KeyDocument, Record, RecordName
 from trnflow.tasks.errors import BlobLost
-from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.keys.key_document import counted, key_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
 
@@ -111,6 +111,8 @@ def publish(
     }
     if shards:
         record["shards"] = [*shards]
+    if (seen := counted(artifact)) is not artifact:
+        record["counted"] = seen.digest
     store.restore([*holds], artifact)
     published = store.publish(record)
     if published["artifact"] != artifact.digest and unusable(published):

@@ -34,7 +34,8 @@ STATES = {
 """{state of a trial that a reader may not know: what it means}"""
 
 
-def sweep_page(content: SweepDocument, study: Study) -> str:
+def sweep_page(content: SweepDocument, study: Study | None) -> str:
+    """Return sweep.html. study: for Optuna's plots; None for a page without them."""
     from jinja2 import Environment, StrictUndefined
 
     source = Path(__file__).with_name("sweep.html.jinja").read_text(encoding="utf-8")
@@ -53,7 +54,7 @@ def sweep_page(content: SweepDocument, study: Study) -> str:
         if best
         else "",
         winner=_winner(winner) if winner else [],
-        plots=list(_plots(study, metric)) if best else [],
+        plots=list(_plots(study, metric)) if best and study else [],
         trials=_trials(trials, metric),
         best_trial=best["number"] if best else None,
         legend="; ".join(meaning for state, meaning in STATES.items() if state in states),

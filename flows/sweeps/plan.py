@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -92,7 +92,11 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
     varied, fixed = separate(texts)
     read = read_tree(named, Recipe)
     recipe = settings.validated(read.with_overrides(fixed), named)
-    written: Meta = {**recipe.sweep.settings, **varied}
+    if recipe.sweep.within:
+        _refuse_beside_within(varied, fixed, recipe)
+        fixed += _compared_by(recipe)
+        recipe = settings.validated(read.with_overrides(fixed), named)
+    written: Meta = {} if recipe.sweep.within else {**recipe.sweep.settings, **varied}
     for text in fixed:
         written.pop(text.partition("=")[0], None)  # a value on the command line ends the variation in the recipe
 
@@ -106,10 +110,10 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
             raise ConfigError(f"sweep.settings of {name}: {message}", error.fix) from error
 
     name = named if named in recipe_names() else Path(named).name
-    if not written:
+    if not (written or recipe.sweep.within):
         raise ConfigError(
             f"the sweep of {name} varies nothing",
-            "give a range or choices, such as train.learning_rate=1e-5..1e-4:log, or write a section sweep",
+            "give a range or choices, such as train.learning_rate=1e-5..1e-4:log, a section sweep, or a time: --within 30m",
         )
     plan = Plan(named, read, tuple(fixed), recipe, parse(written, refuse))
     if not SWEEP_NAME.fullmatch(plan.name):
@@ -117,6 +121,28 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
     if recipe.sweep.sampler == "grid":
         combinations(plan.space)
     return plan
+
+
+def _refuse_beside_within(varied: Collection[str], fixed: Sequence[str], recipe: Recipe) -> None:
+    """Raise ConfigError if the command line gives `sweep.within` and a search of its own, or if trials run at a time."""
+    of_a_search = [text for text in fixed if text.startswith(("sweep.settings", "sweep.trials=", "sweep.sampler="))]
+    parallel = [f"sweep.parallel={recipe.sweep.parallel}"] if recipe.sweep.parallel > 1 else []
+    if given := [*varied, *of_a_search, *parallel]:
+        raise ConfigError(
+            f"a sweep with --within chooses its settings and their number, and tries one at a time: {given[0]} is given too",
+            "leave one of the two out",
+        )
+
+
+def _compared_by(recipe: Recipe) -> list[str]:
+    """Return the overrides that set `sweep.metric` where the recipe does not."""
+    if "metric" in recipe.sweep.model_fields_set:
+        return []
+    if "best_metric" not in recipe.train.model_fields_set and recipe.learns.one_class:
+        return [override("sweep.metric", "eval_accuracy")]
+    own = next((each for each in recipe.evaluate.metrics if each.function == recipe.train.best_metric), None)
+    direction = [override("sweep.direction", "min" if own.less_is_better else "max")] if own else []
+    return [override("sweep.metric", recipe.train.best_name), *direction]
 
 
 def refuse_fixed(texts: Sequence[str]) -> None:

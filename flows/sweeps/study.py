@@ -114,10 +114,8 @@ class SweepStudy:
         return [_tried(trial, trial.number in repeated, _kills(trial, records)) for trial in records]
 
     def best(self) -> Tried | None:
-        """Return the completed trial with the best metric, of equals the first, or None."""
-        completed = [trial for trial in self.trials() if trial.value is not None and trial.state == "completed"]
-        sign = -1 if self._config.is_maximised else 1
-        return min(completed, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        """Return `best_of` the trials so far."""
+        return best_of(self.trials(), self._config)
 
     def queue_again(self) -> list[int]:
         """Queue each trial that a killed sweep left running, and failed ones if none ended well; return their numbers.
@@ -217,6 +215,13 @@ class SweepStudy:
     def _access(self) -> Iterator[None]:
         with self._lock, database_errors(self._database):
             yield
+
+
+def best_of(trials: Sequence[Tried], config: SweepConfig) -> Tried | None:
+    """Return the completed trial with the best metric, of equals the first, or None."""
+    completed = [trial for trial in trials if trial.value is not None and trial.state == "completed"]
+    sign = -1 if config.is_maximised else 1
+    return min(completed, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
 
 def open_study(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, new_run_id, open_store
@@ -27,6 +27,7 @@ from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import Plan
 from trnflow.flows.sweeps.pool import Leases, check_fit, on_slot
 from trnflow.flows.sweeps.study import RUN, SHARED, SweepStudy, database_errors, open_study
+from trnflow.flows.sweeps.timed_study import TimedStudy
 from trnflow.flows.sweeps.trial import (
     LAST,
     NOT_THE_SETTINGS,
@@ -44,9 +45,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.system.whole_file import write_whole
 
-if TYPE_CHECKING:
-    from optuna.trial import Trial
-
+AnyStudy = SweepStudy | TimedStudy
 # the sweep ends if so many trials failed and none ended well
 HOPELESS = 3
 PAGE_SECONDS = 60.0
@@ -69,7 +68,7 @@ class Sweep:
 
     plan: Plan
     store: Store
-    study: SweepStudy
+    study: AnyStudy
     run: Run
     say: Callable[[str], None]
     offline: bool = False
@@ -108,7 +107,8 @@ class Sweep:
         return content
 
     def write_page(self, content: SweepDocument) -> None:
-        with database_errors(self.plan.database(self.store.home)):
+        database = self.plan.database(self.store.home)
+        with database_errors(database) if self.study.study else nullcontext():
             page = sweep_page(hide_secrets(content), self.study.study)
         write_whole(self.plan.folder(self.store.home) / "sweep.html", page)
 
@@ -120,7 +120,7 @@ class Sweep:
                 return
             self._try(trial, slot)
 
-    def _try(self, trial: Trial, slot: int) -> None:
+    def _try(self, trial: Any, slot: int) -> None:
         try:
             recipe = on_slot(self.plan.with_values(trial.params, self.plan.trial_name), slot)
         except ConfigError as error:
@@ -136,7 +136,7 @@ class Sweep:
                 self.drawn = time.monotonic()
         self.say(self._line(trial.number))
 
-    def _train(self, trial: Trial, recipe: Recipe) -> None:
+    def _train(self, trial: Any, recipe: Recipe) -> None:
         """Train with a trial's settings, and record its end. Raises TrnflowError if its settings did not end it."""
         study, watch = self.study, Watch(self.study, trial, recipe.sweep.metric, self.stopping, self.say)
         run = new_run_id()
@@ -164,7 +164,7 @@ class Sweep:
         if result.error is not None:
             self.errors.append(result.error)
 
-    def _record_value(self, trial: Trial, result: Result) -> None:
+    def _record_value(self, trial: Any, result: Result) -> None:
         metric = self.plan.recipe.sweep.metric
         metrics = next((step.metrics for step in result.steps if step.name == LAST), {})
         value = metrics.get(metric)
@@ -229,8 +229,7 @@ def sweep(
     store.prepare()
     leases = Leases(plan.recipe, store, plan.name, say, wait)
     with leases.hold_study():
-        database = plan.database(store.home)
-        study = open_study(plan.name, plan.recipe.sweep, plan.space, plan.definition(), database, plan.store_id(store))
+        study = TimedStudy(plan, store, run, say, offline=offline) if plan.recipe.sweep.within else _opened(plan, store)
         going = Sweep(plan, store, study, run, say, offline, show)
         again = study.queue_again()
         if again:
@@ -245,8 +244,13 @@ def sweep(
             return content, result
 
 
+def _opened(plan: Plan, store: Store) -> SweepStudy:
+    database = plan.database(store.home)
+    return open_study(plan.name, plan.recipe.sweep, plan.space, plan.definition(), database, plan.store_id(store))
+
+
 @contextmanager
-def _own_run(plan: Plan, store: Store, study: SweepStudy) -> Iterator[None]:
+def _own_run(plan: Plan, store: Store, study: AnyStudy) -> Iterator[None]:
     """Write the event log of the sweep's own run, in which MLflow nests the trials; nothing if the sweep is resumed."""
     if not study.is_new:
         yield

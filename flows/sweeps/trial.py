@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.recipe import Recipe
@@ -15,16 +15,12 @@ from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
-from trnflow.flows.sweeps.study import SweepStudy
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, MissingDependency, StoreError, TrnflowError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
 from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.store import Store
-
-if TYPE_CHECKING:
-    from optuna.trial import Trial
 
 # trials stop after the stage whose metrics compare them: none looks at the test split
 LAST = ROLES["training"]
@@ -35,6 +31,13 @@ NOT_THE_SETTINGS = (StoreError, MachineError, MissingDependency)
 
 Run = Callable[[Recipe, Options, str, tuple[Reader, ...], str], Result]
 """Runs a recipe's pipeline: (recipe, options, run's id, readers of its events, the sweep's id) -> result."""
+
+
+class Reported(Protocol):
+    """A study, of which a trial needs no more."""
+
+    def report(self, trial: Any, value: float, step: int) -> bool:
+        """Record a trial's metric at a step; return whether to prune it."""
 
 
 class Pruned(Interrupted):
@@ -54,8 +57,8 @@ class Watch(Reader):
 
     critical = True
 
-    study: SweepStudy
-    trial: Trial
+    study: Reported
+    trial: Any
     metric: str
     stopping: threading.Event
     say: Callable[[str], None] = lambda line: None
@@ -121,12 +124,15 @@ def remove_partial(store: Store, key: str, run: str, ttl: float) -> None:
             store.partial(key).prune(0)
 
 
+def once_took(store: Store, step: Step) -> float | None:
+    """Return the seconds of the attempt that made what the store has, else those that the plan expects; None if unknown."""
+    record = store.record(step.name, step.key) if step.action == "hit" and step.key else None
+    return store.attempt(record["key"], record["attempt"]).get("seconds") if record else step.seconds
+
+
 def seconds_of(store: Store, step: Step) -> float:
     """Return how long it once took to make what a stage found in the store; 0 for one that ran."""
-    if step.action != "hit" or step.key is None or step.name == LAST:
-        return 0.0
-    record = store.record(step.name, step.key)
-    return float(store.attempt(step.key, record["attempt"] if record else "").get("seconds") or 0.0)
+    return once_took(store, step) or 0.0 if step.action == "hit" and step.name != LAST else 0.0
 
 
 def direct_runs(answers: Answers) -> Run:

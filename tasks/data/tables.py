@@ -44,8 +44,9 @@ def label_type(kind: Kind) -> pa.DataType:
     return pa.list_(pa.float32()) if kind.reads_targets else pa.int64()
 
 
-def read_rows(path: Path, first: int, count: int) -> pa.Table:
-    """Read `count` rows from row `first` on, fewer at the file's end; only their row groups are read."""
+def read_rows(path: Path, first: int, count: int, columns: list[str] | None = None) -> pa.Table:
+    """Read `count` rows from row `first` on, fewer at the file's end; only their row groups are read. columns: None for
+    all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,7 +56,7 @@ def read_rows(path: Path, first: int, count: int) -> pa.Table:
         groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < first + count]
         if not groups:
             return pa.Table.from_batches([], file.schema_arrow)
-        table = file.read_row_groups(groups)
+        table = file.read_row_groups(groups, columns)
     return table.slice(first - (ends[groups[0]] - sizes[groups[0]]), count).combine_chunks()
 
 

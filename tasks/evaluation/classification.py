@@ -11,9 +11,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
+    from trnflow.tasks.evaluation.evaluated_rows import EvaluatedRows
+    from trnflow.tasks.evaluation.report_document import ConfusedPair
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+
+PAIRS, PAIR_ROWS = 20, 5
+"""Pairs of classes that the report lists, and numbers of their rows."""
 
 
 def scaled(probabilities: Any) -> Floats:
@@ -64,3 +69,27 @@ def worst(predictions: ClassPredictions, count: int) -> list[int]:
 
     wrong = np.flatnonzero(predictions.expected != predictions.predicted)
     return [int(index) for index in wrong[np.argsort(-predictions.loss[wrong], kind="stable")][:count]]
+
+
+def confused(
+    predictions: ClassPredictions, matrix: Ints, labels: list[str], rows: Ints, given: EvaluatedRows
+) -> list[ConfusedPair]:
+    """Return the pairs of true and predicted class with the most wrong rows, at most `PAIRS`.
+
+    matrix: of `confusion`; rows: of each prediction, in `given`.
+    """
+    import numpy as np
+
+    wrong, supports = matrix.copy(), matrix.sum(axis=1)
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
+    pairs: list[ConfusedPair] = []
+    for true, predicted in zip(*np.unravel_index(order, wrong.shape), strict=True):
+        if count := int(wrong[true, predicted]):
+            here = rows[(predictions.expected == true) & (predictions.predicted == predicted)]
+            first = [given.named(int(row)) for row in np.sort(here)[:PAIR_ROWS]]
+            share = count / int(supports[true])
+            pairs.append(
+                {"label": labels[true], "predicted": labels[predicted], "count": count, "share": share, "rows": first}
+            )
+    return pairs

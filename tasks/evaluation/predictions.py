@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trnflow.tasks.data.tables import read_rows, write_rows
+from trnflow.tasks.data.tables import write_rows
 from trnflow.tasks.data.texts import text_of_example
 from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses
+from trnflow.tasks.evaluation.evaluated_rows import EvaluatedRows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 BATCH = 1024
 
 
-def write_classes(predictions: ClassPredictions, labels: list[str], rows: Ints, texts: Path, to: Path) -> None:
+def write_classes(predictions: ClassPredictions, labels: list[str], rows: Ints, given: EvaluatedRows, to: Path) -> None:
     """Write a classifier's predictions to `to`, sorted by row: row, text, digest, label, predicted, probabilities
-    {label: float32}, loss.
+    {label: float32}, loss, and where they are known file and file_row.
 
-    rows: of each prediction; texts: the split's `<split>.parquet`.
+    rows: of each prediction, in `given`.
     """
     import numpy as np
     import pyarrow as pa
@@ -45,10 +46,10 @@ def write_classes(predictions: ClassPredictions, labels: list[str], rows: Ints, 
         ),
         "loss": predictions.loss[order],
     }
-    _write(rows[order], pa.table(columns), texts, to)
+    _write(rows[order], pa.table(columns), given, to)
 
 
-def write_answers(answers: dict[str, list[Any]], loss: Any, rows: Ints, texts: Path, to: Path) -> None:
+def write_answers(answers: dict[str, list[Any]], loss: Any, rows: Ints, given: EvaluatedRows, to: Path) -> None:
     """Write the columns of `Kind.row_answers` with row, text, digest and loss to `to`, sorted by row. Arguments as of
     `write_classes`."""
     import numpy as np
@@ -56,44 +57,36 @@ def write_answers(answers: dict[str, list[Any]], loss: Any, rows: Ints, texts: P
 
     order = np.argsort(rows, kind="stable")
     columns: dict[str, Any] = {name: pa.array([values[at] for at in order]) for name, values in answers.items()}
-    _write(rows[order], pa.table({**columns, "loss": loss[order]}), texts, to)
+    _write(rows[order], pa.table({**columns, "loss": loss[order]}), given, to)
 
 
-def write_losses(losses: RowLosses, texts: Path, to: Path) -> None:
-    """Write `RowLosses` with the columns text and digest to `to`. texts: the split's `<split>.parquet`."""
+def write_losses(losses: RowLosses, given: EvaluatedRows, to: Path) -> None:
+    """Write `RowLosses` with the columns row, text, digest, and where they are known file and file_row, to `to`."""
     import pyarrow as pa
 
     columns = losses._asdict()
-    _write(columns.pop("row"), pa.table(columns), texts, to)
+    _write(columns.pop("row"), pa.table(columns), given, to)
 
 
-def text_of(texts: Path, row: int) -> str:
-    """Return the text of one row of a Parquet file of format_prompts."""
-    return text_of_example(read_rows(texts, row, 1).to_pylist()[0])
-
-
-def texts_of(texts: Path, row: int) -> list[str]:
-    """Return the texts of one row of a Parquet file of format_prompts, of which each is read apart."""
-    return [str(value) for name, value in read_rows(texts, row, 1).to_pylist()[0].items() if name != "label"]
-
-
-def _write(rows: Ints, table: pa.Table, texts: Path, to: Path) -> None:
-    """Write a table with the columns row, text and digest before its own. rows: int64 [rows], ascending."""
+def _write(rows: Ints, table: pa.Table, given: EvaluatedRows, to: Path) -> None:
+    """Write row, text and digest, the columns of a table, and the rows' places. rows: int64 [rows], ascending."""
     import numpy as np
     import pyarrow as pa
 
+    for name, values in given.places(rows).items():
+        table = table.append_column(name, values)
     schema = pa.schema([("row", pa.int64()), ("text", pa.string()), ("digest", pa.string()), *table.schema])
 
     def tables() -> Iterator[pa.Table]:
         first = done = 0
-        for given in _texts(texts):
-            end = int(np.searchsorted(rows, first + len(given)))
+        for block in _texts(given.texts):
+            end = int(np.searchsorted(rows, first + len(block)))
             here = rows[done:end]
-            read = [given[row - first] for row in here]
+            read = [block[row - first] for row in here]
             digests = [f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" for text in read]
             columns = [pa.array(here + 1), pa.array(read, pa.string()), pa.array(digests, pa.string())]
             yield pa.table([*columns, *table.slice(done, end - done).columns], schema)
-            first, done = first + len(given), end
+            first, done = first + len(block), end
 
     write_rows(tables(), schema, to, lambda count: None)
 

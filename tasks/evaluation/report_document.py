@@ -18,15 +18,33 @@ class LostRows(TypedDict):
     unsupervised: int
 
 
-class WrongRow(TypedDict):
-    """A wrong prediction. row: from 1; text: its beginning."""
+class NamedRow(TypedDict):
+    """The numbers of a row, from 1. row: in format_prompts' file; file_row: in the user's file, where it is known."""
 
     row: int
+    file: NotRequired[str]
+    file_row: NotRequired[int]
+
+
+class WrongRow(NamedRow):
+    """A wrong prediction. text: its beginning; columns: the others of the user's file."""
+
     label: str
     predicted: str
     loss: float
     text: str
     probability: NotRequired[float]
+    columns: NotRequired[dict[str, str]]
+
+
+class ConfusedPair(TypedDict):
+    """Rows of one class that were predicted as another. share: of the rows of the true class; rows: the first ones."""
+
+    label: str
+    predicted: str
+    count: int
+    share: float
+    rows: list[NamedRow]
 
 
 class Neighbour(TypedDict):
@@ -109,6 +127,7 @@ class TaskReport(TypedDict):
     majority: NotRequired[dict[str, float]]
     classes: NotRequired[list[Meta]]
     confusion: NotRequired[list[list[int]]]
+    confused: NotRequired[list[ConfusedPair]]
     calibration: NotRequired[list[Meta]]
     worst: NotRequired[list[WrongRow]]
     retrieved: NotRequired[list[Retrieval]]

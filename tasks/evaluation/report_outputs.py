@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.evaluation.predictions import text_of, texts_of, write_answers
+from trnflow.tasks.evaluation.evaluated_rows import LONGEST, WORST, EvaluatedRows, texts_of
+from trnflow.tasks.evaluation.predictions import write_answers
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.evaluation.scores import intervals_of, values_of
 from trnflow.tasks.kinds.registry import kind_of
@@ -15,14 +16,11 @@ from trnflow.tasks.kinds.targets import Outputs
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import Neighbour, Retrieval, TaskReport
 
-WORST, LONGEST = 10, 500
-"""Predictions that the report shows, and characters of their texts."""
 
-
-def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folder: Path) -> TaskReport:
+def report_outputs(found: Outputs, packed: Input, split: str, given: EvaluatedRows, folder: Path) -> TaskReport:
     """Write predictions.parquet and the plots to `folder`; return a split's part of report.json.
 
-    found: what the model gave for the split of `packed`; texts: the split's file of format_prompts.
+    found: what the model gave for the split of `packed`.
     """
     import numpy as np
 
@@ -30,22 +28,21 @@ def report_outputs(found: Outputs, packed: Input, split: str, texts: Path, folde
 
     task, labels = packed.meta["task"], packed.meta["labels"]
     kind, rows = kind_of(task), source_rows(packed, split)
-    write_answers(kind.row_answers(found, labels), found.loss, rows, texts, folder / "predictions.parquet")
+    write_answers(kind.row_answers(found, labels), found.loss, rows, given, folder / "predictions.parquet")
     kind.draw(found, labels, folder, plots)
     worst = np.argsort(-found.loss, kind="stable")[:WORST]
-    retrieved = [_retrieved(texts, rows, *of_row) for of_row in kind.nearest(found)]
+    retrieved = [_retrieved(given.texts, rows, *of_row) for of_row in kind.nearest(found)]
     report: TaskReport = {
         "metrics": values_of(task, found),
         "intervals": intervals_of(task, found),
         "classes": kind.table(found, labels),
         "worst": [
-            {
-                "row": int(rows[at]) + 1,
-                "label": kind.shown(found.expected[at], labels),
-                "predicted": kind.shown(found.decided[at], labels),
-                "loss": float(found.loss[at]),
-                "text": text_of(texts, int(rows[at]))[:LONGEST],
-            }
+            given.wrong(
+                int(rows[at]),
+                kind.shown(found.expected[at], labels),
+                kind.shown(found.decided[at], labels),
+                float(found.loss[at]),
+            )
             for at in worst
         ],
     }

@@ -4,7 +4,7 @@ texts."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.curves import drawn_curves, number
 from trnflow.tasks.evaluation.lost_rows import COLUMNS
+from trnflow.tasks.evaluation.plots import FRAMED, short, short_names
 from trnflow.tasks.evaluation.scores import MAIN
 from trnflow.tasks.kinds.registry import KINDS, kind_of
 from trnflow.tasks.stage import read_json
@@ -19,6 +20,7 @@ from trnflow.tasks.stage import read_json
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import (
         BaselineReport,
+        ConfusedPair,
         Generation,
         HarnessReport,
         LostRows,
@@ -35,8 +37,8 @@ PLOTS |= {file: shows for kind in KINDS.values() for file, shows in kind.plots.i
 BASELINES = {BASELINE: "simple baseline", BEFORE: "before training"}
 """{name of a baseline: head of its column}"""
 
-CLASSES = 100
-"""The most classes that the page lists."""
+CLASSES, LONGEST_NAME = 200, 40
+"""The most classes that the page lists, and characters of their names."""
 
 
 def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | None, run: Meta | None = None) -> str:
@@ -84,9 +86,16 @@ def evaluation_part(folder: Path, report: Report) -> Meta:
         "metrics": _metrics(report, [entry for entry in baselines if "metrics" in entry]),
         "about_baselines": [_about(entry) for entry in baselines],
         "about_intervals": f"Intervals: {intervals['confidence']:.0%} of {intervals['resamples']:,} bootstrap resamples.",
-        "plots": [_plot(folder / name, alt) for name, alt in PLOTS.items() if (folder / name).exists()],
+        "confused": confused_table(report),
+        "plots": [
+            _plot(
+                folder / name, alt, is_full=len(report.get("confusion", ())) >= FRAMED and name.startswith("confusion")
+            )
+            for name, alt in PLOTS.items()
+            if (folder / name).exists()
+        ],
         "classes": _classes(report.get("classes", [])),
-        "worst": [_error(entry) for entry in report.get("worst", [])],
+        "worst": [_error(entry, report["split"]) for entry in report.get("worst", [])],
         "generations": [_generation(entry) for entry in report.get("generations", [])],
         "retrieved": [_retrieval(entry) for entry in report.get("retrieved", [])],
         "curves": drawn_curves({int(row["step"]): row for row in report.get("curves", [])}),
@@ -128,18 +137,24 @@ def _about(entry: BaselineReport) -> str:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ("value", "interval")
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    numbers: Sequence[str] = ("value", "interval"),
+    *,
+    breaks: bool = False,
 ) -> Meta:
-    """Return a table as the template draws it. numbers: heads of the columns aligned to the right."""
-    return {"columns": list(columns), "rows": [list(row) for row in rows], "numbers": list(numbers)}
+    """Return a table as the template draws it. numbers: heads of the columns aligned to the right; breaks: whether lines may
+    end at `_`."""
+    return {"columns": [*columns], "rows": [[*row] for row in rows], "numbers": [*numbers], "breaks": breaks}
 
 
 def _between(interval: Sequence[float] | None) -> str:
     return f"{number(interval[0])} to {number(interval[1])}" if interval else ""
 
 
-def _plot(file: Path, alt: str) -> Meta:
-    return {"alt": alt, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
+def _plot(file: Path, alt: str, *, is_full: bool) -> Meta:
+    name = file.name if is_full else None
+    return {"alt": alt, "full": name, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
 
 
 def _classes(classes: list[Meta]) -> Meta | None:
@@ -147,9 +162,38 @@ def _classes(classes: list[Meta]) -> Meta | None:
         return None
     usual = ("precision", "recall", "f1", "support")
     names = [*(n for n in usual if n in classes[0]), *(n for n in classes[0] if n not in (*usual, "label"))]
-    rows = ([entry["label"], *(number(entry[name]) for name in names)] for entry in classes[:CLASSES])
+    labels = short_names([entry["label"] for entry in classes], LONGEST_NAME)
+    shown = zip(labels[:CLASSES], classes[:CLASSES], strict=True)
+    rows = ([label, *(number(entry[name]) for name in names)] for label, entry in shown)
     # numbers and cosines are no classes
-    return table(("class" if names[0] in usual else "output", *names), rows, names)
+    return table(("class" if names[0] in usual else "output", *names), rows, names, breaks=True)
+
+
+def confused_table(report: Report) -> Meta | None:
+    """Return the table of the pairs of classes that are confused most; None of two classes, of which the matrix says all."""
+    pairs = report.get("confused", [])
+    if not pairs or len(report["confusion"]) <= 2:
+        return None
+    labels = [entry["label"] for entry in report["classes"]]
+    names = dict(zip(labels, short_names(labels, LONGEST_NAME), strict=True))
+    files = {row.get("file", "") for pair in pairs for row in pair["rows"]}
+    rows = [
+        (names[pair["label"]], names[pair["predicted"]], pair["count"], f"{pair['share']:.1%}", _numbers(pair, files))
+        for pair in pairs
+    ]
+    where = f"of {next(iter(files)) or 'the split ' + report['split']}" if len(files) == 1 else "of the files"
+    columns = ("true class", "predicted class", "rows", "share", "row numbers")
+    about = f"Share: of the rows of the true class. Row numbers: the first ones {where}, from 1, a header not counted."
+    return {**table(columns, rows, ("rows", "share"), breaks=True), "about": about}
+
+
+def _numbers(pair: ConfusedPair, files: Collection[str]) -> str:
+    """Return the numbers of a pair's first rows, with the files' names where there are several."""
+    numbers = [
+        f"{row['file']} {row['file_row']}" if len(files) > 1 else str(row.get("file_row", row["row"]))
+        for row in pair["rows"]
+    ]
+    return ", ".join([*numbers, *(["…"] if pair["count"] > len(numbers) else [])])
 
 
 def _harness(found: HarnessReport | None) -> Meta | None:
@@ -169,10 +213,15 @@ def _lost_rows(data: dict[str, LostRows]) -> Meta | None:
     return table(columns, rows, columns[1:]) if lost else None
 
 
-def _error(entry: WrongRow) -> Meta:
-    named = f"Row {entry['row']}: {entry['label']}, predicted {entry['predicted']}"
+def _error(entry: WrongRow, split: str) -> Meta:
+    place = f"Row {entry['row']}"
+    if "file_row" in entry:
+        place = f"Row {entry['file_row']} of {entry['file']} (row {entry['row']} of {split})"
+    label, predicted = (short(entry[side], LONGEST_NAME) for side in ("label", "predicted"))
+    named = f"{place}: {label}, predicted {predicted}"
     named += f" ({entry['probability']:.1%})" if "probability" in entry else ""
-    return {"name": f"{named}, loss {number(entry['loss'])}", "text": entry["text"]}
+    columns = entry.get("columns", {})
+    return {"name": f"{named}, loss {number(entry['loss'])}", "text": entry["text"], "columns": columns}
 
 
 def _retrieval(entry: Retrieval) -> Meta:

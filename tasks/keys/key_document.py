@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trnflow.tasks.artifact import CODE, Meta, Source
+from trnflow.tasks.artifact import ASIDE, CODE, Artifact, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
@@ -36,7 +36,11 @@ def key_document(
     own = [item for item in inputs.values() if isinstance(item, Source) and item.kind == CODE]
     for source in own:
         code, env = code | source.identity["code"], env | source.identity["env"]
-    inputs = {name: item for name, item in inputs.items() if item not in own}
+    inputs = {
+        name: seen_by(stage, name, item) if isinstance(item, Artifact) else item
+        for name, item in inputs.items()
+        if item not in own
+    }
     return {
         "schema": SCHEMA,
         "stage": stage.name,
@@ -46,6 +50,20 @@ def key_document(
         "env": env,
         "accel": _accel(stage, config, memo),
     }
+
+
+def counted(artifact: Artifact) -> Artifact:
+    """Return an artifact without its files aside: with the digest that keys have of it."""
+    files = tuple(file for file in artifact.files if not file.path.startswith(ASIDE))
+    if len(files) == len(artifact.files):
+        return artifact
+    manifest = {"kind": artifact.kind, "meta": artifact.meta, "files": [list(file) for file in files]}
+    return Artifact(digest_of(manifest), artifact.kind, artifact.meta, files)
+
+
+def seen_by(stage: Stage, name: str, artifact: Artifact) -> Artifact:
+    """Return what a stage reads, and its key counts, of the artifact that is its input `name`."""
+    return artifact if name in stage.aside else counted(artifact)
 
 
 def stage_closure(stage: Stage, memo: Memo, stamp_of: Callable[[str], Stamp] = stamp) -> Closure:

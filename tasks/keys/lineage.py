@@ -63,9 +63,12 @@ class Family:
     def __init__(self, records: Iterable[Record]) -> None:
         self._made: dict[str, list[Record]] = defaultdict(list)
         self._used: dict[str, list[Record]] = defaultdict(list)
+        records = [*records]
+        # inputs are named by what keys count of them
+        self._whole = {record["counted"]: record["artifact"] for record in reversed(records) if "counted" in record}
         for record in records:
             self._made[record["artifact"]].append(record)
-            for digest in set(_digests(record["document"]["inputs"])):
+            for digest in {self._whole.get(digest, digest) for digest in _digests(record["document"]["inputs"])}:
                 self._used[digest].append(record)
 
     @property
@@ -76,6 +79,7 @@ class Family:
     def up(self, artifact: str, below: tuple[str, ...] = (), seen: set[str] | None = None) -> Made:
         """Return how an artifact was made, as a tree of its inputs."""
         seen = set() if seen is None else seen
+        artifact = self._whole.get(artifact, artifact)
         records = self._made.get(artifact)
         if not records or artifact in below:  # a stage may return its input unchanged
             return {"artifact": artifact, "stage": None}

@@ -78,10 +78,15 @@ def hide_secrets(value: Any) -> Any:
 def without_secrets(value: Any) -> Any:
     """Return a copy of settings for a tracking server: hidden, without entries named like secrets, such as `hf_token`."""
     if isinstance(value, dict):
-        return {name: without_secrets(inner) for name, inner in value.items() if not _SECRET_NAME.search(str(name))}
+        return {name: without_secrets(inner) for name, inner in value.items() if not names_secret(str(name))}
     if isinstance(value, list | tuple):
         return [without_secrets(inner) for inner in value]
     return hide_secrets(value)
+
+
+def names_secret(name: str) -> bool:
+    """Return whether a value of this name may be a secret, such as `hf_token` or `API_KEY`."""
+    return _SECRET_NAME.search(name) is not None
 
 
 def hide_override(text: str) -> str:

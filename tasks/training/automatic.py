@@ -20,11 +20,15 @@ SETTINGS = ("epochs", "learning_rate")
 """The settings that take `auto`."""
 
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
-FEWEST_UPDATES = 300
+FEW_OUTPUTS = 2
+FEWEST_UPDATES = {True: 200, False: 300}
+"""{whether a pretrained model learns at most FEW_OUTPUTS: updates}"""
 UPDATES_A_CLASS = 16
 
 # Highest learning rates. Measured: SMALL alone, on a model of width 384.
-SMALL_WIDTH, SMALL_RATE = 384, 3e-4
+SMALL_WIDTH = 384
+SMALL_RATES = {True: 1e-4, False: 3e-4}
+"""{whether a pretrained model learns at most FEW_OUTPUTS: rate}: at 3e-4 two classes lose what the model knew."""
 BASE_RATE = 5e-5  # BERT: of 2e-5 to 5e-5
 LARGE_WIDTH, LARGE_RATE = 1024, 2e-5
 LORA_RATES = {True: 4e-4, False: 2e-4}  # of encoders, as RoBERTa-base's in LoRA's paper; of language models
@@ -52,6 +56,10 @@ class Facts(NamedTuple):
     outputs: int
     width: int | None
     pretrained: bool
+
+    @property
+    def is_soon_learnt(self) -> bool:
+        return self.pretrained and self.outputs <= FEW_OUTPUTS
 
 
 def open_settings(config: Any) -> list[str]:
@@ -84,8 +92,9 @@ def facts(model: Meta, packed: Meta, *, starts_warm: bool) -> Facts:
 def chosen(config: TrainConfig, known: Facts) -> TrainConfig:
     """Return the config with numbers for `auto`.
 
-    epochs: as many as give 16 updates for each output and at least 300, from 3 to 20; 3 for language models, for texts that are
-    compared, and where `max_steps` decides. learning_rate: by method, task and width.
+    epochs: as many as give 16 updates for each output and at least 300 (200 where a pretrained model learns one or two),
+    from 3 to 20; 3 for language models, for texts that are compared, and where `max_steps` decides. learning_rate: by
+    method, task, outputs and width.
     """
     values: Meta = {}
     if config.epochs == AUTO:
@@ -100,7 +109,7 @@ def _epochs(config: TrainConfig, known: Facts) -> int:
     if config.max_steps is not None or not kind.per_row or kind.apart:
         return FEWEST_EPOCHS
     whole = math.floor if config.last_batch == "drop" else math.ceil
-    wanted = max(FEWEST_UPDATES, UPDATES_A_CLASS * known.outputs)
+    wanted = max(FEWEST_UPDATES[known.is_soon_learnt], UPDATES_A_CLASS * known.outputs)
     epochs = math.ceil(wanted / max(1, whole(known.rows / config.global_batch)))
     return min(max(epochs, FEWEST_EPOCHS), MOST_EPOCHS)
 
@@ -120,7 +129,8 @@ def _learning_rate(config: TrainConfig, known: Facts) -> float:
     if known.width >= LARGE_WIDTH:
         return LARGE_RATE
     # rerankers begin from models that rank already, and no rate of theirs was measured
-    return SMALL_RATE if known.width <= SMALL_WIDTH and not kind.queries else BASE_RATE
+    small = known.width <= SMALL_WIDTH and not kind.queries
+    return SMALL_RATES[known.is_soon_learnt] if small else BASE_RATE
 
 
 def width_of(config: Meta) -> int | None:

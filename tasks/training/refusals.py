@@ -168,14 +168,18 @@ def _refuse_split(config: TrainConfig, model_type: str, fields: Meta, model: Cla
 
 def refuse_long_export(length: int | None, known: Known) -> None:
     """Raise ModelError for an export of more tokens than the model has positions for."""
-    source = known.sources["model"].identity["config"]
-    text_type, text = _text_model({**(source["pretrained"] or {}), **source["overrides"]})
-    positions = _positions(text_type, text, scratch=source["pretrained"] is None) if tables() else None
+    positions = positions_of(known.sources["model"].identity["config"])
     if length is not None and positions is not None and length > positions:
         raise ModelError(
             f"the model has positions for {positions} tokens, and the export is for {length}",
             f"set export.length to {positions} or less",
         )
+
+
+def positions_of(config: Meta) -> int | None:
+    """Return the most tokens of a text; None if the config does not say. config: `identity["config"]` of a model's source."""
+    text_type, text = _text_model({**(config["pretrained"] or {}), **config["overrides"]})
+    return _positions(text_type, text, scratch=config["pretrained"] is None) if tables() else None
 
 
 def _text_model(fields: Meta) -> tuple[str, Meta]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.kept_inputs import run_whole
-from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.artifact import ASIDE, Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.templates import no_limit
@@ -110,6 +110,6 @@ def trained(texts: Input) -> list[str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    """The files of an artifact that keys below count: {path: bytes}."""
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(ASIDE)}

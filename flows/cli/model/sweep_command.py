@@ -23,7 +23,7 @@ from trnflow.tasks.system.redaction import scrub
 if TYPE_CHECKING:
     from trnflow.flows.sweeps.files import SweepDocument
 
-OPTIONS = ("trials", "metric", "direction", "sampler", "parallel", "name")
+OPTIONS = ("within", "trials", "metric", "direction", "sampler", "parallel", "name")
 """Options that set the settings of the same name in the section `sweep`."""
 
 
@@ -31,8 +31,15 @@ def add_commands(sub: Any, online: ArgumentParser) -> None:
     found = add_command(
         sub, "sweep", run_sweep, online, "run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
     )
+    found.add_argument(
+        "--within", metavar="TIME", help="try a ladder of good settings for so long, such as 30m, and vary nothing else"
+    )
     found.add_argument("--trials", metavar="N", help="the number of trials (default: 20)")
-    found.add_argument("--metric", metavar="NAME", help="the metric of training to compare by (default: eval_loss)")
+    found.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="the metric of training to compare by (default: eval_loss; with --within train.best_metric or eval_accuracy)",
+    )
     found.add_argument("--direction", metavar="min|max", help="whether a low or a high metric is good")
     found.add_argument("--sampler", metavar="tpe|random|grid", help="how settings are chosen (default: tpe)")
     found.add_argument("--parallel", metavar="N", help="trials at a time (default: 1)")
@@ -49,7 +56,9 @@ def run_sweep(options: Namespace) -> int:
     given = [f"sweep.{name}={value}" for name in OPTIONS if (value := getattr(options, name)) is not None]
     plan = read_plan(options.recipe, [*options.overrides, *given])
     answers = Answers()
-    if not options.no_rehearse and (fault := _rehearse(plan.recipe, options.offline, answers)) is not None:
+    # a rehearsal would take from the time of --within, whose first trial shows the same faults
+    rehearses = not (options.no_rehearse or plan.recipe.sweep.within)
+    if rehearses and (fault := _rehearse(plan.recipe, options.offline, answers)) is not None:
         print_error(fault, options)
         return 2
     with Progress() as progress:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trnflow.tasks.data.load.asides import batches_with, with_asides
 from trnflow.tasks.data.load.class_names import class_texts, declared_classes
 from trnflow.tasks.data.load.column_types import (
     WrittenNumbers,
@@ -213,6 +214,7 @@ def clean_batches(
     seen: SeenLabels,
     nulls: Nulls,
     dropped: Counter[str],
+    asides: Sequence[str],
 ) -> Iterator[tuple[int, pa.RecordBatch, LongestRow]]:
     """Yield (rows read, the usable rows, the longest row) of each of a file's batches. Raises DataError with file and
     row.
@@ -220,6 +222,7 @@ def clean_batches(
     Args:
         schema: The split's, from `united`.
         seen, dropped: Get labels, and dropped rows under "null", "empty" and "nul".
+        asides: Left-out columns that go beside the rows.
     """
     where = f"split {split}, {rows.name}"
     _check_present("data.columns", columns.named, rows.schema.names, rows.name)
@@ -233,7 +236,7 @@ def clean_batches(
     if columns.label:
         _check_not_nested(rows, columns.label, "the label", "choose a column of names, numbers or booleans")
     before = 0
-    for batch in rows.batches(there):
+    for batch in batches_with(rows, there, asides):
         arrays = [
             _typed(batch.column(sources[field.name]), field.type, field.name, where, before)
             if sources[field.name] in there
@@ -253,8 +256,9 @@ def clean_batches(
             siblings = batch.column(columns.sibling).filter(complete) if columns.sibling in there else None
             numbers = np.flatnonzero(complete) + before + 1
             seen.add(cleaned.column("label").filter(complete), siblings, where, numbers)
+        placed = with_asides(cleaned, batch, rows.name, before, asides)
         before += batch.num_rows
-        yield batch.num_rows, cleaned.filter(complete) if cleaned.num_columns else cleaned, longest
+        yield batch.num_rows, placed.filter(complete), longest
 
 
 def _longest_row(batch: pa.RecordBatch, where: str, before: int) -> LongestRow:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.parquet as pq
 
 from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.data.load.asides import kept_aside
 from trnflow.tasks.data.load.columns import Columns, choose_columns, renumbered_classes
 from trnflow.tasks.data.load.config import NO_TEST_SPLIT, DataConfig, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
 
 LONG_ROW = 100_000
 """Bytes from which on the longest row is named."""
+FEW_LABELS = 6
+"""Labels whose counts are printed: all, or of more those with the most rows."""
 MOST_SHOWN = 20
-"""Labels whose counts are printed."""
+"""Labels that are equal numbers, of which so many are printed."""
 
 
 def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None, out: Workdir) -> RowsMeta:
@@ -70,9 +73,7 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         out.info(f"longest row: {longest.place}, {longest.size / MB:.3g} MB")
     _report_rows(config, shares, dropped, out)
     nested = nested_columns(split.schema for split in every)
-    written = {
-        split: write_split(split, some, nested, out.path / f"{split}.parquet", out) for split, some in shares.items()
-    }
+    written = {split: write_split(split, some, nested, out) for split, some in shares.items()}
     rows = {split: count for split, (count, _) in written.items()}
     counts = {split: count for split, (_, count) in written.items()}
     if names:
@@ -134,11 +135,12 @@ def _read(config: DataConfig, source: Source, out: Workdir) -> dict[str, ReadSou
             opened = open_source(source.location["mix"][name] if name else source.location)
             columns = chosen_columns(config, settings, opened)
             tell_remarks([*renumbered_classes([rows for some in opened.values() for rows in some], columns)], out)
-            splits = {}
+            splits, others = {}, left_out(columns, opened)
+            asides = kept_aside(others, [rows for some in opened.values() for rows in some])
             for split, files in opened.items():
                 path = out.scratch / f"{number}.{split}.arrow"
-                splits[split] = read_split(split, files, columns, config.nulls, path, out)
-            read[name] = ReadSource(columns, splits, left_out(columns, opened))
+                splits[split] = read_split(split, files, columns, config.nulls, path, out, asides)
+            read[name] = ReadSource(columns, splits, others)
     return read
 
 
@@ -267,12 +269,16 @@ def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: W
 
 
 def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
-    """Print each split's label counts, and warn of labels that differ by surrounding blanks or capitals alone."""
-    for split, rows_of in counts.items():
-        total = sum(rows_of.values())
-        some = [f"{name} {count:,} ({count / total:.1%})" for name, count in list(rows_of.items())[:MOST_SHOWN]]
-        more = [f"and {len(rows_of) - MOST_SHOWN} more"] if len(rows_of) > MOST_SHOWN else []
-        out.info(f"labels of {split}: {', '.join(some + more)}")
+    """Print the label counts of train, and warn of labels that differ by surrounding blanks or capitals alone."""
+    rows_of, total = counts["train"], sum(counts["train"].values())
+    shown = [*rows_of] if len(rows_of) <= FEW_LABELS else sorted(rows_of, key=lambda name: -rows_of[name])[:FEW_LABELS]
+    some = ", ".join(f"{name} {rows_of[name]:,} ({rows_of[name] / total:.1%})" for name in shown)
+    if len(shown) < len(rows_of):
+        least = min(rows_of, key=lambda name: rows_of[name])
+        is_even = rows_of[least] == rows_of[shown[0]]
+        some = f"each {rows_of[least]:,}" if is_even else f"most rows: {some}; fewest: {least} {rows_of[least]:,}"
+        some = f"{len(rows_of):,}; {some}"
+    out.info(f"labels of train: {some}")
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(name.strip().casefold(), []).append(name)

@@ -24,6 +24,8 @@ from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines
 from trnflow.tasks.errors import CodeError, DataError
 
 BATCH = 4096
+LONG = 1000
+"""Bytes of a value from which on a column that nothing reads is left in its file."""
 PLAIN = (pa.string(), pa.float64())
 """Types that others become as soon as they are read."""
 
@@ -35,6 +37,7 @@ class RowReader:
     Attributes:
         batches: Column names -> batches of rows with these columns.
         given: The same rows with the types that the file has, where `schema` has what they become.
+        long: Columns of long values, whose reading would take much memory.
         remarks: What users must know of how the rows read so far were read.
     """
 
@@ -43,6 +46,7 @@ class RowReader:
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
     remarks: Callable[[], list[str]] = list
     given: RowReader | None = None
+    long: frozenset[str] = frozenset()
 
 
 Reader = Callable[[Path, str], RowReader]
@@ -117,7 +121,16 @@ def _parquet(path: Path, name: str) -> RowReader:
             yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
 
     with pq.ParquetFile(path) as file:
-        return RowReader(name, file.schema_arrow, batches)
+        return RowReader(name, file.schema_arrow, batches, long=_long_columns(file.metadata))
+
+
+def _long_columns(meta: pq.FileMetaData) -> frozenset[str]:
+    """Return the columns of a Parquet file whose values have more than `LONG` bytes on average."""
+    bytes_of = Counter[str]()
+    for group in map(meta.row_group, range(meta.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            bytes_of[column.path_in_schema] += column.total_uncompressed_size
+    return frozenset(name for name, size in bytes_of.items() if size > LONG * meta.num_rows)
 
 
 @reads("arrow")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from trnflow.tasks.data.load.asides import aside_schema
 from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
 from trnflow.tasks.data.load.columns import Columns, LongestRow, clean_batches, united
 from trnflow.tasks.data.load.config import Nulls
@@ -32,6 +33,7 @@ class ReadSplit(NamedTuple):
         hashes: uint64 [rows], of each row's text.
         seen: The labels in the split.
         dropped: {"null", "empty", "nul": rows left out while reading}.
+        asides: Left-out columns that are beside the rows, as the rows' places are.
     """
 
     path: Path
@@ -40,6 +42,7 @@ class ReadSplit(NamedTuple):
     seen: SeenLabels
     dropped: Counter[str]
     longest: LongestRow
+    asides: Sequence[str]
 
 
 def hashed_columns(columns: Columns) -> tuple[str, ...]:
@@ -48,15 +51,18 @@ def hashed_columns(columns: Columns) -> tuple[str, ...]:
 
 
 def read_split(
-    split: str, files: list[RowReader], columns: Columns, nulls: Nulls, path: Path, out: Workdir
+    split: str, files: list[RowReader], columns: Columns, nulls: Nulls, path: Path, out: Workdir, asides: Sequence[str]
 ) -> ReadSplit:
-    """Read, check and write a split's files to `path`. Raises DataError for an unusable row or an empty split."""
+    """Read, check and write a split's files to `path`. Raises DataError for an unusable row or an empty split.
+
+    asides: left-out columns that go beside the rows."""
     seen, hashes, dropped = SeenLabels(), list[Hashes](), Counter[str]()
     hashed = hashed_columns(columns)
     schema, count_read, kept, longest = united(files, columns), 0, 0, LongestRow(0, "")
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    placed = pa.schema([*schema, *aside_schema(asides)])
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, placed) as writer:
         for rows in files:
-            for count, batch, row in clean_batches(rows, columns, schema, split, seen, nulls, dropped):
+            for count, batch, row in clean_batches(rows, columns, schema, split, seen, nulls, dropped, asides):
                 # rows are read twice: duplicates and samples are chosen after all were read
                 writer.write_batch(batch)
                 hashes.append(row_hashes(batch.column(name) for name in hashed))
@@ -69,7 +75,7 @@ def read_split(
             f"the split {split} is empty: {files[0].name} holds no rows{f' but those dropped ({lost})' if lost else ''}",
             "give a file with rows",
         )
-    return ReadSplit(path, schema, np.concatenate(hashes), seen, dropped, longest)
+    return ReadSplit(path, schema, np.concatenate(hashes), seen, dropped, longest, asides)
 
 
 def tell_remarks(remarks: list[str], out: Workdir) -> None:

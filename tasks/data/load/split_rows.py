@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from trnflow.tasks.artifact import ASIDE
+from trnflow.tasks.data.load.asides import aside_schema, split_off, unmarked
 from trnflow.tasks.data.load.config import Strategy
 from trnflow.tasks.data.load.labels import LabelSet
 from trnflow.tasks.data.load.mixture import amounts, interleaved
-from trnflow.tasks.data.load.scratch_file import ReadSplit, column_hashes, common_schema, kept_rows, label_ids
+from trnflow.tasks.data.load.scratch_file import (
+    ReadSplit,
+    column_hashes,
+    common_schema,
+    kept_rows,
+    label_ids,
+    read_batches,
+)
 from trnflow.tasks.data.load.selection import (
     Hashes,
     Mask,
@@ -172,23 +181,32 @@ def _taken(share: SourceRows, rows: int, seed: int) -> SourceRows:
 
 
 def write_split(
-    split: str, shares: list[SourceRows], nested: Collection[str], to: Path, out: Workdir
+    split: str, shares: list[SourceRows], nested: Collection[str], out: Workdir
 ) -> tuple[int, dict[str, int]]:
-    """Write a split to a parquet file; return its rows and {label name: rows}. nested: columns of JSON text."""
+    """Write a split to `<split>.parquet`, and what is beside its rows to `aside/<split>.parquet`; return its rows and {label
+    name: rows}. nested: columns of JSON text."""
     labels = shares[0].labels
     schema = common_schema({share.source: share.read.schema for share in shares}, nested, labels is not None, split)
+    asides = aside_schema(dict.fromkeys(name for share in shares for name in share.read.asides))
+    placed = pa.schema([*schema, *asides])
     total, counts = sum(share.rows for share in shares), Counter[int]()
     if split == "train" and len(shares) > 1:
         # train in proportion, else one source after another
-        tables = _interleaved({share.source: share for share in shares}, schema)
+        tables = _interleaved({share.source: share for share in shares}, placed)
     else:
-        tables = (table for share in shares for table in share.tables(schema))
+        tables = (table for share in shares for table in share.tables(placed))
     if labels:
         tables = _counted(tables, counts)
     # nested values travel as JSON text
     plain = pa.schema([(field.name, pa.string() if field.name in nested else field.type) for field in schema])
-    cast = (table.cast(plain) for table in tables)
-    rows = write_rows(cast, plain, to, lambda count: out.progress(count, total, f"{split} rows written"))
+    beside = out.scratch / f"{split}.beside.arrow"
+    with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, unmarked(asides)) as writer:
+        cast = (table.cast(plain) for table in split_off(tables, writer))
+        written = partial(out.progress, total=total, unit=f"{split} rows written")
+        rows = write_rows(cast, plain, out.path / f"{split}.parquet", written)
+    apart = (pa.Table.from_batches([batch]) for batch in read_batches(beside))
+    (out.path / ASIDE).mkdir(exist_ok=True)
+    write_rows(apart, unmarked(asides), out.path / f"{ASIDE}{split}.parquet", lambda count: None)
     return rows, {name: counts[number] for number, name in enumerate(labels.names)} if labels else {}
 
 

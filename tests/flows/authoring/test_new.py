@@ -39,6 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     (tmp_path / "tickets.csv").write_bytes(TICKETS)
     (tmp_path / "scores.csv").write_bytes(SCORES)
     (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text('{"model_type": "bert"}')
     return InProcessShell(tmp_path)
 
 

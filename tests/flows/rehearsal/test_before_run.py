@@ -17,6 +17,7 @@ from trnflow.flows.runner.plan import Options
 from trnflow.tasks.errors import DataError
 
 LARGE = "model.config={model_type: llama, hidden_size: 1024, num_hidden_layers: 8, num_attention_heads: 8}"
+ALWAYS = ("run.rehearse_above_minutes=0",)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def planned(*overrides: str) -> RunContext:
-    context = open_context("mine.yaml", [LARGE, *overrides])
+    context = open_context("mine.yaml", [LARGE, *ALWAYS, *overrides])
     context.plan = make_plan(finetune(context.recipe), context)
     return context
 
@@ -36,8 +37,10 @@ def planned(*overrides: str) -> RunContext:
 def test_what_is_long() -> None:
     plan = planned().plan
     assert plan is not None
-    assert is_long(plan, Options(), 10.0)  # no run tells how long it takes
+    assert is_long(plan, Options(), 10.0)  # nothing tells how long it takes
     assert not is_long(plan, Options(until="pack_chunks"), 10.0)
+    plan.roles["training"].seconds = 700.0  # as estimated; of the other stages no run tells
+    assert is_long(plan, Options(), 10.0) and not is_long(plan, Options(), 20.0)
     for step in plan.steps.values():
         step.seconds = 100.0
     assert is_long(plan, Options(), 10.0) and not is_long(plan, Options(), 20.0)
@@ -86,7 +89,7 @@ def test_a_run_with_a_fault_ends_before_its_first_stage(folder: Path) -> None:
     plant.plant(folder)
     shell = Shell(folder)
     shell.environ["TRNFLOW_HOME"] = str(folder / "home")
-    wide = ("model.config.hidden_size=1024", "model.config.intermediate_size=8192", "tracking.enabled=false")
+    wide = ("model.config.hidden_size=1024", "model.config.intermediate_size=8192", "tracking.enabled=false", *ALWAYS)
     message = shell.error("run", "mine.yaml", "--direct", *plant.overrides, *wide, code=2)
     assert plant.words in message
     assert not list((folder / "home/store").glob("records/*/*")) and shell.json("runs")["runs"] == []

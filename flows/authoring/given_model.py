@@ -1,0 +1,92 @@
+"""What `new` knows of the model that it was given: positions, size, chat template, and how many bytes a token has."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnflow.flows.authoring.look import Column
+from trnflow.flows.runner.expected_time import parameters_of
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.special_tokens import chat_templates
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.hub_errors import is_out_of_reach
+from trnflow.tasks.sources.model_source import ModelConfig, model_source, tokenizer_folder
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.training.refusals import positions_of
+
+MOST_EXAMPLES = 200
+"""Texts that are tokenised to count their tokens."""
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """What is known of a model without loading it.
+
+    Attributes:
+        positions: The most tokens of a text; None if its config does not say.
+        parameters: About how many.
+        has_template: Whether its tokenizer has a chat template.
+        tokenizer: The tokenizer's file on this machine; None if it is elsewhere.
+    """
+
+    positions: int | None
+    parameters: int
+    has_template: bool
+    tokenizer: Path | None
+
+    def describe(self) -> str:
+        """Return a phrase such as `about 22 million parameters, 512 positions`."""
+        million = self.parameters / 1e6
+        size = f"about {million:.2g}" if million < 9.95 else f"about {million:,.0f}"
+        return f"{size} million parameters" + (f", {self.positions:,} positions" if self.positions else "")
+
+    def bytes_a_token(self, column: Column) -> float | None:
+        """Return how many bytes a token of a column's texts has; None where the tokenizer is not at hand."""
+        texts = [text for text in column.examples if isinstance(text, str)][:MOST_EXAMPLES]
+        if self.tokenizer is None or not texts:
+            return None
+        from tokenizers import Tokenizer
+
+        with suppress(Exception):  # tokenizers raises nothing narrower; the stages say what is wrong with the file
+            encoder: Any = Tokenizer.from_file(str(self.tokenizer))
+            encoder.no_truncation()
+            encoder.no_padding()
+            tokens = sum(len(each.ids) for each in encoder.encode_batch_fast(texts, add_special_tokens=False))
+            return sum(len(text.encode()) for text in texts) / max(1, tokens)
+        return None
+
+
+def given_model(given: Meta, resolver: Resolver) -> GivenModel | None:
+    """Return what is known of the model that the user named; None without one, or while its hub is out of reach.
+
+    Raises ConfigError, ModelError for a model that is not there or can't be used.
+    """
+    from pydantic import ValidationError
+
+    named = given.get("model", {})
+    if not isinstance(named, dict) or not named.get("source"):
+        return None
+    try:
+        source = resolver.ask_once(model_source, ModelConfig.model_validate(named))
+        folder = tokenizer_folder(source)
+    except ValidationError:  # the recipe that is written says it in our words
+        return None
+    except ModelError as error:
+        if is_out_of_reach(error):
+            return None
+        raise
+    config = source.identity["config"]
+    if config["pretrained"] is None:
+        raise ModelError(
+            f"model.source: {named['source']} has no config.json", "give a folder that save_pretrained has written"
+        )
+    file = folder / "tokenizer.json" if folder else None
+    return GivenModel(
+        positions=positions_of(config),
+        parameters=parameters_of(config),
+        has_template="default" in (chat_templates(folder) if folder else {}),
+        tokenizer=file if file and file.is_file() else None,
+    )
