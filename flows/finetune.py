@@ -103,6 +103,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
             "reference": reference,
             "base": model,
             "warm_start": start,
+            "shards": shards,
         },
         needs=lambda known: refuse_messages(recipe.evaluate.prompts, framed=is_framed(recipe.format, known.of("rows"))),
     )

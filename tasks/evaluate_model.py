@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE, before_inputs, has_baseline, is_told_before
-from trnflow.tasks.evaluation.baselines.measured import ended, measure_baselines, metrics_of
+from trnflow.tasks.evaluation.baselines.measured import (
+    baseline_columns,
+    ended,
+    measure_baselines,
+    metrics_of,
+    model_columns,
+)
 from trnflow.tasks.evaluation.config import (
     GENERATIONS,
     PredictConfig,
@@ -19,10 +26,9 @@ from trnflow.tasks.evaluation.config import (
     environ,
     predict_inputs,
 )
-from trnflow.tasks.evaluation.endings import endings_note
 from trnflow.tasks.evaluation.evaluated_rows import WORST, EvaluatedRows
 from trnflow.tasks.evaluation.harness import PACKAGES, HarnessConfig
-from trnflow.tasks.evaluation.lost_rows import lost_rows, lost_rows_notes
+from trnflow.tasks.evaluation.lost_rows import lost_rows
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
 from trnflow.tasks.evaluation.own_metrics import OwnMetric, own_values, sorted_seen
 from trnflow.tasks.evaluation.report_page import TEMPLATE, write_page
@@ -35,6 +41,8 @@ from trnflow.tasks.evaluation.scores import (
     values_of,
     values_of_texts,
 )
+from trnflow.tasks.evaluation.verdicts.facts import Facts
+from trnflow.tasks.evaluation.verdicts.verdict import verdict
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Kept, Keyed, Workdir, read_json, stage, write_json
 
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
     from trnflow.tasks.evaluation.report_document import BaselineReport, Generation, Report, TaskReport, WrongRow
-    from trnflow.tasks.metadata import PackedMeta, Task
+    from trnflow.tasks.metadata import Task
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 HARNESS = "trnflow.tasks.run_harness:run_harness"
@@ -106,6 +114,7 @@ def evaluate_accelerator(config: EvaluateConfig) -> Meta:
     role="evaluation",
     aside=("rows",),
     plots=True,
+    meta_only=("shards",),
     inputs=evaluate_inputs,
     accel=evaluate_accelerator,
     environ=environ,
@@ -127,16 +136,18 @@ def evaluate_model(
     harness_results: Input | None = None,
     baseline_predictions: Input | None = None,
     starting_predictions: Input | None = None,
+    shards: Input | None = None,
     *,
     out: Workdir,
 ) -> Meta:
     """Write report.json, report.html and predictions.parquet; of classes and numbers the plots, of texts generations.jsonl; of
     what the model is compared with baseline.parquet and before.parquet.
 
-    rows: `load_data`'s; code: the functions that `metrics` names, None without any.
+    rows: `load_data`'s; code: the functions that `metrics` names, None without any; shards: what train made, of which the
+    metadata is read.
 
-    Returns metadata: task, split, metrics; own, the names of the user's metrics, and of those of tasks of the harness; notes
-    for the last lines of a run.
+    Returns metadata: task, split, metrics; own, the names of the user's metrics, and of those of tasks of the harness; notes,
+    the verdict, which a run prints last.
     """
     made, task = predictions.meta, task_of(predictions, packed)
     given = EvaluatedRows(texts, made["split"], rows)
@@ -167,16 +178,16 @@ def evaluate_model(
     if baselines:
         report["baselines"] = baselines
         _say_left_out(baselines, out)
-    for note in (notes := _notes(report)):
-        out.warn(note)
-    last = _last_notes(texts, packed, out)
-    report["notes"] = [*last, *notes]
+    if shards is not None and "curves" in shards.meta:
+        report["curves"] = shards.meta["curves"]
+    others = {name: each for name, each in compared.items() if each is not None and "left_out" not in each.meta}
+    report["notes"] = verdict(_facts(report, texts, packed, predictions, others, shards, out.path))
     write_json(out.path / "report.json", report)
     write_page(out.path)
     hidden = {score.name for score in SCORES if score.report_only}
     shown = {key: metrics[key] for key in metrics if key not in hidden}
     shown = metrics_of(baselines) | shown
-    return {"task": task, "split": made["split"], "metrics": shown, **own, **({"notes": last} if last else {})}
+    return {"task": task, "split": made["split"], "metrics": shown, **own, "notes": report["notes"]}
 
 
 def _say_left_out(baselines: list[BaselineReport], out: Workdir) -> None:
@@ -185,12 +196,43 @@ def _say_left_out(baselines: list[BaselineReport], out: Workdir) -> None:
             out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
 
 
-def _last_notes(texts: Input, packed: Input, out: Workdir) -> list[str]:
-    """Return what the last lines of a run say of the evaluation."""
-    is_text = texts.meta.get("rows", {}).get("settings", {}).get("task") == "text"  # it may go on for ever
-    made = _generations(out.path) if (out.path / GENERATIONS).exists() and not is_text else []
-    note = endings_note(made, cast("PackedMeta", packed.meta))
-    return [note] if note else []
+def _facts(
+    report: Report,
+    texts: Input,
+    packed: Input,
+    predicted: Input,
+    others: Mapping[str, Input],
+    shards: Input | None,
+    folder: Path,
+) -> Facts:
+    """Return what the verdict is made of. others: {name: what made a baseline}; folder: of the evaluation."""
+    from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+    from trnflow.tasks.evaluation.row_losses import source_rows
+    from trnflow.tasks.evaluation.verdicts.rows import known_rows
+    from trnflow.tasks.evaluation.verdicts.script import token_counts, unknown_share
+
+    split, task, tokenizer = report["split"], report["task"], read_tokenizer(packed.path / "tokenizer")
+    goes_on = texts.meta.get("rows", {}).get("settings", {}).get("task") == "text"  # it may go on for ever
+    columns, labels = model_columns(predicted, task), predicted.meta.get("labels") or ()
+    return Facts(
+        report,
+        columns,
+        {name: baseline_columns(each, predicted, task) for name, each in others.items()},
+        labels,
+        {} if shards is None else shards.meta,
+        packed.meta,
+        known_rows(texts, split),
+        source_rows(packed, split),
+        _taught(packed, columns, len(labels)) if kind_of(task).one_class else None,
+        unknown_share(tokenizer, token_counts(packed, split, tokenizer.vocab_size)),
+        _generations(folder) if (folder / GENERATIONS).exists() and not goes_on else (),
+    )
+
+
+def _taught(packed: Input, columns: ClassPredictions, classes: int) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.bincount(_training_labels(packed, columns.expected), minlength=classes)
 
 
 def _seen(texts: Input, packed: Input, predicted: Input, rows: Input, folder: Path) -> Meta:
@@ -311,28 +353,6 @@ def _worst(
         }
         for at in worst(predictions, WORST)
     ]
-
-
-def _notes(report: Report) -> list[str]:
-    """Return what a reader of the report should know."""
-    notes = []
-    if report["split"] != report["asked"]:
-        notes.append("there is no test split: evaluated on validation, which training may have watched")
-    if report["split"] in report["data"]:
-        notes += lost_rows_notes(report["split"], report["data"][report["split"]], report["max_length"])
-    if kind_of(report["task"]).one_class:
-        labels, metrics = [entry["label"] for entry in report["classes"]], report["metrics"]
-        true, predicted = (
-            [label for label, counts in zip(labels, rows, strict=True) if any(counts)]
-            for rows in (report["confusion"], zip(*report["confusion"], strict=True))
-        )
-        if len(true) == 1:
-            notes.append(f"all rows of the split have the label {true[0]}: F1, MCC and AUC tell nothing")
-        elif len(predicted) == 1:
-            notes.append(f"the model predicts {predicted[0]} for every row")
-        elif metrics[f1_weighted.name] <= metrics[MAJORITY]:
-            notes.append("the model's weighted F1 is no better than that of always predicting the most frequent class")
-    return notes
 
 
 def _language(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) -> TaskReport:

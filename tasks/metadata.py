@@ -196,7 +196,11 @@ class CheckpointMeta(TrainedMeta):
     """Digest of the packed rows."""
     settings: Meta
     """For the model card."""
+    curves: NotRequired[list[dict[str, float]]]
+    """`TrainingState.curves`; absent in artifacts of earlier versions."""
     best_step: NotRequired[int]
+    scratch: NotRequired[bool]
+    """Whether training began without weights."""
 
 
 class ModelMeta(TrainedMeta):

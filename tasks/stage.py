@@ -224,6 +224,7 @@ class Stage:
         copying.
         kept: {parameter: what makes it}: inputs that it makes by functions of their own, each stored under a key of its
         own: what changes in this stage alone does not make them again.
+        meta_only: Inputs of which it reads the metadata alone: their files are not fetched, and `Input.path` is empty.
         role: What others ask for it by; None for a stage that nothing asks for.
         aside: Names of inputs whose files aside it reads: its key counts them.
         resolve: "module:function" of (config, inputs) -> the config with what the inputs decide, such as `auto`; inputs that are
@@ -246,6 +247,7 @@ class Stage:
     part: Callable[..., Meta] | None = None
     keep_parts: bool = False
     kept: Mapping[str, Kept] = field(default_factory=dict)
+    meta_only: tuple[str, ...] = ()
     role: Role | None = None
     aside: Collection[str] = ()
     resolve: str | None = None

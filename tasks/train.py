@@ -76,10 +76,10 @@ def train(
     graphs: those that may be compiled; metric, code: of `best_metric` and `loss`; rows, texts: of load_data and
     format_prompts, for a metric that reads them; reference: of compute_reference, for an objective that compares with it.
 
-    Returns metadata: task, labels, lengths, method, steps, metrics, data (digest of `packed`), settings, best_step if its
-    weights were kept.
+    Returns metadata: task, labels, lengths, method, steps, metrics, data (digest of `packed`), settings, curves, best_step if
+    its weights were kept, scratch if training began without weights.
     """
-    from trnflow.tasks.training.checkpoint.starting_weights import starting_from
+    from trnflow.tasks.training.checkpoint.starting_weights import has_weights, starting_from
     from trnflow.tasks.training.fit import fit
     from trnflow.tasks.training.selection import chosen_metric
 
@@ -88,4 +88,8 @@ def train(
     config = config.with_own_loss(code, packed=packed.meta, out=out, rank=int(os.environ.get("RANK", "0")))
     read = {"packed": packed, "rows": rows, "texts": texts, "model": model, "warm_start": warm_start}
     chosen = chosen_metric(config, metric, **read, out=out)
-    return fit(config, starting_from(model, warm_start), packed, graphs, out, chosen, reference)
+    start = starting_from(model, warm_start)
+    meta = fit(config, start, packed, graphs, out, chosen, reference)
+    if not has_weights(start):
+        meta["scratch"] = True
+    return meta

@@ -118,8 +118,6 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
 
     out = sys.stdout
     out.write(f"\n{report.table(result.steps)}\n\n")
-    for note in result.notes:
-        out.write(f"note: {scrub(note)}\n")
     if idle:
         out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)\n")
     elif result.error is None:
@@ -127,3 +125,4 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
         cost = f" (${dollars:.2f} on {recipe.hardware.name})" if dollars else ""
         out.write(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}\n")
     out.writelines(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))
+    out.writelines(f"note: {scrub(note)}\n" for note in result.notes)  # the verdict is the last of them

@@ -10,7 +10,7 @@ from html import escape
 
 from trnflow.flows.display.progress import Progress, log_line
 from trnflow.flows.display.report import figures, seconds
-from trnflow.flows.display.run_page import HEIGHT, LEFT, TOP, WIDTH, drawn
+from trnflow.tasks.evaluation.curves import HEIGHT, LEFT, TOP, WIDTH, drawn
 from trnflow.tasks.events import Event, Reader, RunState
 
 SECONDS = 0.5

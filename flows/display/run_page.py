@@ -16,8 +16,8 @@ from trnflow.flows.runner.forecast import dollars
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import RecordedStage, RunRecord
 from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.evaluation.curves import drawn_curves
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
-from trnflow.tasks.evaluation.scores import MAIN, TRAINING
 from trnflow.tasks.events import Event, log_file, parse_events
 from trnflow.tasks.events.event_types import Metrics
 from trnflow.tasks.keys.lineage import FromSource, Made, RunDifference
@@ -30,20 +30,6 @@ from trnflow.tasks.system.redaction import hide_secrets, scrub_all
 
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import Report
-
-CURVES = (
-    *dict.fromkeys(("loss", *TRAINING, *(f"eval_{name}" for name in MAIN))),
-    "learning_rate",
-    "grad_norm",
-    "tokens_per_second",
-)
-"""The metrics whose curves are drawn, where training reported them."""
-
-POINTS = 400
-"""About how many points of a curve are drawn at most; of longer curves every nth point is drawn."""
-
-LEFT, TOP, WIDTH, HEIGHT = 64, 8, 346, 150
-"""The area of a curve in the template's drawing, in its units."""
 
 
 def run_page(
@@ -74,14 +60,14 @@ def run_page(
     part = {
         "stages": _stages(document, price),
         "reused": _reused(document),
-        "curves": list(_curves(store, document)),
+        "curves": drawn_curves(_training_metrics(store, document)),
         **_data(store, document),
         "figures": _figures(document),
         **_difference(previous),
         "lineage": _tree(lineage, "") if lineage else None,
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
-    said = dict.fromkeys([*first, *wrong, *document.get("notes", []), *notes])
+    said = dict.fromkeys([*first, *wrong, *notes, *document.get("notes", [])])
     return page(title, subtitle, scrub_all([*said]), evaluation, scrub_all(part))
 
 
@@ -142,14 +128,6 @@ def _reused(document: RunRecord) -> str:
     return f"{ran} stages ran, {len(reused)} were reused from the store{': ' if reused else ''}{', '.join(reused)}."
 
 
-def _curves(store: Store, document: RunRecord) -> Iterator[Meta]:
-    values = _training_metrics(store, document)
-    for name in CURVES:
-        points = sorted((step, found[name]) for step, found in values.items() if name in found)
-        if len(points) > 1:
-            yield {"name": name, **drawn(points)}
-
-
 def _training_metrics(store: Store, document: RunRecord) -> dict[int, dict[str, float]]:
     """Return {step: {metric: value}} of all attempts of the training's key; the latest attempt counts."""
     key = next((stage["key"] for stage in document["stages"] if stage["stage"] == ROLES["training"]), None)
@@ -180,21 +158,6 @@ def _metrics_of(events: Iterable[Event], stage: str, key: str | None) -> Iterato
             is_wanted = event["key"] == key
         elif event["event"] == "metrics" and event["stage"] == stage and is_wanted:
             yield event
-
-
-def drawn(points: list[tuple[int, float]]) -> Meta:
-    """Return a curve for the template: its line, and first and last step, lowest and highest value."""
-    # the last point is always drawn: it is the value that counts
-    every = -(-len(points) // POINTS)
-    kept = [*points[:-1:every], points[-1]]
-    steps, values = [step for step, _ in kept], [value for _, value in kept]
-    first, last, low, high = steps[0], steps[-1], min(values), max(values)
-    places = (
-        (LEFT + WIDTH * (step - first) / (last - first), TOP + HEIGHT * (1 - (value - low) / ((high - low) or 1.0)))
-        for step, value in kept
-    )
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return {"points": line, "first": first, "last": last, "low": number(low), "high": number(high)}
 
 
 def _data(store: Store, document: RunRecord) -> Meta:

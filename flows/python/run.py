@@ -61,6 +61,19 @@ class Run:
         return pd.read_parquet(self.stage(ROLES["evaluation"]).path / "predictions.parquet")
 
     @property
+    def curves(self) -> pd.DataFrame:
+        """Training by step: `loss` (the mean since the row before), `learning_rate`, and `eval_...` where it evaluated, else
+        NaN. Raises ConfigError if the run did not train, BlobLost if the store lost what it trained."""
+        import pandas as pd
+
+        digest = artifact_of_run(self.record, ROLES["training"])
+        if digest is None:
+            raise ConfigError(f"the run {self.id} has no training", "run it to the end")
+        rows = self._store.artifact(digest).meta.get("curves", [])
+        names = dict.fromkeys(["step", "loss", "learning_rate", *(name for row in rows for name in row)])
+        return pd.DataFrame(rows, columns=[*names])
+
+    @property
     def report(self) -> Report:
         """The page of the run, with its evaluation."""
         return Report(page_of(self._store, self.id))

@@ -137,7 +137,8 @@ class _Attempt:
 
     def _expected_bytes(self) -> int:
         """Return a guess at what the stage writes: its inputs twice; of training that begins, its checkpoints at least."""
-        expected = 2 * sum(item.size for item in self.inputs.values() if isinstance(item, Artifact))
+        read = [item for name, item in self.inputs.items() if name not in self.stage.meta_only]
+        expected = 2 * sum(item.size for item in read if isinstance(item, Artifact))
         graphs = next((step.artifact for step in self.before if step.node.stage.role == "graphs"), None)
         memory = graphs.meta["memory"] if graphs else None
         if self.stage.role != "training" or memory is None or self.store.partial(self.key).steps():
@@ -245,8 +246,11 @@ class _Attempt:
             if total >= 10**6:
                 emit({"progress": {"done": done // 10**6, "total": total // 10**6, "unit": unit}})
 
-        seen = seen_by(self.stage, folder.name, item)
-        return Input(self.store.link_files(seen, folder, progress), item.kind, item.meta, item.digest)
+        if folder.name in self.stage.meta_only:
+            folder.mkdir(parents=True)
+        else:
+            self.store.link_files(seen_by(self.stage, folder.name, item), folder, progress)
+        return Input(folder, item.kind, item.meta, item.digest)
 
     def _refuse_changed_inputs(self) -> None:
         for name, item in self.inputs.items():

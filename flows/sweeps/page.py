@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from trnflow.flows.sweeps.files import SweepDocument
 from trnflow.flows.sweeps.study import Winner
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.evaluation.report_page import number, table
+from trnflow.tasks.evaluation.curves import number
+from trnflow.tasks.evaluation.report_page import table
 from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:

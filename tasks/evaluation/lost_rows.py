@@ -32,18 +32,3 @@ def _lost(packed: Meta, split: str, rows: int) -> LostRows:
         "too_long": dropped + count("too_long_to_pack"),
         "unsupervised": count("unsupervised"),
     }
-
-
-def lost_rows_notes(split: str, counts: LostRows, max_length: int | None) -> list[str]:
-    """Return a sentence for each count above 0 of a split. max_length: tokens to which rows were cut."""
-    rows = counts["rows"]
-    sentences = (
-        (counts["truncated"], f"were truncated to {max_length} tokens"),
-        (counts["too_long"], "were left out for their length: they are not evaluated"),
-        (counts["unsupervised"], "have no token to train on: they are not evaluated"),
-    )
-    return [f"{_of(count, rows)} rows of {split} {what}" for count, what in sentences if count]
-
-
-def _of(count: int, rows: int) -> str:
-    return f"{count:,} of {rows:,} ({100 * count / rows:.3g} %)"

@@ -119,7 +119,8 @@ class BaselineReport(TypedDict):
 
 class TaskReport(TypedDict):
     """What a task measures. intervals: {metric: its ends, "confidence", "resamples"}; classes: figures of each output; cut,
-    answered: numbers of rows; own: names of the user's metrics."""
+    answered: numbers of rows; own: names of the user's metrics; curves: of training, as its
+    metadata has them."""
 
     metrics: dict[str, float]
     intervals: Meta
@@ -138,6 +139,7 @@ class TaskReport(TypedDict):
     own: NotRequired[list[str]]
     harness: NotRequired[HarnessReport]
     baselines: NotRequired[list[BaselineReport]]
+    curves: NotRequired[list[dict[str, float]]]
 
 
 class Report(TaskReport):

@@ -6,10 +6,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
+from trnflow.tasks.evaluation.curves import drawn_curves, number
 from trnflow.tasks.evaluation.lost_rows import COLUMNS
 from trnflow.tasks.evaluation.plots import FRAMED, short, short_names
 from trnflow.tasks.evaluation.scores import MAIN
@@ -97,6 +98,7 @@ def evaluation_part(folder: Path, report: Report) -> Meta:
         "worst": [_error(entry, report["split"]) for entry in report.get("worst", [])],
         "generations": [_generation(entry) for entry in report.get("generations", [])],
         "retrieved": [_retrieval(entry) for entry in report.get("retrieved", [])],
+        "curves": drawn_curves({int(row["step"]): row for row in report.get("curves", [])}),
         "export": _export(report),
         "harness": _harness(report.get("harness")),
         "lost_rows": _lost_rows(report.get("data", {})),
@@ -144,11 +146,6 @@ def table(
     """Return a table as the template draws it. numbers: heads of the columns aligned to the right; breaks: whether lines may
     end at `_`."""
     return {"columns": [*columns], "rows": [[*row] for row in rows], "numbers": [*numbers], "breaks": breaks}
-
-
-def number(value: Any) -> str:
-    """Return a figure as text: floats with four significant digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _between(interval: Sequence[float] | None) -> str:

@@ -28,7 +28,7 @@ from trnflow.tasks.evaluation.metrics.accuracy import accuracy as accuracy_of_ro
 from trnflow.tasks.evaluation.metrics.auc import area_under_curve
 from trnflow.tasks.evaluation.metrics.bits_per_byte import bits_per_byte
 from trnflow.tasks.evaluation.metrics.ece import expected_calibration_error
-from trnflow.tasks.evaluation.metrics.f1_macro import f1_macro
+from trnflow.tasks.evaluation.metrics.f1_macro import f1_macro as f1_macro_of_rows
 from trnflow.tasks.evaluation.metrics.f1_weighted import f1_weighted as f1_weighted_of_rows
 from trnflow.tasks.evaluation.metrics.log_loss import log_loss_of_probabilities
 from trnflow.tasks.evaluation.metrics.mcc import matthews_correlation
@@ -185,7 +185,7 @@ accuracy = score("accuracy", "classification", hub="accuracy", may_promote=True,
 f1_weighted = score(
     "f1_weighted", "classification", hub="f1", may_promote=True, is_default=True, of_matrices=_weighted_f1
 )(f1_weighted_of_rows)
-score("f1_macro", "classification", hub="f1", may_promote=True, of_matrices=_mean_f1)(f1_macro)
+f1_macro = score("f1_macro", "classification", hub="f1", may_promote=True, of_matrices=_mean_f1)(f1_macro_of_rows)
 
 
 @score("loss", "classification", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_rows)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
+from trnflow.tasks.evaluation.paired import Pair, pair_of_sums
 from trnflow.tasks.evaluation.scores import Score, promoting
 from trnflow.tasks.kinds.preference import Rewards
 from trnflow.tasks.kinds.targets import Outputs, stacked
@@ -20,11 +21,9 @@ from trnflow.tasks.kinds.unpaired_preference import MarkedRewards
 from trnflow.tasks.promotion.freeze_rows import FROZEN_ROW
 from trnflow.tasks.promotion.permutations import (
     Measure,
-    Pair,
     can_win,
     pair_of_function,
     pair_of_matrices,
-    pair_of_sums,
     permutation_interval,
 )
 from trnflow.tasks.promotion.settings import PromoteConfig

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from trnflow.tasks.evaluation.paired import BLOCK, TIE, Pair
 from trnflow.tasks.evaluation.scores import Matrices
 from trnflow.tasks.promotion.settings import PromoteConfig
 
@@ -33,26 +34,6 @@ PAID = math.exp(-EARLY) / EARLY
 (1 - p) ** (EARLY / alpha), for p is uniform if chance alone decides."""
 LEAST_ALPHA = 1e-6
 """No challenger wins at a smaller level, which would need more than 100 million permutations."""
-TIE = 1e-12
-"""Differences that are closer are equal: sums of other orders."""
-BLOCK = 1 << 17
-"""Drawn values that are held at once; bounds memory."""
-
-
-class Pair(NamedTuple):
-    """Two models on the same rows.
-
-    Attributes:
-        values: The metric of the champion and of the challenger.
-        differs: bool [rows]: which rows count differently for the two.
-        permute: (generator, how many) -> the challenger's metric less the champion's, of as many permutations.
-        block: How many permutations are drawn at once.
-    """
-
-    values: tuple[float, float]
-    differs: NDArray[np.bool_]
-    permute: Callable[[np.random.Generator, int], Floats]
-    block: int
 
 
 def least_rows(alpha: float) -> int:
@@ -121,24 +102,6 @@ def pair_of_matrices(
 
     values = (float(metric(counts[None], kinds[0])[0]), float(metric(counts[None], kinds[1])[0]))
     return Pair(values, first != second, permute, max(BLOCK // (2 * len(counts) + classes * classes), 1))
-
-
-def pair_of_sums(value: Callable[[Floats], Any], champion: Floats, challenger: Floats) -> Pair:
-    """Return the pair of a metric of sums over rows. value: sums [..., k] -> metric [...]; champion, challenger: float64
-    [rows, k], what each row adds."""
-    import numpy as np
-
-    sums, others = champion.sum(axis=0), challenger.sum(axis=0)
-    differs = (champion != challenger).any(axis=1)
-    moving = (challenger - champion)[differs]
-
-    def permute(draw: np.random.Generator, size: int) -> Floats:
-        swapped = draw.integers(0, 2, (size, len(moving)), np.int8).astype(np.float64)
-        moved = np.einsum("sr,rk->sk", swapped, moving)  # without the threads of a matrix product
-        difference: Floats = value(others - moved) - value(sums + moved)
-        return difference
-
-    return Pair((float(value(sums)), float(value(others))), differs, permute, max(BLOCK // max(len(moving), 1), 1))
 
 
 def pair_of_function(metric: Measure, sources: Sequence[Ints], differs: NDArray[np.bool_]) -> Pair:

@@ -82,6 +82,7 @@ def _fit(run: Run, packed: Input[PackedMeta]) -> CheckpointMeta:
         "metrics": run.summary(),
         "data": packed.digest,
         "settings": published_settings(config),
+        "curves": run.progress.curves,
     }
     if config.keeps_best:
         meta["best_step"] = run.progress.best.step

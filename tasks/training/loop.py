@@ -37,6 +37,9 @@ from trnflow.tasks.training.world import World
 
 SEED_STRIDE = 1_000_003  # a step's dropout seed is seed * SEED_STRIDE + step
 
+POINTS = 200
+"""About how many losses the curves have at most."""
+
 
 @dataclass
 class TrainingState:
@@ -45,12 +48,17 @@ class TrainingState:
     Attributes:
         step: Updates, which also give the position in the data.
         loss: Sum of all updates' losses.
+        recent: Sum of the losses since the last one in `curves`.
+        curves: Rows by step, the same however often training logs, saves or is resumed: `loss`, the mean since the row before,
+        with `learning_rate`; what an evaluation gave.
         before, after: Metrics before the first step, and of the newest evaluation.
         evaluated: Step of the newest evaluation (0: before the first), -1 if none.
     """
 
     step: int = 0
     loss: float = 0.0
+    recent: float = 0.0
+    curves: list[dict[str, float]] = field(default_factory=list)
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
     evaluated: int = -1
@@ -60,6 +68,12 @@ class TrainingState:
     def of(cls, state: Meta) -> TrainingState:
         """Return the progress in a checkpoint's index (`Reader.state`)."""
         return cls(**{**state, "best": Best(**state["best"])})
+
+    def note(self, step: int, **values: float) -> None:
+        """Add what is finite of a step to `curves`."""
+        if not self.curves or self.curves[-1]["step"] != step:
+            self.curves.append({"step": step})
+        self.curves[-1] |= {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 @dataclass
@@ -182,9 +196,19 @@ class Run:
                 raise self.non_finite_error(step, loss, norm)
             # all losses are summed in order, so that the mean does not depend on `log_every`
             self.progress.loss += loss
+            self.note_loss(step + 1, loss)
             # of an update that fp16 skipped the norm is not finite
             finite = {"grad_norm": norm} if math.isfinite(norm) else {}
             self.shown = {"loss": loss, **finite, **dict(zip(self.named, others, strict=False))}
+
+    def note_loss(self, step: int, loss: float) -> None:
+        """Add the mean loss to the curves where a row is due. step: updates, this one included."""
+        at, every = self.progress, -(-self.total // POINTS)
+        at.recent += loss
+        if step % every == 0 or step == self.total:
+            lr = scalars(self.config, step - 1, self.total, 1).lr
+            at.note(step, loss=at.recent / ((step - 1) % every + 1), learning_rate=lr)
+            at.recent = 0.0
 
     def evaluate(self) -> dict[str, float]:
         """Return and report {"eval_loss", with classes "eval_accuracy", what `best_metric` names}; {} without validation
@@ -216,6 +240,7 @@ class Run:
             metrics |= {f"eval_{name}": total / seen.targets for name, total in zip(self.of_pairs, totals, strict=True)}
         metrics |= self.world.on_first(lambda: self.chosen.value(seen))
         self.out.metrics(self.progress.step, **metrics)
+        self.progress.note(self.progress.step, **metrics)
         return metrics
 
     def weights_now(self) -> Input[Any]:

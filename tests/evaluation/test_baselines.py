@@ -292,6 +292,31 @@ def test_equal_rows_have_equal_baselines_in_any_order(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def the_verdict_and_the_curves(shell: InProcessShell, got: Path, strong: str, weak: str) -> None:
+    """Of the run `strong`, copied to `got`, and of one of a single update, which printed `weak`."""
+    import trnflow as tr
+    from trnflow.tasks.store import Store
+
+    report, page = json.loads((got / "report.json").read_text()), (got / "report.html").read_text()
+    assert report["notes"][0].startswith(f"accuracy {report['metrics']['accuracy']:.3g}")
+    assert (
+        page.index(report["notes"][0][:20])
+        < page.index("<h2>Metrics")
+        < page.index("<h3>eval_loss")
+        < page.index("<h2>Pred")
+    )
+    written = Path(shell.json("report", strong)["path"]).read_text()
+    assert written.count("<h3>learning_rate") == 1
+    lines = weak.splitlines()
+    assert "the model is worse than the simple baseline" in "".join(lines[-3:]) and lines[-1].startswith("note: ")
+    store = Store(str(shell.folder / ".trnflow/store"), shell.folder / ".trnflow")
+    curves = tr.Run(store, strong).curves
+    assert curves.to_dict("records")[-1].items() >= report["curves"][-1].items() and len(curves) == len(
+        report["curves"]
+    )
+    assert curves["eval_loss"].isna().any() and curves["loss"].isna().tolist() == [True] + [False] * (len(curves) - 1)
+
+
 @pytest.mark.slow
 def test_a_run_shows_both_figures_and_fits_the_baseline_once(tmp_path: Path) -> None:
     from mlflow import MlflowClient
@@ -314,6 +339,8 @@ def test_a_run_shows_both_figures_and_fits_the_baseline_once(tmp_path: Path) -> 
     shown = f"f1_weighted {strong['f1_weighted']:.4g} (baseline {strong['f1_weighted_baseline']:.4g})"
     assert shown in shell("run", "tiny.yaml", *settings, STRONG).stdout and shown in shell("runs").stdout
     assert shell("get", "tiny.yaml", "evaluate_model", "got", *settings[1:], STRONG).returncode == 0
+    run = shell.json("run", "tiny.yaml", *settings, STRONG)["run"]
+    the_verdict_and_the_curves(shell, tmp_path / "got", run, shell("run", "tiny.yaml", *settings).stdout)
     model, simple = (pq.read_table(tmp_path / f"got/{name}.parquet") for name in ("predictions", "baseline"))
     assert model["row"] == simple["row"]
     right = [

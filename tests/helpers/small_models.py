@@ -133,9 +133,12 @@ def packed_rows(folder: Path, task: str, splits: dict[str, dict[int, list[Rows]]
             sizes = [len(ids) for chunk in chunks for ids, _ in chunk]
             np.save(segments_file(folder, name, length), [(first + at, size) for at, size in enumerate(sizes)])
             first += len(sizes)
+    (folder / "tokenizer").mkdir()
+    tokenizer(folder / "tokenizer")
     labels = LABELS if task == "classification" else None
+    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
     return Input(
-        folder, "packed", {"task": task, "labels": labels, "rows": counts, "pad_id": 0, "lengths": [16, 32]}, "sha256:1"
+        folder, "packed", {"task": task, "labels": labels, "rows": counts, "lengths": [16, 32], **ids}, "sha256:1"
     )
 
 

@@ -141,11 +141,23 @@ def test_native_learns_and_reports(tmp_path) -> None:
     assert set(found.curve("loss")) == {*range(5, 78, 5), 78}
     assert found.curve("learning_rate")[78] < found.curve("learning_rate")[5]
     assert {"seconds", "samples_per_second", "tokens_per_second", "host_memory_bytes"} <= set(found.figures)
+    check_curves(found)
     check_measures(found, packed)
     config_json = read_json(found.artifact.path / "config.json")
     assert config_json["id2label"] == {"0": "red", "1": "green", "2": "blue"}
     assert config_json["architectures"] == ["BertForSequenceClassification"]
     assert (found.artifact.path / "tokenizer" / "tokenizer_config.json").exists()
+
+
+def check_curves(found: Result) -> None:
+    """The artifact has a loss for each update, for there are few, and what was reported, however seldom training logs."""
+    rows = {row["step"]: row for row in found.artifact.meta["curves"]}
+    assert list(rows) == list(range(79)) and "loss" not in rows[0] and rows[0]["eval_loss"] > rows[78]["eval_loss"]
+    assert {step for step, row in rows.items() if "eval_accuracy" in row} == {13 * epoch for epoch in range(7)}
+    for name in ("loss", "learning_rate", "eval_loss"):
+        assert all(rows[step][name] == value for step, value in found.curve(name).items())
+    mean = sum(row["loss"] for row in rows.values() if "loss" in row) / 78
+    assert mean == pytest.approx(found.artifact.meta["metrics"]["train_loss"])
 
 
 def check_measures(found: Result, packed: Input) -> None:

@@ -238,8 +238,10 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
     rows["limit"] = before - sum(share.distinct for some in shares.values() for share in some)
     for name, some in shares.items():
         if not any(share.distinct for share in some):
+            shared = ", and data.stratify: it shares out each label by itself, and one of few rows gives none"
             raise DataError(
-                f"the split {name} is empty after splitting and dropping", "check data.split and data.dedupe"
+                f"the split {name} is empty after splitting and dropping",
+                f"check data.split and data.dedupe{shared if config.stratify else ''}",
             )
     return shares, dropped._replace(rows={reason: count for reason, count in rows.items() if count})
 

@@ -88,13 +88,8 @@ def _answered(file: Path) -> list[Any]:
         return [line for line in map(json.loads, lines) if line["answer"] is not None]
 
 
-def baseline_columns(baseline: Input, predicted: Input, task: str) -> Any:
-    """Return the model's columns with those of a baseline in their place, row by row. Losses, which it has not, are NaN.
-
-    Arguments as of `measure_baselines`.
-    """
-    import numpy as np
-
+def model_columns(predicted: Input, task: str) -> Any:
+    """Return what the model said of the rows, as its task has it. Arguments as of `measure_baselines`."""
     kind = kind_of(task)
     whole = (
         ClassPredictions
@@ -105,7 +100,17 @@ def baseline_columns(baseline: Input, predicted: Input, task: str) -> Any:
         if kind.pairs
         else RowLosses
     )
-    columns = load_columns(whole, predicted.path)
+    return load_columns(whole, predicted.path)
+
+
+def baseline_columns(baseline: Input, predicted: Input, task: str) -> Any:
+    """Return the model's columns with those of a baseline in their place, row by row. Losses, which it has not, are NaN.
+
+    Arguments as of `measure_baselines`.
+    """
+    import numpy as np
+
+    kind, columns = kind_of(task), model_columns(predicted, task)
     files = {name: baseline.path / f"{name}.npy" for name in columns._fields}
     arrays = {name: load_array(file) for name, file in files.items() if file.exists()}
     if kind.per_position and kind.reads_targets:

@@ -65,6 +65,14 @@ def test_stratified_shares_of_emotion(bench, shared):
     assert any(abs(by_hash[label] - 0.1 * count) > 10 for label, count in whole.items())
 
 
+def test_labels_that_all_differ_leave_a_stratified_split_empty(bench):
+    rows = "\n".join(f'{{"text": "text {number}", "label": "name {number}"}}' for number in range(50))
+    (bench.root / "rows.jsonl").write_text(rows)
+    with pytest.raises(DataError, match="the split test is empty") as error:
+        bench.rows(source=str(bench.root / "rows.jsonl"), label="label", split={"test": 0.1}, stratify=True)
+    assert "data.stratify: it shares out each label by itself" in str(error.value.fix)
+
+
 def test_limit_of_label_sorted_imdb_is_a_balanced_sample_in_order(bench, shared):
     rows = bench.rows(source=str(shared / "data/imdb"), label="label", limit={"train": 400, "test": 300})
     train = table(rows, "train")

@@ -269,6 +269,7 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
     third = retrain(tiny, *warm)
     assert third["changed"] and not third["promoted"] and judged(tiny)["run"] == third["run"]
     assert third["champion"] == champion != third["challenger"]
+    assert any(note.startswith("accuracy ") and "the simple baseline has" in note for note in third["notes"])
     assert rows_dropped(tiny, third["run"]) == {"frozen": len(leaked)}
     predicted = tiny.json("predict", "tiny.yaml", "a lovely day", *warm)  # `run` would not have dropped the rows
     for command in (("show", "tiny.yaml", "consolidate"), ("get", "tiny.yaml", "consolidate", "model")):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.flows.runner.toy import CountConfig, WordsConfig, graph, letters
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
-from trnflow.flows.runner.graph import Graph
+from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import run
 from trnflow.flows.runner.stored import Stored
+from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import BlobLost, DataError, TrnflowError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
@@ -49,6 +50,13 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path, inline_jobs: None) -> House:  # noqa: F811
     return House(tmp_path)
+
+
+def test_an_input_of_which_the_metadata_is_read_has_no_files(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    words = house.graph({}).nodes[0]
+    counted = Graph((words, Node(letters, StageConfig(), {"words": words})))
+    assert run_graph(counted, context(house.store())).steps["letters"].metrics == {"letters": 8, "files": 0}
 
 
 def test_the_first_run_runs_and_the_second_hits(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def count(config: CountConfig, sizes: Input, out: Workdir, warmth: Input) -> Met
     return {"metrics": {"total": total}}
 
 
+@stage(kind="letters", meta_only=("words",))
+def letters(config: StageConfig, words: Input, out: Workdir) -> Meta:
+    return {"metrics": {"letters": words.meta["letters"], "files": len([*words.path.iterdir()])}}
+
+
 @stage(kind="lessons")
 def learn(config: StageConfig, out: Workdir) -> Meta:
     for step in (1, 2, 3):

@@ -1,0 +1,80 @@
+"""Classes that are never predicted, and rows of one class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trnflow.tasks.evaluation.scores import f1_macro
+from trnflow.tasks.evaluation.verdicts.facts import Facts, a_few, figure, percent
+from trnflow.tasks.kinds.kind import IGNORED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+NEARLY_ALL = 0.95
+"""The share of rows from which one class has nearly all."""
+MISSED = 7
+"""Rows of classes that are never predicted, at least: a model that finds half of such rows would miss seven with a
+probability below 0.01."""
+BALANCED = "train.class_weights=balanced, more updates or more rows of them may help"
+
+
+def one_class(facts: Facts) -> str | None:
+    counts = _counts(facts)
+    if counts is None or not facts.kind.one_class:
+        return None
+    (true, predicted), rows = counts, facts.count
+    largest = int(true.argmax())
+    if true[largest] == rows:
+        return (
+            f"all rows of {facts.split} have the label {facts.labels[largest]}: accuracy, F1, MCC and AUC tell nothing; evaluate "
+            "on rows of other labels, too (data.split)"
+        )
+    if (predicted > 0).sum() == 1:
+        only = facts.labels[int(predicted.argmax())]
+        return f"the model predicts {only} for every row: {BALANCED.replace(' of them', ' of other classes')}"
+    if true[largest] >= NEARLY_ALL * rows:
+        return (
+            f"{percent(true[largest] / rows)} of the rows of {facts.split} have the label {facts.labels[largest]}, so saying it "
+            f"always has accuracy {figure(true[largest] / rows)}: look at {f1_macro.name}, "
+            f"{figure(facts.report['metrics'][f1_macro.name])}; train.class_weights=balanced or more rows of other labels help"
+        )
+    return None
+
+
+def never_predicted(facts: Facts) -> str | None:
+    counts = _counts(facts)
+    if counts is None:
+        return None
+    true, predicted = counts
+    missed = ((true > 0) & (predicted == 0)).nonzero()[0]
+    rows = int(true[missed].sum())
+    if rows < MISSED or (facts.kind.one_class and (predicted > 0).sum() == 1):  # `one_class` says that
+        return None
+    names = [str(facts.labels[at]) for at in missed[(-true[missed]).argsort(kind="stable")]]
+    what = "rows" if not facts.kind.per_position else "words"
+    untaught = [] if facts.taught is None else [str(facts.labels[at]) for at in missed if not facts.taught[at]]
+    none = f"train has no rows of {a_few(untaught)}; " if untaught else ""
+    where = f"{rows:,} {what} of {facts.split}"
+    return f"never predicted, of {(true > 0).sum():,} classes: {a_few(names)} ({where}); {none}{BALANCED}"
+
+
+def _counts(facts: Facts) -> tuple[Ints, Ints] | None:
+    """Return how often each output is true and predicted; None of tasks without classes."""
+    import numpy as np
+
+    kind, columns, outputs = facts.kind, facts.columns, len(facts.labels)
+    if kind.one_class:
+        pairs = (columns.expected, columns.predicted)
+    elif kind.per_position and kind.reads_targets:
+        there = columns.expected != IGNORED
+        pairs = (columns.expected[there], columns.decided[there])
+    elif kind.name == "multi_label":
+        return (columns.expected > 0.5).sum(0), (columns.decided > 0.5).sum(0)
+    else:
+        return None
+    true, predicted = (np.bincount(each, minlength=outputs) for each in pairs)
+    return true, predicted

@@ -1,0 +1,127 @@
+"""Whether the model is better than a baseline: on classes McNemar's exact test, else a paired permutation test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
+from trnflow.tasks.evaluation.paired import chance, pair_of_sums
+from trnflow.tasks.evaluation.scores import SCORES, Score, accuracy, promoting
+from trnflow.tasks.evaluation.verdicts.facts import Facts, figure
+
+if TYPE_CHECKING:
+    from trnflow.tasks.evaluation.report_document import BaselineReport
+
+NAMES = {BASELINE: "the simple baseline", BEFORE: "the model before training"}
+
+WORSE = 0.01
+"""A model is called worse where chance makes one that is as good look as bad with at most this probability."""
+BETTER = 0.05
+"""A model is called no better where chance makes one that is no better look as good with a higher probability."""
+PERMUTATIONS = 2000
+
+MORE_TRAINING = "more updates or a higher rate may help (train.epochs and train.learning_rate, which `auto` chooses)"
+
+
+class Compared(NamedTuple):
+    """A baseline's metric beside the model's. worse, better: how likely chance alone is to put the model as far below, or
+    above, as it is."""
+
+    name: str
+    metric: str
+    model: float
+    baseline: float
+    worse: float
+    better: float
+
+
+def main_metrics(facts: Facts) -> list[str]:
+    """Return the metrics that a first line may show, the best first: of classes accuracy, else that which promotes."""
+    usual = [score.name for score in promoting(facts.kind.name)]
+    return [*([accuracy.name] if facts.kind.one_class else []), *usual, *facts.report["metrics"]]
+
+
+def compared(facts: Facts) -> list[Compared]:
+    """Return each baseline that has one of the main metrics. The first that any has is taken."""
+    entries = [entry for entry in facts.report.get("baselines", []) if "metrics" in entry]
+    for metric in main_metrics(facts):
+        having = [entry for entry in entries if metric in entry["metrics"] and metric in facts.report["metrics"]]
+        if having:
+            return [_compared(facts, metric, entry) for entry in having]
+    return []
+
+
+def _compared(facts: Facts, metric: str, entry: BaselineReport) -> Compared:
+    other, name = facts.others.get(entry["name"]), entry["name"]
+    score = next((each for each in SCORES if (each.task, each.name) == (facts.kind.name, metric)), None)
+    ends = (1.0, 0.0) if other is None or score is None else _chances(facts, score, other)
+    return Compared(name, metric, facts.report["metrics"][metric], entry["metrics"][metric], *ends)
+
+
+def _chances(facts: Facts, score: Score, other: Any) -> tuple[float, float]:
+    """Return `worse` and `better`."""
+    if facts.kind.one_class:
+        right = [columns.predicted == columns.expected for columns in (other, facts.columns)]
+        return mcnemar(int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum()))
+    if score.metric is not None:
+        metric, rows = score.metric, len(facts.columns.loss)
+        pair = pair_of_sums(
+            lambda sums: metric.of_sums(sums, rows), metric.columns(other), metric.columns(facts.columns)
+        )
+    elif score.ratio is not None:
+        pair = pair_of_sums(
+            lambda sums: sums[..., 0] / sums[..., 1], *(_parts(score, each) for each in (other, facts.columns))
+        )
+    else:
+        return 1.0, 0.0
+    return chance(pair, -1.0 if score.less_is_better else 1.0, PERMUTATIONS)
+
+
+def mcnemar(alone: int, other_alone: int) -> tuple[float, float]:
+    """Return `worse` and `better` of a model. alone: rows that it alone has right; other_alone: those of the baseline."""
+    from scipy.stats import binomtest
+
+    differing = alone + other_alone
+    if not differing:
+        return 1.0, 1.0
+    return tuple(float(binomtest(alone, differing, alternative=side).pvalue) for side in ("less", "greater"))  # type: ignore[return-value]
+
+
+def _parts(score: Score, columns: Any) -> Any:
+    import numpy as np
+
+    assert score.ratio is not None
+    return np.stack([np.asarray(part, np.float64) for part in score.ratio(columns)], axis=1)
+
+
+def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
+    worse = [each for each in beside if each.worse <= WORSE]
+    if not worse:
+        return None
+    first = worse[0]
+    return (
+        f"the model is worse than {' and '.join(NAMES[each.name] for each in worse)} ({first.metric} {figure(first.model)} "
+        f"and {figure(first.baseline)}): {MORE_TRAINING}"
+    )
+
+
+def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
+    """Say that the rows do not show a model to be better; without a baseline than the most frequent class."""
+    # nothing is better than all right
+    same = [each for each in beside if each.better > BETTER and (each.metric, each.model) != (accuracy.name, 1)]
+    if same:
+        first = same[0]
+        return (
+            f"{facts.count:,} rows of {facts.split} do not show that the model is better than "
+            f"{' and '.join(NAMES[each.name] for each in same)} ({first.metric} {figure(first.model)} and "
+            f"{figure(first.baseline)}): {MORE_TRAINING}, or more rows to evaluate on (data.split)"
+        )
+    majority = facts.report.get("majority")
+    value = facts.report["metrics"].get(accuracy.name)
+    if beside or majority is None or value is None or value > majority[accuracy.name]:
+        return None
+    return (
+        f"the model is no better than always saying the most frequent class (accuracy {figure(value)} and "
+        f"{figure(majority[accuracy.name])}): {MORE_TRAINING}"
+    )

@@ -1,0 +1,108 @@
+"""Rows that were cut, left out, or stand in train, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.texts import text_of_example
+from trnflow.tasks.evaluation.verdicts.facts import Facts, figure, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+CUT, LEFT_OUT = 1 / 3, 0.01
+"""The shares of rows from which it is told that they were cut, or left out."""
+ALIKE, LEAST = 0.05, 3
+"""The share and the number of rows, at least, that are told to stand in train."""
+BYTES = 80_000_000
+"""The most bytes of texts, unpacked, that are compared with train's."""
+
+
+def cut_rows(facts: Facts) -> str | None:
+    """Say that more than CUT of the rows were cut, or left out."""
+    counts = facts.report["data"].get(facts.split)
+    if counts is None:
+        return None
+    if counts["too_long"] + counts["unsupervised"] > CUT * counts["rows"]:
+        return left_out_rows(facts)
+    if counts["truncated"] <= CUT * counts["rows"]:
+        return None
+    return (
+        f"{_of(counts['truncated'], counts['rows'])} rows of {facts.split} were cut to {facts.report['max_length']:,} tokens: "
+        "the model did not read the rest; a larger tokenize.max_length reads more, and takes longer"
+    )
+
+
+def left_out_rows(facts: Facts) -> str | None:
+    """Say that rows were not evaluated."""
+    counts = facts.report["data"].get(facts.split)
+    if counts is None:
+        return None
+    kinds = (
+        (counts["too_long"], "were left out for their length: they are not evaluated (tokenize.max_length)"),
+        (counts["unsupervised"], "have no token to train on: they are not evaluated (tokenize.max_length)"),
+    )
+    lines = [
+        f"{_of(count, counts['rows'])} rows of {facts.split} {what}"
+        for count, what in kinds
+        if count > LEFT_OUT * counts["rows"]
+    ]
+    return "; ".join(lines) or None
+
+
+def _of(count: int, rows: int) -> str:
+    return f"{count:,} of {rows:,} ({percent(count / rows)})"
+
+
+def rows_in_train(facts: Facts) -> str | None:
+    if facts.known is None or facts.rows is None:
+        return None
+    here = facts.known[facts.rows]
+    count, rows = (len(set(each.tolist())) for each in (facts.rows[here], facts.rows))
+    if count < LEAST or count < ALIKE * rows:
+        return None
+    return (
+        f"{count:,} of {rows:,} rows of {facts.split} have the text of a row of train{_apart(facts, here)}; "
+        "data.dedupe=true leaves equal texts out of train"
+    )
+
+
+def _apart(facts: Facts, here: NDArray[np.bool_]) -> str:
+    """Say how accurate the model is on rows that stand in train, and on the others."""
+    if not facts.kind.one_class or here.all():
+        return ""
+    right = facts.columns.predicted == facts.columns.expected
+    return (
+        f": accuracy is {figure(float(right[here].mean()))} on them, {figure(float(right[~here].mean()))} on the others"
+    )
+
+
+def known_rows(texts: Input, split: str) -> NDArray[np.bool_] | None:
+    """Return which rows of a split have the text of a row of train, but for case and spaces: bool [rows]. None of train
+    itself, and for more than BYTES."""
+    import numpy as np
+
+    files = [texts.path / f"{name}.parquet" for name in ("train", split)]
+    if split == "train" or not all(file.exists() for file in files) or sum(map(_bytes, files)) > BYTES:
+        return None
+    train = set(_texts(files[0]))
+    return np.array([text in train for text in _texts(files[1])], np.bool_)
+
+
+def _bytes(file: Any) -> int:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as opened:
+        return sum(opened.metadata.row_group(at).total_byte_size for at in range(opened.num_row_groups))
+
+
+def _texts(file: Any) -> Iterator[str]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as opened:
+        for batch in opened.iter_batches():
+            yield from (" ".join(text_of_example(row).casefold().split()) for row in batch.to_pylist())
