@@ -92,6 +92,7 @@ class TimedStudy:
         assert isinstance(step.config, TrainConfig)
         updates = float(step.config.max_steps or step.config.epochs)
         once = once_took(self._store, step) if step.action == "hit" else None
+        # a training that the store has takes no time
         expected = sum(self._seconds) / self._updates * updates if once is None and self._updates else 0.0
         if expected and not self._has_time_for(expected):
             self._say_end(f"tried {number} of {self.total} settings", f"; the next takes about {spoken(expected)}")

@@ -65,4 +65,5 @@ def chance(pair: Pair, sign: float, permutations: int, seed: int = 0) -> tuple[f
         near = TIE * (1.0 + abs(difference))
         below += int((~(drawn > difference + near)).sum())
         above += int((~(drawn < difference - near)).sum())
+    # what was seen is a permutation, too: no probability is 0
     return (below + 1) / (permutations + 1), (above + 1) / (permutations + 1)

@@ -143,8 +143,7 @@ def table(
     *,
     breaks: bool = False,
 ) -> Meta:
-    """Return a table as the template draws it. numbers: heads of the columns aligned to the right; breaks: whether lines may
-    end at `_`."""
+    """Return a table for the template. numbers: columns aligned to the right; breaks: lines may end at `_`."""
     return {"columns": [*columns], "rows": [[*row] for row in rows], "numbers": [*numbers], "breaks": breaks}
 
 

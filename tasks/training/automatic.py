@@ -109,6 +109,7 @@ def _epochs(config: TrainConfig, known: Facts) -> int:
     if config.max_steps is not None or not kind.per_row or kind.apart:
         return FEWEST_EPOCHS
     whole = math.floor if config.last_batch == "drop" else math.ceil
+    # few rows make short passes: what teaches is the number of updates
     wanted = max(FEWEST_UPDATES[known.is_soon_learnt], UPDATES_A_CLASS * known.outputs)
     epochs = math.ceil(wanted / max(1, whole(known.rows / config.global_batch)))
     return min(max(epochs, FEWEST_EPOCHS), MOST_EPOCHS)

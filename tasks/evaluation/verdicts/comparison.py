@@ -82,6 +82,7 @@ def mcnemar(alone: int, other_alone: int) -> tuple[float, float]:
     """Return `worse` and `better` of a model. alone: rows that it alone has right; other_alone: those of the baseline."""
     from scipy.stats import binomtest
 
+    # rows that both have right, or both wrong, tell nothing
     differing = alone + other_alone
     if not differing:
         return 1.0, 1.0
