@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trnflow.flows.authoring.look import Column
 from trnflow.flows.runner.expected_time import parameters_of
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import chat_templates
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.evaluation.verdicts.facts import percent
+from trnflow.tasks.evaluation.verdicts.script import UNKNOWN, unknown_share
 from trnflow.tasks.sources.hub_errors import is_out_of_reach
 from trnflow.tasks.sources.model_source import ModelConfig, model_source, tokenizer_folder
 from trnflow.tasks.sources.resolver import Resolver
@@ -29,7 +30,7 @@ class GivenModel:
         positions: The most tokens of a text; None if its config does not say.
         parameters: About how many.
         has_template: Whether its tokenizer has a chat template.
-        tokenizer: The tokenizer's file on this machine; None if it is elsewhere.
+        tokenizer: The tokenizer's folder on this machine; None if it is elsewhere.
     """
 
     positions: int | None
@@ -43,20 +44,36 @@ class GivenModel:
         size = f"about {million:.2g}" if million < 9.95 else f"about {million:,.0f}"
         return f"{size} million parameters" + (f", {self.positions:,} positions" if self.positions else "")
 
+    def strange(self, column: Column) -> str:
+        """Return a sentence if the tokenizer does not know the script of a column's texts, else ""."""
+        found, ids = self._encoded(column)
+        import numpy as np
+
+        share = unknown_share(found, np.bincount(ids)) if found and ids else 0.0
+        return (
+            f"{percent(share)} of the tokens of {column.name} are unknown ones or parts of a letter: the model does not know the "
+            "script of these texts; take a model of their language, or a multilingual one (model.source)"
+        ) * (share > UNKNOWN)
+
     def bytes_a_token(self, column: Column) -> float | None:
         """Return how many bytes a token of a column's texts has; None where the tokenizer is not at hand."""
-        texts = [text for text in column.examples if isinstance(text, str)][:MOST_EXAMPLES]
-        if self.tokenizer is None or not texts:
-            return None
-        from tokenizers import Tokenizer
+        found, ids = self._encoded(column)
+        return sum(len(text.encode()) for text in _texts(column)) / len(ids) if found and ids else None
 
-        with suppress(Exception):  # tokenizers raises nothing narrower; the stages say what is wrong with the file
-            encoder: Any = Tokenizer.from_file(str(self.tokenizer))
-            encoder.no_truncation()
-            encoder.no_padding()
-            tokens = sum(len(each.ids) for each in encoder.encode_batch_fast(texts, add_special_tokens=False))
-            return sum(len(text.encode()) for text in texts) / max(1, tokens)
-        return None
+    def _encoded(self, column: Column) -> tuple[FastTokenizer | None, list[int]]:
+        """Return the tokenizer and the ids of a column's texts; (None, []) where it is not at hand."""
+        if self.tokenizer is None:
+            return None, []
+        try:
+            found = read_tokenizer(self.tokenizer)
+        except ModelError:  # the stages say what is wrong with the file
+            return None, []
+        encoded = found.tokenizer.encode_batch_fast(_texts(column), add_special_tokens=False)
+        return found, [number for each in encoded for number in each.ids]
+
+
+def _texts(column: Column) -> list[str]:
+    return [text for text in column.examples if isinstance(text, str)][:MOST_EXAMPLES]
 
 
 def given_model(given: Meta, resolver: Resolver) -> GivenModel | None:
@@ -83,10 +100,9 @@ def given_model(given: Meta, resolver: Resolver) -> GivenModel | None:
         raise ModelError(
             f"model.source: {named['source']} has no config.json", "give a folder that save_pretrained has written"
         )
-    file = folder / "tokenizer.json" if folder else None
     return GivenModel(
         positions=positions_of(config),
         parameters=parameters_of(config),
         has_template="default" in (chat_templates(folder) if folder else {}),
-        tokenizer=file if file and file.is_file() else None,
+        tokenizer=folder,
     )

@@ -135,6 +135,7 @@ def complete(
         draft.why["data.ignore"] = "not used; others are named by `plan` and `run`"
     if model:
         draft.why["model.source"] = model.describe()
+        draft.also += [strange for strange in map(model.strange, (column for _, column in draft.taken)) if strange]
         if not model.has_template and draft.settings["format"]["task"] in TALKING:
             draft.settings["format"]["chat_template"] = "sections"
             draft.why["format.chat_template"] = "plain headings, because the model has no chat template"

@@ -157,3 +157,23 @@ def test_pairs_and_scored_pairs_are_offered_as_embeddings(shell: InProcessShell)
     assert f"or {offer}" in shell.error("new", scored, code=2)
     recipe, _, told = new(shell, scored, "format.task=regression")
     assert f"also possible: {offer}" in told
+
+
+def test_a_model_that_does_not_know_the_script_is_named_before_anything_is_trained(
+    shell: InProcessShell, shared: Path
+) -> None:
+    """Amharic tweets, most of whose words are [UNK] to transformers' tokenizer of MiniLM; English ones are not."""
+    from transformers import AutoTokenizer
+
+    shutil.copy(shared / "data/sentiment_amharic/train.tsv", shell.folder / "tweets.tsv")
+    _, _, out = new(shell, "tweets.tsv", f"model.source={minilm()}")
+    (line,) = [line for line in out.splitlines() if "does not know the script" in line]
+    tokenizer = AutoTokenizer.from_pretrained(minilm())
+    lines = (shell.folder / "tweets.tsv").read_text(encoding="utf-8").splitlines()[1:201]
+    ids = [number for line in lines for number in tokenizer(line.split("\t")[0], add_special_tokens=False)["input_ids"]]
+    share = sum(number == tokenizer.unk_token_id for number in ids) / len(ids)
+    assert float(line.split(" %")[0]) == pytest.approx(100 * share, abs=3)
+    (shell.folder / "mine.yaml").unlink()
+    english = pq.read_table(shared / "data/emotion/train.parquet").slice(0, 300)
+    pq.write_table(english.select(["text", "label_name"]), shell.folder / "rows.parquet")
+    assert "script" not in new(shell, "rows.parquet", f"model.source={minilm()}")[2]
