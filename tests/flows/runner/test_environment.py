@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "train": NUMERIC | {"peft", "safetensors"},
     "consolidate": {"numpy", "safetensors", "tokenizers", "torch", "transformers"},
     "export_neuron": {"jinja2", "numpy", "safetensors", "torch", "torch-xla", "transformers"},
-    "evaluate_model": {"jinja2", "matplotlib", "numpy", "pillow", "pyarrow", "scikit-learn", "scipy"},
+    "evaluate_model": {"jinja2", "matplotlib", "numpy", "pillow", "pyarrow", "scikit-learn", "scipy", "tokenizers"},
     "fit_baseline": {"numpy", "pyarrow", "scikit-learn", "scipy", "threadpoolctl"},
     "predict_rows": NUMERIC | {"jinja2", "pyarrow", "safetensors", "tokenizers"},
 }
