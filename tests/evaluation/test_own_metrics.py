@@ -89,8 +89,7 @@ def test_a_changed_metric_scores_the_kept_predictions_again(shell: InProcessShel
     plan = {stage["stage"]: stage for stage in shell.json("plan", "own.yaml")["stages"]}
     assert {name for name, stage in plan.items() if stage["action"] not in ("hit", "skip")} == {"evaluate_model"}
     assert (
-        plan["evaluate_model"]["why"]
-        == "code of mine_of_metrics.metrics changed; its predictions and baseline predictions are kept"
+        plan["evaluate_model"]["why"] == "cost in metrics.py changed; its predictions and baseline predictions are kept"
     )
     after = shell.json("run", "own.yaml", "--direct")["stages"][-1]
     assert after["metrics"] == before["metrics"] | {"cost": before["metrics"]["cost"] / 2}

@@ -56,7 +56,10 @@ def test_an_edit_two_imports_below_runs_format_prompts_alone_and_a_comment_nothi
     low.write_text('INTRO = "Case"\n')
     after = planned(project)
     assert after["load_data"]["action"] == "hit"
-    assert (after["format_prompts"]["action"], after["format_prompts"]["why"]) == ("run", "code of mine.low changed")
+    assert (after["format_prompts"]["action"], after["format_prompts"]["why"]) == (
+        "run",
+        "INTRO in low.py: Ticket -> Case",
+    )
     shown = json.loads(trnflow(project, "preview", "conf/mine.yaml", "1", "--json").stdout)
     assert "case subject" in "".join(span["text"] for span in shown["rows"][0]["spans"]).lower()
     low.write_text('INTRO = open(__file__.replace("low.py", "words.txt")).read()\n')

@@ -97,7 +97,7 @@ def test_own_stages_are_leaves_with_artifacts_of_their_own(shell: InProcessShell
     assert {stage["action"] for stage in shell.json("plan", "own.yaml")["stages"]} == {"hit"}
     (shell.folder / "mine_of_stages/low.py").write_text('FIELD = "numbers"\n')
     plan = {stage["stage"]: (stage["action"], stage["why"]) for stage in shell.json("plan", "own.yaml")["stages"]}
-    assert plan.pop("worst") == plan.pop("lengths") == ("run", "code of mine_of_stages.low changed")
+    assert plan.pop("worst") == plan.pop("lengths") == ("run", "FIELD in low.py: rows -> numbers")
     assert plan.pop("longest") == ("maybe", "waits for lengths")
     assert {action for action, _ in plan.values()} == {"hit"}
     again = shell("run", "own.yaml", "--direct")

@@ -95,7 +95,7 @@ def test_an_edited_loss_trains_again_from_precompile_on(shell: InProcessShell) -
     (shell.folder / "losses.py").write_text(FOCAL)
     plan = {stage["stage"]: stage for stage in shell.json("plan", "own.yaml")["stages"]}
     due = {name for name, stage in plan.items() if stage["action"] == "run"}
-    assert due == {"precompile", "train"} and plan["train"]["why"] == "code of losses changed"
+    assert due == {"precompile", "train"} and plan["train"]["why"] == "plain in losses.py changed"
     after = checkpoint(shell, "own.yaml")
     assert after["metrics"]["train_loss"] < 0.5 * before["metrics"]["train_loss"]
     assert after["metrics"]["eval_loss_before"] == before["metrics"]["eval_loss_before"], "the plain cross entropy"
