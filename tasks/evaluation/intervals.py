@@ -1,4 +1,4 @@
-"""Bootstrap intervals of metrics. The seed is fixed: the same rows give the same interval."""
+"""Intervals of metrics: of resamples, whose seed is fixed, so that the same rows give the same interval; of a share exact."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def interval(values: Floats) -> list[float]:
 
     tail = (1 - CONFIDENCE) / 2
     return [float(edge) for edge in np.quantile(values, [tail, 1 - tail])]
+
+
+def share_interval(right: int, rows: int) -> list[float]:
+    """Return the exact interval [low, high] of a share of rows, as Clopper and Pearson compute it: where all are right,
+    resamples of few rows are, too."""
+    from scipy.stats import binomtest
+
+    return [float(end) for end in binomtest(right, rows).proportion_ci(CONFIDENCE, "exact")]
 
 
 def ratio_interval(above: Any, below: Any) -> list[float]:

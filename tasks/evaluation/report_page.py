@@ -85,7 +85,8 @@ def evaluation_part(folder: Path, report: Report) -> Meta:
         ],
         "metrics": _metrics(report, [entry for entry in baselines if "metrics" in entry]),
         "about_baselines": [_about(entry) for entry in baselines],
-        "about_intervals": f"Intervals: {intervals['confidence']:.0%} of {intervals['resamples']:,} bootstrap resamples.",
+        "about_intervals": f"Intervals: {intervals['confidence']:.0%} of {intervals['resamples']:,} bootstrap resamples; of the "
+        "accuracy of classes exact (Clopper and Pearson).",
         "confused": confused_table(report),
         "plots": [
             _plot(

@@ -23,7 +23,7 @@ from trnflow.tasks.evaluation.generated_text import (
     rouge_of_words,
     token_f1,
 )
-from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, ratio_interval
+from trnflow.tasks.evaluation.intervals import CONFIDENCE, RESAMPLES, SEED, interval, ratio_interval, share_interval
 from trnflow.tasks.evaluation.metrics.accuracy import accuracy as accuracy_of_rows
 from trnflow.tasks.evaluation.metrics.auc import area_under_curve
 from trnflow.tasks.evaluation.metrics.bits_per_byte import bits_per_byte
@@ -266,7 +266,9 @@ def intervals_of(task: str, rows: Any, matrix: Ints | None = None) -> Meta:
     """Return [low, high] of each metric that has an interval, `confidence` and `resamples`. matrix: a classifier's."""
     ratios = {entry.name: entry.ratio(rows) for entry in SCORES if entry.task == task and entry.ratio}
     # drawing from a multinomial distribution is the same as drawing rows with replacement
-    found: Meta = {} if matrix is None else _of_resamples(task, matrix)
+    found: Meta = {}
+    if matrix is not None:
+        found = _of_resamples(task, matrix) | {accuracy.name: share_interval(int(matrix.trace()), int(matrix.sum()))}
     found |= {name: ratio_interval(*ratio) for name, ratio in ratios.items() if ratio[1].any()}
     metrics = {entry.name: entry.metric for entry in SCORES if entry.task == task and entry.metric}
     intervals = {name: _of_sums(metric, rows) for name, metric in metrics.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trnflow.tasks.evaluation.intervals import CONFIDENCE
 from trnflow.tasks.evaluation.scores import accuracy
 from trnflow.tasks.evaluation.verdicts.comparison import NAMES, Compared, main_metrics
 from trnflow.tasks.evaluation.verdicts.facts import Facts, figure
@@ -19,7 +18,7 @@ def headline(facts: Facts, beside: Sequence[Compared]) -> str:
     """Return the main metric, its interval where the rows leave it wide, and what baselines have."""
     name = beside[0].metric if beside else next(each for each in main_metrics(facts) if each in facts.report["metrics"])
     value = facts.report["metrics"][name]
-    ends = _interval(facts, name)
+    ends = facts.report["intervals"].get(name)
     between = f" ({figure(ends[0])} to {figure(ends[1])})" if ends and _is_wide(value, ends) else ""
     parts = [f"{NAMES[each.name]} has {figure(each.baseline)}" for each in beside]
     if not beside and name == accuracy.name and "majority" in facts.report:
@@ -34,24 +33,13 @@ def _where(facts: Facts) -> str:
     return where
 
 
-def _interval(facts: Facts, name: str) -> Sequence[float] | None:
-    """Return a metric's interval; of the accuracy of few rows the exact one: where all are right, resamples are, too."""
-    if facts.count >= FEW or not facts.kind.one_class or name != accuracy.name:
-        ends: Sequence[float] | None = facts.report["intervals"].get(name)
-        return ends
-    from scipy.stats import binomtest
-
-    right = int((facts.columns.predicted == facts.columns.expected).sum())
-    return tuple(float(end) for end in binomtest(right, facts.count).proportion_ci(CONFIDENCE, "exact"))
-
-
 def _is_wide(value: float, ends: Sequence[float]) -> bool:
     return ends[1] - ends[0] > WIDE * abs(value)
 
 
 def few_rows(facts: Facts, beside: Sequence[Compared]) -> str | None:
     name = beside[0].metric if beside else main_metrics(facts)[0]
-    ends = _interval(facts, name)
+    ends = facts.report["intervals"].get(name)
     if facts.count >= FEW or "tokens" in facts.report or not ends or not _is_wide(1.0, ends):
         return None
     return (
