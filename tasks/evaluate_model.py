@@ -180,13 +180,11 @@ def evaluate_model(
         _say_left_out(baselines, out)
     if shards is not None and "curves" in shards.meta:
         report["curves"] = shards.meta["curves"]
-    others = {name: each for name, each in compared.items() if each is not None and "left_out" not in each.meta}
-    report["notes"] = verdict(_facts(report, texts, packed, predictions, others, shards, out.path))
+    report["notes"] = verdict(_facts(report, texts, packed, predictions, compared, shards, out.path))
     write_json(out.path / "report.json", report)
     write_page(out.path)
     hidden = {score.name for score in SCORES if score.report_only}
-    shown = {key: metrics[key] for key in metrics if key not in hidden}
-    shown = metrics_of(baselines) | shown
+    shown = metrics_of(baselines) | {key: metrics[key] for key in metrics if key not in hidden}
     return {"task": task, "split": made["split"], "metrics": shown, **own, "notes": report["notes"]}
 
 
@@ -201,11 +199,11 @@ def _facts(
     texts: Input,
     packed: Input,
     predicted: Input,
-    others: Mapping[str, Input],
+    compared: Mapping[str, Input | None],
     shards: Input | None,
     folder: Path,
 ) -> Facts:
-    """Return what the verdict is made of. others: {name: what made a baseline}; folder: of the evaluation."""
+    """Return what the verdict is made of. compared: {name: what made a baseline}; folder: of the evaluation."""
     from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
     from trnflow.tasks.evaluation.row_losses import source_rows
     from trnflow.tasks.evaluation.verdicts.rows import known_rows
@@ -213,11 +211,12 @@ def _facts(
 
     split, task, tokenizer = report["split"], report["task"], read_tokenizer(packed.path / "tokenizer")
     goes_on = texts.meta.get("rows", {}).get("settings", {}).get("task") == "text"  # it may go on for ever
+    others = [(name, each) for name, each in compared.items() if each is not None and "left_out" not in each.meta]
     columns, labels = model_columns(predicted, task), predicted.meta.get("labels") or ()
     return Facts(
         report,
         columns,
-        {name: baseline_columns(each, predicted, task) for name, each in others.items()},
+        {name: baseline_columns(each, predicted, task) for name, each in others},
         labels,
         {} if shards is None else shards.meta,
         packed.meta,

@@ -11,8 +11,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.special_tokens import chat_templates
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.evaluation.verdicts.facts import percent
-from trnflow.tasks.evaluation.verdicts.script import UNKNOWN, unknown_share
+from trnflow.tasks.evaluation.verdicts.script import strange_script, unknown_share
 from trnflow.tasks.sources.hub_errors import is_out_of_reach
 from trnflow.tasks.sources.model_source import ModelConfig, model_source, tokenizer_folder
 from trnflow.tasks.sources.resolver import Resolver
@@ -44,16 +43,14 @@ class GivenModel:
         size = f"about {million:.2g}" if million < 9.95 else f"about {million:,.0f}"
         return f"{size} million parameters" + (f", {self.positions:,} positions" if self.positions else "")
 
-    def strange(self, column: Column) -> str:
-        """Return a sentence if the tokenizer does not know the script of a column's texts, else ""."""
+    def strange(self, column: Column) -> str | None:
+        """Return a sentence if the tokenizer does not know the script of a column's texts."""
         found, ids = self._encoded(column)
+        if found is None or not ids:
+            return None
         import numpy as np
 
-        share = unknown_share(found, np.bincount(ids)) if found and ids else 0.0
-        return (
-            f"{percent(share)} of the tokens of {column.name} are unknown ones or parts of a letter: the model does not know the "
-            "script of these texts; take a model of their language, or a multilingual one (model.source)"
-        ) * (share > UNKNOWN)
+        return strange_script(unknown_share(found, np.bincount(ids)), column.name)
 
     def bytes_a_token(self, column: Column) -> float | None:
         """Return how many bytes a token of a column's texts has; None where the tokenizer is not at hand."""

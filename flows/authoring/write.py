@@ -134,11 +134,7 @@ def complete(
     if data["ignore"]:
         draft.why["data.ignore"] = "not used; others are named by `plan` and `run`"
     if model:
-        draft.why["model.source"] = model.describe()
-        draft.also += [strange for strange in map(model.strange, (column for _, column in draft.taken)) if strange]
-        if not model.has_template and draft.settings["format"]["task"] in TALKING:
-            draft.settings["format"]["chat_template"] = "sections"
-            draft.why["format.chat_template"] = "plain headings, because the model has no chat template"
+        _fit_to(draft, model)
     elif hub and not _names_model(given):
         usual = load(draft.base).model
         draft.settings["model"] = {"source": usual.source, "revision": usual.revision}
@@ -153,6 +149,16 @@ def complete(
         draft.why["export.target"] = "or stablehlo, onnx, gguf, for programs without PyTorch"
     merge(draft.settings, given, Recipe)
     draft.settings.pop("name", None)  # it is the file's
+
+
+def _fit_to(draft: Draft, model: GivenModel) -> None:
+    """Add to a draft what the model that the user named decides, and say where it does not know the texts."""
+    draft.why["model.source"] = model.describe()
+    read = [column for role, column in draft.taken if role not in ("label", "target")]
+    draft.also += [strange for column in read if (strange := model.strange(column))]
+    if not model.has_template and draft.settings["format"]["task"] in TALKING:
+        draft.settings["format"]["chat_template"] = "sections"
+        draft.why["format.chat_template"] = "plain headings, because the model has no chat template"
 
 
 def _rest(draft: Draft, looked: Looked) -> dict[str, Column]:

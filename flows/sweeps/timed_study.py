@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.yaml_tree import OVERRIDE
 from trnflow.flows.runner.context import new_run_id, plan_of
+from trnflow.flows.runner.expected_time import spoken
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.sweeps.ladder import ladder
 from trnflow.flows.sweeps.plan import Plan
@@ -162,8 +163,3 @@ class TimedStudy:
         self._say(
             f"validation has {self._rows} {what}: a difference in {metric} below two standard errors{number} tells little"
         )
-
-
-def spoken(seconds: float) -> str:
-    """Return a time for the user, such as `27 minutes`; below two minutes in seconds."""
-    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"

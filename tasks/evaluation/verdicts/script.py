@@ -21,11 +21,16 @@ UNKNOWN = 0.2
 
 
 def unknown_script(facts: Facts) -> str | None:
-    if facts.unknown <= UNKNOWN:
+    return strange_script(facts.unknown, facts.split)
+
+
+def strange_script(share: float, where: str) -> str | None:
+    """Say that a model does not know the script of texts. share: of their unknown tokens; where: what holds them."""
+    if share <= UNKNOWN:
         return None
     return (
-        f"{percent(facts.unknown)} of the tokens of {facts.split} are unknown ones or parts of a letter: the model does not know "
-        "the script of these texts; take a model of their language, or a multilingual one (model.source)"
+        f"{percent(share)} of the tokens of {where} are unknown ones or parts of a letter: the model does not know the script of "
+        "these texts; take a model of their language, or a multilingual one (model.source)"
     )
 
 

@@ -177,3 +177,9 @@ def test_a_model_that_does_not_know_the_script_is_named_before_anything_is_train
     english = pq.read_table(shared / "data/emotion/train.parquet").slice(0, 300)
     pq.write_table(english.select(["text", "label_name"]), shell.folder / "rows.parquet")
     assert "script" not in new(shell, "rows.parquet", f"model.source={minilm()}")[2]
+
+
+def test_the_script_of_labels_does_not_matter_since_no_model_reads_them(shell: InProcessShell) -> None:
+    texts = [f"a plain English sentence about weather and trains, number {number}" for number in range(60)]
+    given = rows(shell, text=texts, label=["ጥሩ" if number % 2 else "መጥፎ" for number in range(60)])
+    assert "script" not in new(shell, given, f"model.source={minilm()}")[2]
