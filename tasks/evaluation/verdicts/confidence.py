@@ -32,4 +32,7 @@ def confidence(facts: Facts) -> str | None:
         if risen
         else ""
     )
-    return f"{text}: its probabilities are too high{why}; train.label_smoothing=0.1 or fewer train.epochs help"
+    return (
+        f"{text}: its probabilities are too high{why}; train.label_smoothing=0.1 helps; fewer train.epochs do, too, and may cost "
+        "accuracy"
+    )
