@@ -58,6 +58,12 @@ clients: $(CLIENTS) ## programs that open what we make, such as an older transfo
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
 	touch $@
 
+# it draws mutants of the code
+.clients/cosmic-ray/installed: tests/golden/cosmic-ray.lock | $(VENV)/installed
+	rm -rf $(@D)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
+	touch $@
+
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
 	$(BIN)/trnflow run $(RECIPE) $(if $(LOCK),--on auto)
 

@@ -2,26 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Fault(NamedTuple):
-    """A fault.
-
-    Attributes:
-        name: its subject and what is wrong.
-        file: the module, relative to the project.
-        old: text that stands in the module exactly once.
-        new: what replaces it.
-        tests: files and folders below tests/, at least one test of which has to fail.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
-
+from tests.golden.planting import Fault
 
 FAULTS = [
     Fault("store: a record of another key is believed", "tasks/store/layout.py",

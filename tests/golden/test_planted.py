@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.golden.faults import why_not
 from tests.golden.planted import FAULTS
+from tests.golden.planting import why_not
 from tests.words import PROJECT
 
 

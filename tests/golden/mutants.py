@@ -1,0 +1,200 @@
+"""Mutants of the code that were drawn by a seed, and which test kills each: `mutants.json`.
+
+    python -m tests.golden.mutants                    # plant all again; exits with 1 if one that was killed survives
+    python -m tests.golden.mutants --alive --write    # only those that no test is known to kill; `--slow`: by slow tests too
+    python -m tests.golden.mutants --draw 300 --seed 1
+
+The tests of a mutant are those that import its module by the fewest steps, up to SECONDS of each tier; the one that killed it
+last comes first. A mutant that changes nothing that anybody could see has its reason in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from tests import suite
+from tests.golden.compare import PROJECT
+from tests.golden.planting import FAST, SLOW, Fault, checkout, first_failure, planted, why_not
+
+TABLE = Path(__file__).with_name("mutants.json")
+SECONDS = {FAST: 60.0, SLOW: 120.0}
+PLANTED_SEED = 2
+"""Mutants of this seed are faults that have to be found, as those of planted.py."""
+
+
+@dataclass
+class Mutant:
+    """A change of a module. killed: the test that fails, or ""; tier: fast, slow or "" ; why: why nobody could see it."""
+
+    seed: int
+    file: str
+    old: str
+    new: str
+    killed: str | None = None
+    tier: str = ""
+    why: str = ""
+
+    @property
+    def fault(self) -> Fault:
+        name = f"drawn: {self.file}: {' '.join(self.new.split())}"
+        return Fault(name, self.file, self.old, self.new, "")
+
+
+def mutants() -> list[Mutant]:
+    return [Mutant(**fields) for fields in json.loads(TABLE.read_text())] if TABLE.exists() else []
+
+
+def drawn_faults() -> list[Fault]:
+    """The mutants of PLANTED_SEED as faults, each with the file of the test that kills it."""
+    return [
+        one.fault._replace(tests=one.killed.partition("::")[0].removeprefix("tests/"))
+        for one in mutants()
+        if one.seed == PLANTED_SEED and one.killed
+    ]
+
+
+def write(found: list[Mutant]) -> None:
+    TABLE.write_text("[\n" + ",\n".join(json.dumps(asdict(one), ensure_ascii=False) for one in found) + "\n]\n")
+
+
+def tests_of(file: str) -> list[str]:
+    """The files of tests that import a module, those by the fewest steps first, then those named after it, then the
+    quickest."""
+    table, users, seen, ring = suite.measured(), _users(), {file}, [file]
+    found: list[str] = []
+    while ring:
+        ring = sorted({user for one in ring for user in users[one]} - seen)
+        seen |= {*ring}
+        tests = (name for name in ring if Path(name).name.startswith("test_"))
+        found += sorted(tests, key=lambda name: (Path(file).stem not in name, table.get(name, suite.File()).seconds))
+    return found
+
+
+@cache
+def _users() -> dict[str, set[str]]:
+    """{file: the files that import it}"""
+    users: dict[str, set[str]] = defaultdict(set)
+    for top in ("flows", "tasks", "tests"):
+        for path in (PROJECT / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                for name in _imported(node):
+                    users[name].add(str(path.relative_to(PROJECT)))
+    return users
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    else:
+        return []
+    files = [name.removeprefix("trnflow.").replace(".", "/") for name in names]
+    return [found for name in files for found in (f"{name}.py", f"{name}/__init__.py") if (PROJECT / found).exists()]
+
+
+def kill(mutant: Mutant, project: Path, *, slow: bool) -> None:
+    """Plant a mutant and write down the test that kills it, and its tier."""
+    with planted(mutant.fault, project):
+        if mutant.killed and (found := first_failure([mutant.killed], project, marks=f"({FAST}) or ({SLOW})")):
+            return
+        mutant.killed, mutant.tier = "", ""
+        for tier, marks in (("fast", FAST), ("slow", SLOW))[: 1 + slow]:
+            if found := first_failure(within(mutant.file, marks), project, marks=marks, patience=300.0):
+                mutant.killed, mutant.tier = found, tier
+                return
+
+
+def within(file: str, marks: str) -> list[str]:
+    """Files of tests of a module that take SECONDS together."""
+    table, left, chosen = suite.measured(), SECONDS[marks], []
+    for name in tests_of(file):
+        known = table.get(name, suite.File(2.0))
+        left -= known.seconds + 1 if marks == FAST else 10 * len(known.slow)
+        if left < 0 and chosen:
+            break
+        if marks == FAST or known.slow:
+            chosen.append(name)
+    return chosen
+
+
+def plant(found: list[Mutant], commit: str, *, slow: bool) -> None:
+    """Plant mutants one after the other, and write each with its outcome to the standard output."""
+    with checkout(commit) as project:
+        for one in found:
+            begun, was = time.monotonic(), one.killed
+            if why := why_not(one.fault, project):
+                print(f"stale    {one.file}: {why}", file=sys.stderr)
+                continue
+            kill(one, project, slow=slow)
+            outcome = one.tier or ("SURVIVES, was killed" if was else "survives")
+            print(
+                f"{outcome:8} {time.monotonic() - begun:4.0f} s  {one.fault.name}  {one.killed}",
+                file=sys.stderr,
+                flush=True,
+            )
+            print(json.dumps(asdict(one)), flush=True)
+
+
+def in_jobs(found: list[Mutant], commit: str, *, slow: bool, jobs: int) -> list[Mutant]:
+    """Plant mutants in so many processes, and return them with their outcomes."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, str(job)) for job in range(jobs)]
+        for job, output in enumerate(outputs):
+            if os.fork() == 0:
+                with output.open("w") as sys.stdout:
+                    plant(found[job::jobs], commit, slow=slow)
+                os._exit(0)
+        for _ in outputs:
+            os.wait()
+        return [Mutant(**json.loads(line)) for output in outputs for line in output.read_text().splitlines()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", nargs="*", help="only those whose file and change hold one of these")
+    parser.add_argument("--commit", default="HEAD")
+    parser.add_argument(
+        "--alive", action="store_true", help="only those that no test is known to kill, and no reason excuses"
+    )
+    parser.add_argument("--slow", action="store_true", help="let slow tests look for what survives the fast ones")
+    parser.add_argument("--write", action="store_true", help="write the outcomes to mutants.json")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--draw", type=int, metavar="NUMBER", help="draw so many more, and write the file")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    known = mutants()
+    if options.draw:
+        from tests.golden.draw import draw
+
+        write([*known, *(Mutant(options.seed, *change) for change in draw(options.seed, options.draw))])
+        return 0
+    wanted = [one for one in known if not (options.alive and (one.killed or one.why))]
+    wanted = [one for one in wanted if not options.texts or any(text in one.fault.name for text in options.texts)]
+    after = {
+        (one.file, one.old, one.new): one
+        for one in in_jobs(wanted, options.commit, slow=options.slow, jobs=options.jobs)
+    }
+    revived = [
+        one.fault.name for one in wanted if one.killed and not after.get((one.file, one.old, one.new), one).killed
+    ]
+    if options.write:
+        write([after.get((one.file, one.old, one.new), one) for one in known])
+    print(
+        f"{sum(bool(one.killed) for one in after.values())} of {len(wanted)} killed; killed before, and now not: {revived}"
+    )
+    return int(bool(revived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
