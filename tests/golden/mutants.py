@@ -21,6 +21,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from tests import suite
 from tests.golden.compare import PROJECT
@@ -128,8 +129,8 @@ def within(file: str, marks: str) -> list[str]:
     return chosen
 
 
-def plant(found: list[Mutant], commit: str, *, slow: bool) -> None:
-    """Plant mutants one after the other, and write each with its outcome to the standard output."""
+def plant(found: list[Mutant], commit: str, *, slow: bool, file: IO[str]) -> None:
+    """Plant mutants one after the other, say what came of each, and write it to a file."""
     with checkout(commit) as project:
         for one in found:
             begun, was = time.monotonic(), one.killed
@@ -140,10 +141,9 @@ def plant(found: list[Mutant], commit: str, *, slow: bool) -> None:
             outcome = one.tier or ("SURVIVES, was killed" if was else "survives")
             print(
                 f"{outcome:8} {time.monotonic() - begun:4.0f} s  {one.fault.name}  {one.killed}",
-                file=sys.stderr,
                 flush=True,
             )
-            print(json.dumps(asdict(one)), flush=True)
+            print(json.dumps(asdict(one)), file=file, flush=True)
 
 
 def in_jobs(found: list[Mutant], commit: str, *, slow: bool, jobs: int) -> list[Mutant]:
@@ -152,8 +152,8 @@ def in_jobs(found: list[Mutant], commit: str, *, slow: bool, jobs: int) -> list[
         outputs = [Path(folder, str(job)) for job in range(jobs)]
         for job, output in enumerate(outputs):
             if os.fork() == 0:
-                with output.open("w") as sys.stdout:
-                    plant(found[job::jobs], commit, slow=slow)
+                with output.open("w") as file:
+                    plant(found[job::jobs], commit, slow=slow, file=file)
                 os._exit(0)
         for _ in outputs:
             os.wait()
