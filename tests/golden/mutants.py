@@ -150,13 +150,15 @@ def in_jobs(found: list[Mutant], commit: str, *, slow: bool, jobs: int) -> list[
     """Plant mutants in so many processes, and return them with their outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, str(job)) for job in range(jobs)]
+        children = []
         for job, output in enumerate(outputs):
-            if os.fork() == 0:
+            children.append(os.fork())
+            if children[-1] == 0:
                 with output.open("w") as file:
                     plant(found[job::jobs], commit, slow=slow, file=file)
                 os._exit(0)
-        for _ in outputs:
-            os.wait()
+        for child in children:
+            os.waitpid(child, 0)
         return [Mutant(**json.loads(line)) for output in outputs for line in output.read_text().splitlines()]
 
 
