@@ -28,7 +28,7 @@ from tests.golden.compare import PROJECT
 from tests.golden.planting import FAST, SLOW, Fault, checkout, first_failure, planted, why_not
 
 TABLE = Path(__file__).with_name("mutants.json")
-SECONDS = {FAST: 60.0, SLOW: 120.0}
+SECONDS = {FAST: 30.0, SLOW: 120.0}
 PLANTED_SEED = 2
 """Mutants of this seed are faults that have to be found, as those of planted.py."""
 
