@@ -17,8 +17,6 @@ from tests.suite import (  # noqa: F401 - hooks
     pytest_addoption,
     pytest_collection_finish,
     pytest_collection_modifyitems,
-    pytest_fixture_setup,
-    pytest_runtest_protocol,
 )
 
 if TYPE_CHECKING:
@@ -33,13 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Under nohup, or in the background of a script, signals come ignored, and processes that tests start inherit that.
     """
-    suite.configure(config)
     # torch reads it on import: on busy cores its threads, which wait for each other, took five times the processor time
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     settings.register_profile("any machine", settings(), deadline=None)
     settings.load_profile("any machine")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    suite.configure(config)
 
 
 @pytest.fixture(autouse=True)

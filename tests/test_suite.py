@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import suite
+from tests import leaks, measuring, suite
+from tests.words import PROJECT
 
 CONFTEST = """
-from tests import suite
+from tests import leaks, measuring, suite
 from tests.suite import *
 
 def pytest_configure(config):
@@ -22,6 +25,51 @@ def pytest_configure(config):
     suite.configure(config)
 """
 STARTS = "import subprocess, sys\n\ndef test_starts():\n    subprocess.run([sys.executable, '-c', ''], check=True)\n"
+WHOLE = """
+import json
+
+def test_runs(tmp_path):
+    (tmp_path / "store/runs").mkdir(parents=True)
+    for name, actions in {"whole": ["ran"] * 6, "hits": ["hit"] * 9}.items():
+        document = {"stages": [{"action": action} for action in actions]}
+        (tmp_path / f"store/runs/{name}.json").write_text(json.dumps(document))
+    (tmp_path / "store/runs/damaged.json").write_text("{")
+"""
+LEAKS = """
+import os, pytest, signal
+
+@pytest.fixture(scope="module")
+def kept():
+    os.environ["KEPT"] = "1"
+
+@pytest.fixture(scope="module")
+def restored():
+    os.environ["RESTORED"] = "1"
+    yield
+    del os.environ["RESTORED"]
+
+def test_variable():
+    os.environ["LEFT"] = "1"
+
+def test_next_sees_nothing_of_it(restored):
+    assert "LEFT" not in os.environ
+
+def test_folder(tmp_path):
+    os.chdir(tmp_path)
+
+def test_handler():
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+def test_undone(monkeypatch, tmp_path):
+    monkeypatch.setenv("LEFT", "1")
+    monkeypatch.chdir(tmp_path)
+
+def test_fixture(kept):
+    assert os.environ["RESTORED"] == "1"
+
+def test_last():
+    pass
+"""
 
 
 def run(folder: Path, *arguments: str) -> str:
@@ -29,64 +77,127 @@ def run(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
 
 
-def test_a_pure_test_starts_no_process_and_measuring_finds_which_do(tmp_path: Path) -> None:
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A folder with a suite of no tests, in which this one's plugins are at work."""
     tests = tmp_path / "tests"
     tests.mkdir()
-    shutil.copy(suite.__file__, tests)
+    for module in (suite, leaks, measuring):
+        shutil.copy(str(module.__file__), tests)
     (tests / "__init__.py").touch()
     (tests / "conftest.py").write_text(CONFTEST)
-    (tests / "test_quick.py").write_text("def test_quick():\n    pass\n")
-    (tests / "test_starts.py").write_text(STARTS)
-    table = tests / "measured.json"
-    table.write_text(json.dumps({f"tests/test_{name}.py": [0.1, False, []] for name in ("quick", "starts", "gone")}))
-    refused = run(tmp_path, "-m", "pure")
-    assert "1 failed, 1 passed" in refused and "is of the tier pure, and starts a process" in refused
-    assert "2 passed" in run(tmp_path, "--measure")
-    found = json.loads(table.read_text())
-    assert {file: processes for file, (_, processes, _) in found.items()} == {
-        "tests/test_quick.py": False,
-        "tests/test_starts.py": True,
+    (tests / "measured.json").write_text("{}")
+    return tmp_path
+
+
+def write_table(folder: Path, **files: dict[str, Any]) -> None:
+    table = {f"tests/test_{name}.py": figures for name, figures in files.items()}
+    (folder / "tests/measured.json").write_text(json.dumps(table))
+
+
+def test_a_pure_test_starts_no_process_and_measuring_finds_what_each_starts(small: Path) -> None:
+    for name, text in {"quick": "def test_quick():\n    pass\n", "starts": STARTS, "runs": WHOLE}.items():
+        (small / f"tests/test_{name}.py").write_text(text)
+    write_table(small, quick={"seconds": 0.1}, starts={"seconds": 0.1}, runs={"seconds": 0.1}, gone={"seconds": 0.1})
+    refused = run(small, "-m", "pure")
+    assert "1 failed, 2 passed" in refused and "is of the tier pure, and starts a process" in refused
+    assert "3 passed" in run(small, "--measure")
+    found = json.loads((small / "tests/measured.json").read_text())
+    started = {
+        name: {key: n for key, n in file.items() if not key.startswith(("s", "processor"))}
+        for name, file in found.items()
     }
-    table.write_text(json.dumps({"tests/test_quick.py": [1.0, False, []], "tests/test_starts.py": [9.0, True, []]}))
-    assert "1 passed, 1 deselected" in run(tmp_path, "-m", "pure")
-    order = run(tmp_path, "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
-    assert order.index("test_starts.py::test_starts") < order.index("test_quick.py::test_quick")
-    table.write_text(json.dumps({"tests/test_quick.py": [0.0, False, ["test_quick"]]}))
-    assert "test_quick.py::test_quick" in run(tmp_path, "-m", "slow") and "1 deselected" in run(tmp_path, "-m", "slow")
+    assert started == {
+        "tests/test_quick.py": {},
+        "tests/test_starts.py": {"processes": 1},
+        "tests/test_runs.py": {"whole_runs": 1},
+    }
+    assert "2 passed, 1 deselected" in run(small, "-m", "pure")
+
+
+def test_the_longest_file_comes_first_or_each_seed_has_its_order(small: Path) -> None:
+    for name in "abcde":
+        (small / f"tests/test_{name}.py").write_text("def test_it():\n    pass\n")
+    write_table(small, a={"seconds": 1.0}, b={"seconds": 9.0}, **{name: {"seconds": 0.0} for name in "cde"})
+
+    def order(*arguments: str) -> str:
+        output = run(small, "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", *arguments)
+        return "".join(line.partition("tests/test_")[2][0] for line in output.splitlines() if "PASSED" in line)
+
+    assert order()[:2] == "ba"
+    assert (
+        order("--order", "1") == order("--order", "1") and len({order("--order", str(seed)) for seed in range(4)}) > 1
+    )
+
+
+def test_a_test_measured_as_slow_is_run_as_slow(small: Path) -> None:
+    (small / "tests/test_two.py").write_text("def test_one():\n    pass\n\n\ndef test_other():\n    pass\n")
+    write_table(small, two={"seconds": 0.0, "slow": {"test_one": [6.0, 7.0]}})
+    output = run(small, "-m", "slow")
+    assert "test_two.py::test_one PASSED" in output and "1 deselected" in output
+
+
+def test_what_a_test_leaves_changed_fails_it_and_is_taken_back(small: Path) -> None:
+    (small / "tests/test_left.py").write_text(LEAKS)
+    output = run(small)
+    failed = {
+        line.partition("::")[2].partition(" ")[0] for line in output.splitlines() if line.startswith("ERROR tests")
+    }
+    assert failed == {"test_variable", "test_folder", "test_handler", "test_last"}
+    assert "{'LEFT': '1'}" in output and "{'KEPT': '1'}" in output and "7 passed, 4 errors" in output
 
 
 def test_the_tests_of_a_slow_fixture_are_slow_whichever_is_the_first_to_use_it(request: pytest.FixtureRequest) -> None:
-    found = suite.Measured()
-    found.tests = {"tests/test_a.py": {"test_first": 9.0, "test_next": 0.1}}
-    found.fixtures = {"tests/test_a.py": {"trained"}}
+    found = measuring.Measured()
+    found.tests["tests/test_a.py"] = {"test_first": (9.0, 8.0), "test_next": (0.1, 0.2), "test_more": (0.2, 0.1)}
+    found.fixtures["tests/test_a.py"] = {"trained": (8.5, 7.5)}
     file = found._file("tests/test_a.py")
-    assert file == suite.File(0.1, False, ("trained", "test_first"))
+    assert file.slow == {"trained": (8.5, 7.5), "test_first": (9.0, 8.0)}
+    assert (file.seconds, file.processor, file.processes) == (0.3, 0.3, 0)
     assert suite.tier(request.node, file) == "pure"
     request.node.fixturenames.append("trained")
     assert suite.tier(request.node, file) == "slow"
 
 
-def test_a_test_that_took_long_is_measured_as_slow() -> None:
-    found = suite.Measured()
-    found.tests = {"tests/test_a.py": {"test_quick": 1.0, "test_long[1-a]": suite.SLOW_SECONDS}}
-    assert found._file("tests/test_a.py") == suite.File(1.0, False, ("test_long[1-a]",))
+def test_a_folder_that_takes_a_fifth_more_than_its_budget_is_named() -> None:
+    files = {
+        "tests/a/test_a.py": measuring.File(10.0, slow={"test_a": (20.0, 1.0)}),
+        "tests/a/b/test_b.py": measuring.File(13.0),
+        "tests/test_c.py": measuring.File(1.0),
+    }
+    assert measuring.seconds_by_folder(files) == {"a": (23.0, 20.0), ".": (1.0, 0.0)}
+    assert measuring.over_budget(files, {"a": (20.0, 20.0), ".": (1.0, 0.0)}) == []
+    (line,) = measuring.over_budget(files, {"a": (18.0, 20.0), ".": (1.0, 0.0)})
+    assert line == "tests/a: quick tests take 23 s, and their budget is 18 s (tests/budgets.json)"
 
 
-def test_what_needs_torch_xla_is_skipped_without_it_and_no_more_than_allowed(tmp_path: Path) -> None:
-    tests = tmp_path / "tests"
-    tests.mkdir()
-    shutil.copy(suite.__file__, tests)
-    (tests / "__init__.py").touch()
-    (tests / "conftest.py").write_text(f"{CONFTEST}\n\nsuite.find_spec = lambda name: None\n")
-    (tests / "measured.json").write_text("{}")
-    (tests / "test_two.py").write_text(
+def test_what_failed_at_first_is_said_last(tmp_path: Path) -> None:
+    """`.ci/run` with a `make` whose tests fail once."""
+    for folder in (".ci", "shared/data", "bin", ".venv/bin", ".pytest_cache/v/cache"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(PROJECT / ".ci/run", tmp_path / ".ci")
+    (tmp_path / ".pytest_cache/v/cache/lastfailed").write_text('{"tests/test_a.py::test_b": true}')
+    programs = {"bin/make": '[ "$*" != "-o check test" ]', ".venv/bin/pytest": "echo 1 passed"}
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = os.environ | {"TRNFLOW_SHARED": str(tmp_path / "shared"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = subprocess.run([tmp_path / ".ci/run"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("failed at first:\ntests/test_a.py::test_b\n") and "1 passed" in done.stdout
+    assert (tmp_path / ".pytest_cache/failed-at-first").read_text() == "tests/test_a.py::test_b\n"
+
+
+def test_what_needs_torch_xla_is_skipped_without_it_and_no_more_than_allowed(small: Path) -> None:
+    (small / "tests/conftest.py").write_text(f"{CONFTEST}\n\nsuite.find_spec = lambda name: None\n")
+    (small / "tests/test_two.py").write_text(
         "import pytest\n\n\n@pytest.mark.xla\ndef test_graph():\n    1 / 0\n\n\ndef test_plain():\n    pass\n"
     )
-    assert "1 passed, 1 skipped" in run(tmp_path)
-    assert "needs torch_xla" in run(tmp_path, "-rs")
-    assert "1 passed" in run(tmp_path, "--skips", "0", "-k", "plain")
+    assert "1 passed, 1 skipped" in run(small)
+    assert "needs torch_xla" in run(small, "-rs")
+    assert "1 passed" in run(small, "--skips", "0", "-k", "plain")
     refused = subprocess.run(
-        [sys.executable, "-m", "pytest", "--skips", "0"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", "--skips", "0"], cwd=small, capture_output=True, text=True
     )
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR
     assert "1 of these tests need torch_xla, and at most 0 may be skipped" in refused.stderr

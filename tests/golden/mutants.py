@@ -23,12 +23,12 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from tests import suite
+from tests import measuring
 from tests.golden.compare import PROJECT
 from tests.golden.planting import FAST, SLOW, Fault, checkout, first_failure, planted, why_not
 
 TABLE = Path(__file__).with_name("mutants.json")
-SECONDS = {FAST: 30.0, SLOW: 120.0}
+SECONDS = {FAST: 20.0, SLOW: 100.0}
 PLANTED_SEED = 2
 """Mutants of this seed are faults that have to be found, as those of planted.py."""
 
@@ -71,13 +71,15 @@ def write(found: list[Mutant]) -> None:
 def tests_of(file: str) -> list[str]:
     """The files of tests that import a module, those by the fewest steps first, then those named after it, then the
     quickest."""
-    table, users, seen, ring = suite.measured(), _users(), {file}, [file]
+    table, users, seen, ring = measuring.measured(), _users(), {file}, [file]
     found: list[str] = []
     while ring:
         ring = sorted({user for one in ring for user in users[one]} - seen)
         seen |= {*ring}
         tests = (name for name in ring if Path(name).name.startswith("test_"))
-        found += sorted(tests, key=lambda name: (Path(file).stem not in name, table.get(name, suite.File()).seconds))
+        found += sorted(
+            tests, key=lambda name: (Path(file).stem not in name, table.get(name, measuring.File()).seconds)
+        )
     return found
 
 
@@ -118,10 +120,10 @@ def kill(mutant: Mutant, project: Path, *, slow: bool) -> None:
 
 def within(file: str, marks: str) -> list[str]:
     """Files of tests of a module that take SECONDS together."""
-    table, left, chosen = suite.measured(), SECONDS[marks], []
+    table, left, chosen = measuring.measured(), SECONDS[marks], []
     for name in tests_of(file):
-        known = table.get(name, suite.File(2.0))
-        left -= known.seconds + 1 if marks == FAST else 10 * len(known.slow)
+        known = table.get(name, measuring.File(2.0))
+        left -= known.seconds + 1 if marks == FAST else known.all_seconds - known.seconds
         if left < 0 and chosen:
             break
         if marks == FAST or known.slow:
