@@ -20,7 +20,7 @@ NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_
 NATIVE_ALL := $(addprefix tests/,training parity evaluation model_folder system flows/recipes flows/runner/test_without_torch_xla.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test test-pure test-slow test-native test-nightly test-times check format bench wheels week chaos plan ui up down deploy worker lock clean
+.PHONY: help setup clients run test test-more test-pure test-changed test-native test-nightly test-orders test-times faults mutants check format bench wheels week chaos plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -58,8 +58,8 @@ clients: $(CLIENTS) ## programs that open what we make, such as an older transfo
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
 	touch $@
 
-# it draws mutants of the code
-.clients/cosmic-ray/installed: tests/golden/cosmic-ray.lock | $(VENV)/installed
+# cosmic-ray draws mutants of the code, testmon chooses tests
+.clients/cosmic-ray/installed .clients/testmon/installed: .clients/%/installed: tests/golden/%.lock | $(VENV)/installed
 	rm -rf $(@D)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --target $(@D) -r $<
 	touch $@
@@ -67,14 +67,17 @@ clients: $(CLIENTS) ## programs that open what we make, such as an older transfo
 run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already are not done again
 	$(BIN)/trnflow run $(RECIPE) $(if $(LOCK),--on auto)
 
-test: check ## check everything, then run the tests, a file at a time on each of up to four cores, the longest first
+test: check ## check everything, then run the quick tests, a file at a time on each of up to four cores, the longest first
 	$(PYTEST)
 
-test-pure: setup ## the tests that start no process
+test-more: setup clients ## all that `make test` leaves out but the nightly tests: files that take longer, and tests of 5 s or more
+	$(PYTEST) -m "(more or slow) and not nightly"
+
+test-pure: setup ## the quick tests that start no process
 	$(PYTEST) -m pure
 
-test-slow: setup clients ## the tests of 5 s or more, and files with a costly fixture
-	$(PYTEST) -m "slow and not nightly"
+test-changed: setup .clients/testmon/installed ## the tests without processes that a change since the last time concerns
+	PYTHONPATH=.clients/testmon $(BIN)/pytest -m pure --testmon
 
 test-native: BIN = .venv-native/bin
 
@@ -86,8 +89,17 @@ test-nightly: setup ## whole products of settings, of which the other tests take
 	-$(MAKE) .clients/go/installed
 	$(PYTEST) $(if $(LOCK),-m "" $(NATIVE_ALL),-m nightly)
 
-test-times: setup clients ## run the tests, and write down each file's seconds and tier (tests/measured.json); on a quiet machine
+test-orders: setup clients ## all tests but the nightly ones, their files in three orders drawn by seeds: hours
+	for seed in 1 2 3; do $(PYTEST) -m "not nightly" --order $$seed || exit 1; done
+
+test-times: setup clients ## run the tests, and write down what each file takes (tests/measured.json); on a quiet machine
 	$(PYTEST) -m "not nightly" --measure
+
+faults: setup clients ## plant 200 faults in the code, one after the other, and see whether the tests find each
+	$(BIN)/python -m tests.golden.faults --more
+
+mutants: setup clients ## plant the mutants of tests/golden/mutants.json; one that was killed before must not survive
+	$(BIN)/python -m tests.golden.mutants --more
 
 check: setup ## lint, format, types, and the layers of the house
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

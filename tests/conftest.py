@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     # torch reads it on import: on busy cores its threads, which wait for each other, took five times the processor time
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # transformers else imports torch_xla into the process of the tests
+    os.environ.setdefault("USE_TORCH_XLA", "0")
     settings.register_profile("any machine", settings(), deadline=None)
     settings.load_profile("any machine")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

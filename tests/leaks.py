@@ -1,7 +1,7 @@
 """What a test leaves changed in its process fails it: environment variables, the working directory, handlers of signals.
 
-What a fixture of a module or a session sets may stay until it ends; at the end of a file only what the fixtures of
-SESSION_FIXTURES and the libraries of BY_LIBRARIES set. A change that fails a test is taken back, so that it fails no other.
+What a fixture of a module sets may stay until the file ends; variables of STAYS may stay for good. A change that fails a test is
+taken back, so that it fails no other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import pytest
 State = dict[str, object]
 """Of the process: values of environment variables, "working directory", and handlers by the names of their signals."""
 
-SESSION_FIXTURES: dict[str, str] = {}
-"""{fixture: why what it sets stays until the end}"""
-BY_LIBRARIES: dict[str, str] = {
+STAYS = {
     "PYTEST_CURRENT_TEST": "pytest",
+    "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL AWS_DEFAULT_REGION": "the S3 server, which starts once",
+    "GRPC_VERBOSITY PJRT_DEVICE PJRT_DYNAMIC_PLUGINS TF_CPP_MIN_LOG_LEVEL TORCHINDUCTOR_CACHE_DIR XLA_FLAGS": "torch_xla",
+    "KMP_DUPLICATE_LIB_OK KMP_INIT_AT_FORK": "scikit-learn",
+    "TOKENIZERS_PARALLELISM": "pipelines of transformers",
 }
-"""{variable or signal: the library that sets it when it is imported}"""
+"""{variables: who sets them, once, until the session ends}"""
+_STAYS = {name for names in STAYS for name in names.split()}
 
 _MISSING = "missing"
 
@@ -31,7 +34,6 @@ class Leaks:
     def __init__(self) -> None:
         self._before = state()
         self._by_fixtures: list[tuple[str, object]] = []
-        self._for_good: list[tuple[str, object]] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
@@ -40,17 +42,14 @@ class Leaks:
             return (yield)
         finally:
             if fixturedef.scope != "function":
-                kept = self._for_good if fixturedef.argname in SESSION_FIXTURES else self._by_fixtures
-                kept += changed(before, state())
+                self._by_fixtures += changed(before, state())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
         result = yield
         if nextitem is None or nextitem.path != item.path:
             self._by_fixtures.clear()
-        left = [
-            change for change in changed(self._before, state()) if change not in (*self._by_fixtures, *self._for_good)
-        ]
+        left = [change for change in changed(self._before, state()) if change not in self._by_fixtures]
         if left:
             restore({name: self._before.get(name, _MISSING) for name, _ in left})
             raise AssertionError(f"left changed by {item.nodeid}, or a fixture of its: {dict(left)}")
@@ -60,7 +59,7 @@ class Leaks:
 def state() -> State:
     handlers = {number.name: signal.getsignal(number) for number in signal.Signals}
     found: State = {**os.environ, **handlers, "working directory": _folder()}
-    return {name: value for name, value in found.items() if name not in BY_LIBRARIES}
+    return {name: value for name, value in found.items() if name not in _STAYS}
 
 
 def _folder() -> str:

@@ -62,6 +62,7 @@ class Watch:
         self.running: pytest.Item | None = None
         self._begun = (0.0, 0.0)
         self._started: Counter[str] = Counter()
+        self._with_processes: set[str] = set()
         self._seen = set[str]()
         sys.addaudithook(self._note_process)
 
@@ -76,12 +77,15 @@ class Watch:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
-        """Note a fixture of a file that takes long with the test that is the first to use it."""
-        begun = _now()
+        """Note a fixture of a file that takes long with the test that is the first to use it; and those that start processes,
+        with all tests that use them."""
+        begun, started = _now(), self._started["processes"]
         try:
             return (yield)
         finally:
             taken = _since(begun)
+            if self._started["processes"] > started:
+                self._with_processes.add(fixturedef.argname)
             if self.running and fixturedef.scope == "module" and taken[0] >= SLOW_SECONDS:
                 self.running.user_properties.append(("slow_fixture", [fixturedef.argname, *taken]))
 
@@ -92,6 +96,7 @@ class Watch:
         finally:
             if item.config.getoption("--measure") and (nextitem is None or nextitem.path != item.path):
                 self._started["whole_runs"] = sum(map(_is_whole, self._new_runs(item.config)))
+            self._started["processes"] += not self._with_processes.isdisjoint(getattr(item, "fixturenames", ()))
             item.user_properties += [("processor", _since(self._begun)[1]), *self._started.items()]
 
     def _note_process(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -116,9 +121,12 @@ class Watch:
 
 
 def starts_python(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Tell whether an audit event is the start of a Python process, or of a shell, which may start one."""
+    """Tell whether an audit event is the start of a Python process, or of a shell, which may start one.
+
+    A warm parent is asked for one by `socket.sendmsg`.
+    """
     if event != "subprocess.Popen":
-        return event == "os.fork"
+        return event in ("os.fork", "os.posix_spawn", "socket.sendmsg")
     executable, command = arguments[:2]
     first = executable or (command if isinstance(command, str | os.PathLike) else command[0])
     return os.path.basename(os.fspath(first)).startswith(("python", "trnflow", "make", "sh", "bash"))

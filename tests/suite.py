@@ -1,13 +1,14 @@
 """How the suite is split: each test's tier, and the order in which workers take the files.
 
-Tiers are markers: `pure` (starts no Python process), `process` (may start some), `slow` (SLOW_SECONDS or more, or marked by
-hand for a costly fixture; `make test` leaves them out, `.ci/run` runs them; a test of many seconds that is marked `process` by
-hand stays in `make test`, for want of a cheaper proof) and `nightly` (marked by hand: whole products of
-settings, for which samples are in the other tiers). The first three follow from `tests/measured.json` (tests/measuring.py): the
-tests of a slow fixture are all slow, for left to the others, the fixture would be paid for in both tiers. `make test-times`
-measures it anew. In `make test-pure` a pure test that starts a Python process fails; in the other targets the first test that
-needs a server starts it, whichever that is. Workers of pytest-xdist take the longest files first, so that none is left alone
-with a long file at the end; with `--order SEED` each seed has its own order.
+Tiers are markers. `make test` runs `pure` (starts no Python process) and `process` (may start some). `make test-more` runs `more`
+(of a file whose quick tests take QUICK_SECONDS or more and that is none of KEPT: it finds fewer faults a second) and `slow`
+(SLOW_SECONDS or more, or marked by hand for a costly fixture; a test that is marked `process` by hand stays in `make test`
+whatever it takes, for want of a cheaper proof). `nightly` is marked by hand: whole products of settings, for which samples are
+in the other tiers. The others follow from `tests/measured.json` (tests/measuring.py); the tests of a slow fixture are all slow,
+for left to the others, the fixture would be paid for in both tiers. `make test-times` measures it anew. In `make test-pure` a
+pure test that starts a Python process fails; in the other targets the first test that needs a server starts it, whichever that
+is. Workers of pytest-xdist take the longest files first, so that none is left alone with a long file at the end; with
+`--order SEED` each seed has its own order.
 Tests with the mark `xla` need torch_xla. Without it they are skipped, at most XLA_TESTS of them, or `--skips` of them: more is an
 error, so that none is left out unnoticed.
 A file that was never measured is of the tier `process`; such files come first, those with the most tests before the others.
@@ -24,6 +25,9 @@ import pytest
 from tests.leaks import Leaks
 from tests.measuring import File, Measured, Watch, measured
 
+QUICK_SECONDS = 4.0
+KEPT: tuple[str, ...] = ()
+"""Files that find many faults (tests/golden), and stay in `make test` although they take longer."""
 XLA_TESTS = 206
 WITHOUT_XLA = pytest.mark.skip(reason="needs torch_xla, which the environment of LOCK=native lacks")
 
@@ -46,7 +50,7 @@ def configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     table = measured()
     for item in items:
-        if not {"process", "slow", "nightly"} & {mark.name for mark in item.iter_markers()}:
+        if not {"process", "more", "slow", "nightly"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker(tier(item, table.get(file_of(item), File())))
     if find_spec("torch_xla") is None:
         for item in filter(needs_xla, items):
@@ -75,7 +79,14 @@ def needs_xla(item: pytest.Item) -> bool:
 def tier(item: pytest.Item, file: File) -> str:
     if not {item.name, *getattr(item, "fixturenames", ())}.isdisjoint(file.slow):
         return "slow"
+    if not is_quick(file_of(item), file):
+        return "more"
     return "process" if file.processes else "pure"
+
+
+def is_quick(name: str, file: File) -> bool:
+    """Tell whether a file's quick tests are of `make test`."""
+    return file.seconds < QUICK_SECONDS or file.seconds == float("inf") or name in KEPT
 
 
 def file_of(item: pytest.Item) -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests import leaks, measuring, suite
 from tests.suite import *
 
 def pytest_configure(config):
-    for tier in ("pure", "process", "slow", "nightly", "xla"):
+    for tier in ("pure", "process", "more", "slow", "nightly", "xla"):
         config.addinivalue_line("markers", tier)
     suite.configure(config)
 """
@@ -135,6 +136,13 @@ def test_a_test_measured_as_slow_is_run_as_slow(small: Path) -> None:
     write_table(small, two={"seconds": 0.0, "slow": {"test_one": [6.0, 7.0]}})
     output = run(small, "-m", "slow")
     assert "test_two.py::test_one PASSED" in output and "1 deselected" in output
+
+
+def test_files_that_take_long_are_left_to_more_tests_but_the_kept_ones(request: pytest.FixtureRequest) -> None:
+    long = measuring.File(suite.QUICK_SECONDS, processes=0)
+    assert suite.tier(request.node, long) == "more"
+    assert suite.tier(request.node, replace(long, seconds=3.9)) == "pure"
+    assert suite.tier(request.node, measuring.File()) == "process"
 
 
 def test_what_a_test_leaves_changed_fails_it_and_is_taken_back(small: Path) -> None:

@@ -2,7 +2,7 @@
 find it.
 
     python -m tests.golden.faults [TEXT ...]   # those whose names hold one of the texts
-    python -m tests.golden.faults --slow       # those that no fast test finds are looked for by slow tests too
+    python -m tests.golden.faults --more       # those that `make test` does not find are looked for by `make test-more` too
     python -m tests.golden.faults --check      # only whether each fault's text still stands in its file
 
 Exits with 1 if a fault is missed or no longer applies. At the end the tests that found one run on the unchanged code: one that
@@ -19,18 +19,18 @@ from pathlib import Path
 from tests.golden.compare import PROJECT
 from tests.golden.mutants import drawn_faults
 from tests.golden.planted import FAULTS
-from tests.golden.planting import FAST, SLOW, Fault, checkout, first_failure, planted, why_not
+from tests.golden.planting import FAST, MORE, Fault, checkout, first_failure, planted, why_not
 
 
 def every_fault() -> list[Fault]:
     return [*FAULTS, *drawn_faults()]
 
 
-def look_for(fault: Fault, project: Path, *, slow: bool) -> str:
+def look_for(fault: Fault, project: Path, *, more: bool) -> str:
     """Return the test that finds a fault, or ""."""
     tests = [f"tests/{name}" for name in fault.tests.split()]
     with planted(fault, project):
-        return first_failure(tests, project) or (first_failure(tests, project, marks=SLOW) if slow else "")
+        return first_failure(tests, project) or (first_failure(tests, project, marks=MORE) if more else "")
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("texts", nargs="*", help="plant the faults whose names hold one of these")
     parser.add_argument("--commit", default="HEAD")
     parser.add_argument("--check", action="store_true", help="plant nothing; say which no longer apply")
-    parser.add_argument("--slow", action="store_true", help="run slow tests too")
+    parser.add_argument("--more", action="store_true", help="run the tests of `make test-more` too")
     options = parser.parse_args()
     wanted = [one for one in every_fault() if not options.texts or any(text in one.name for text in options.texts)]
     if options.check:
@@ -49,7 +49,7 @@ def main() -> int:
     with checkout(options.commit) as project:
         for fault in wanted:
             begun, why = time.monotonic(), why_not(fault, project)
-            finder = "" if why else look_for(fault, project, slow=options.slow)
+            finder = "" if why else look_for(fault, project, more=options.more)
             finders.setdefault(finder, []).append(fault.name)
             outcome = f"stale ({why})" if why else "found" if finder else "MISSED"
             print(f"{outcome:8} {time.monotonic() - begun:5.0f} s  {fault.name}  {finder}", flush=True)
@@ -64,7 +64,7 @@ def fails_anyway(finders: list[str], project: Path) -> list[str]:
     """Return those of the tests that fail on the unchanged code."""
     tests = [test for test in finders if test.startswith("tests/")]
     wrong: list[str] = []
-    while tests and (failed := first_failure(tests, project, marks=f"({FAST}) or ({SLOW})")):
+    while tests and (failed := first_failure(tests, project, marks=f"({FAST}) or ({MORE})")):
         if failed not in tests:
             return [*wrong, *tests]
         wrong.append(failed)

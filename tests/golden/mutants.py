@@ -1,7 +1,7 @@
 """Mutants of the code that were drawn by a seed, and which test kills each: `mutants.json`.
 
-    python -m tests.golden.mutants                    # plant all again; exits with 1 if one that was killed survives
-    python -m tests.golden.mutants --alive --write    # only those that no test is known to kill; `--slow`: by slow tests too
+    python -m tests.golden.mutants                  # plant all again; 1 if one that was killed survives
+    python -m tests.golden.mutants --alive --write  # those that no test kills; `--more`: nor one of `make test-more`
     python -m tests.golden.mutants --draw 300 --seed 1
 
 The tests of a mutant are those that import its module by the fewest steps, up to SECONDS of each tier; the one that killed it
@@ -23,19 +23,19 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from tests import measuring
+from tests import measuring, suite
 from tests.golden.compare import PROJECT
-from tests.golden.planting import FAST, SLOW, Fault, checkout, first_failure, planted, why_not
+from tests.golden.planting import FAST, MORE, Fault, checkout, first_failure, planted, why_not
 
 TABLE = Path(__file__).with_name("mutants.json")
-SECONDS = {FAST: 20.0, SLOW: 100.0}
+SECONDS = {FAST: 20.0, MORE: 100.0}
 PLANTED_SEED = 2
 """Mutants of this seed are faults that have to be found, as those of planted.py."""
 
 
 @dataclass
 class Mutant:
-    """A change of a module. killed: the test that fails, or ""; tier: fast, slow or "" ; why: why nobody could see it."""
+    """A change of a module. killed: the test that fails, or ""; tier: test, more or ""; why: why nobody could see it."""
 
     seed: int
     file: str
@@ -106,13 +106,13 @@ def _imported(node: ast.AST) -> list[str]:
     return [found for name in files for found in (f"{name}.py", f"{name}/__init__.py") if (PROJECT / found).exists()]
 
 
-def kill(mutant: Mutant, project: Path, *, slow: bool) -> None:
+def kill(mutant: Mutant, project: Path, *, more: bool) -> None:
     """Plant a mutant and write down the test that kills it, and its tier."""
     with planted(mutant.fault, project):
-        if mutant.killed and (found := first_failure([mutant.killed], project, marks=f"({FAST}) or ({SLOW})")):
+        if mutant.killed and (found := first_failure([mutant.killed], project, marks=f"({FAST}) or ({MORE})")):
             return
         mutant.killed, mutant.tier = "", ""
-        for tier, marks in (("fast", FAST), ("slow", SLOW))[: 1 + slow]:
+        for tier, marks in (("test", FAST), ("more", MORE))[: 1 + more]:
             if found := first_failure(within(mutant.file, marks), project, marks=marks, patience=300.0):
                 mutant.killed, mutant.tier = found, tier
                 return
@@ -123,15 +123,18 @@ def within(file: str, marks: str) -> list[str]:
     table, left, chosen = measuring.measured(), SECONDS[marks], []
     for name in tests_of(file):
         known = table.get(name, measuring.File(2.0))
-        left -= known.seconds + 1 if marks == FAST else known.all_seconds - known.seconds
-        if left < 0 and chosen:
-            break
-        if marks == FAST or known.slow:
+        is_quick = suite.is_quick(name, known)
+        quick, more = (known.seconds, 0.0) if is_quick else (0.0, known.seconds)
+        more += known.all_seconds - known.seconds
+        if is_quick if marks == FAST else more:
+            left -= quick + 1 if marks == FAST else more
+            if left < 0 and chosen:
+                break
             chosen.append(name)
     return chosen
 
 
-def plant(found: list[Mutant], commit: str, *, slow: bool, file: IO[str]) -> None:
+def plant(found: list[Mutant], commit: str, *, more: bool, file: IO[str]) -> None:
     """Plant mutants one after the other, say what came of each, and write it to a file."""
     with checkout(commit) as project:
         for one in found:
@@ -139,7 +142,7 @@ def plant(found: list[Mutant], commit: str, *, slow: bool, file: IO[str]) -> Non
             if why := why_not(one.fault, project):
                 print(f"stale    {one.file}: {why}", file=sys.stderr)
                 continue
-            kill(one, project, slow=slow)
+            kill(one, project, more=more)
             outcome = one.tier or ("SURVIVES, was killed" if was else "survives")
             print(
                 f"{outcome:8} {time.monotonic() - begun:4.0f} s  {one.fault.name}  {one.killed}",
@@ -148,7 +151,7 @@ def plant(found: list[Mutant], commit: str, *, slow: bool, file: IO[str]) -> Non
             print(json.dumps(asdict(one)), file=file, flush=True)
 
 
-def in_jobs(found: list[Mutant], commit: str, *, slow: bool, jobs: int) -> list[Mutant]:
+def in_jobs(found: list[Mutant], commit: str, *, more: bool, jobs: int) -> list[Mutant]:
     """Plant mutants in so many processes, and return them with their outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, str(job)) for job in range(jobs)]
@@ -157,7 +160,7 @@ def in_jobs(found: list[Mutant], commit: str, *, slow: bool, jobs: int) -> list[
             children.append(os.fork())
             if children[-1] == 0:
                 with output.open("w") as file:
-                    plant(found[job::jobs], commit, slow=slow, file=file)
+                    plant(found[job::jobs], commit, more=more, file=file)
                 os._exit(0)
         for child in children:
             os.waitpid(child, 0)
@@ -171,7 +174,7 @@ def main() -> int:
     parser.add_argument(
         "--alive", action="store_true", help="only those that no test is known to kill, and no reason excuses"
     )
-    parser.add_argument("--slow", action="store_true", help="let slow tests look for what survives the fast ones")
+    parser.add_argument("--more", action="store_true", help="let `make test-more` look for what survives `make test`")
     parser.add_argument("--write", action="store_true", help="write the outcomes to mutants.json")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--draw", type=int, metavar="NUMBER", help="draw so many more, and write the file")
@@ -187,7 +190,7 @@ def main() -> int:
     wanted = [one for one in wanted if not options.texts or any(text in one.fault.name for text in options.texts)]
     after = {
         (one.file, one.old, one.new): one
-        for one in in_jobs(wanted, options.commit, slow=options.slow, jobs=options.jobs)
+        for one in in_jobs(wanted, options.commit, more=options.more, jobs=options.jobs)
     }
     revived = [
         one.fault.name for one in wanted if one.killed and not after.get((one.file, one.old, one.new), one).killed

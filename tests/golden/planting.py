@@ -22,8 +22,9 @@ from typing import NamedTuple
 from tests.golden.compare import PROJECT, worktree
 
 LIBRARIES = ("torch", "transformers.modeling_utils", "datasets", "pandas", "sklearn.metrics", "scipy.stats")
-FAST = "not slow and not nightly"
-SLOW = "slow and not nightly"
+FAST = "not more and not slow and not nightly"
+"""The tests of `make test`."""
+MORE = "(more or slow) and not nightly"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+\.py(?:::\w+)*(?:\[.*?\])?)(?= - |$)", re.MULTILINE)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from trnflow.tasks.data.pack.chunk_writer import create_columns
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.training.batches.sampler import Batch, Split
-
-os.environ.setdefault("USE_TORCH_XLA", "0")  # transformers else imports torch_xla into the process of the tests
 
 LLAMA = {
     "model_type": "llama",
