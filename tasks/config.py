@@ -12,7 +12,8 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 SCHEMA = 1
 
@@ -56,6 +57,19 @@ class StageConfig(BaseModel):
     """The settings of one stage, immutable; unknown fields are refused. Subclasses stand beside their stages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for a number: pydantic takes them for 1 and 0."""
+        if isinstance(value, bool) and not _takes(cls.model_fields[str(info.field_name)].annotation, bool):
+            raise PydanticCustomError("bool_type", "a truth value stands where another belongs")
+        return value
+
+
+def _takes(annotation: Any, kind: type) -> bool:
+    inner = get_args(annotation)
+    return annotation in (Any, kind) or kind in map(type, inner) or any(_takes(part, kind) for part in inner)
 
 
 @cache

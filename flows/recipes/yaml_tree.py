@@ -1,6 +1,6 @@
 """Read YAML from untrusted files: limited size and depth, the types of JSON alone, the line of every entry.
 
-Unlike in YAML 1.1, 5e-5 is a number and 2024-07-26 is text.
+Unlike in YAML 1.1, 5e-5 is a number and 2024-07-26 is text; 010, 1:30 and 1_0 are refused.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ NODES = 100_000
 BYTES = 1 << 20
 # 64-bit signed
 INTEGER = 2**63
+# octal, sexagesimal, grouped: YAML 1.2 and JSON read these as text, or as another number
+_OLD_NUMBER = re.compile(r"^[-+]?0[0-9_]|[_:]")
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 
@@ -183,6 +185,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             raise _no_value(node, "is not of its type") from error
         if isinstance(value, float) and not math.isfinite(value):
             raise _no_value(node, "is no finite number")
+        if isinstance(value, int | float) and not isinstance(value, bool) and _OLD_NUMBER.search(node.value):
+            raise _no_value(node, "is one of YAML 1.1's numbers, in which 010, 1:30 and 1_0 are 8, 90 and 10")
         if isinstance(value, int) and not -INTEGER <= value < INTEGER:
             raise _no_value(node, "does not fit into 64 bits")
         return value

@@ -37,6 +37,7 @@ HOSTILE = {
     "a set": (b"extends: demo\ndata:\n  text: !!set {a, b}\n", "bad.yaml:3: a recipe holds no value of the type set"),
     "an odd tag": (b"extends: demo\ntrain: {epochs: !!int x}\n", "bad.yaml:2: not valid YAML: the value is not of its type"),
     "no number": (b"model: {config: {hidden_size: .nan}}\n", "bad.yaml:1: not valid YAML: the value is no finite number"),
+    "an octal number": (b"train: {seed: 010}\n", "bad.yaml:1: not valid YAML: the value is one of YAML 1.1's numbers"),
     "a list for a name": (b"extends: demo\n? [a]\n: b\n", "bad.yaml:1: a name is a list or a mapping"),
     "a setting twice": (b"extends: demo\ntrain: {seed: 1, seed: 2}\n", "bad.yaml:2: train.seed is set twice"),
     "too long": (b"# " + b"x" * (1 << 20), "bad.yaml has more than 1,048,576 bytes"),
@@ -80,6 +81,11 @@ def test_a_file_that_stands_between_is_named(tmp_path: Path) -> None:
         ("data.text=&a [*a]", "override data.text: an alias (*name) is inside"),
         (".".join(["model", "config", *["a"] * 5_000]) + "=1", "there is no such setting"),
         ("train.epochs=!!int x", "override train.epochs: not valid YAML: the value is not of its type"),
+        (
+            "train.seed=1:30",
+            "override train.seed: not valid YAML: the value is one of YAML 1.1's numbers, in which 010,",
+        ),
+        ("train.learning_rate=1_0.5", "override train.learning_rate: not valid YAML: the value is one of YAML 1.1's"),
         ("extends=5", "override extends: extends is not a setting"),
         ("data.name=\udce9", "override data.name: the value is not UTF-8"),
     ],
@@ -97,6 +103,8 @@ def test_a_name_that_can_be_no_file_is_no_recipe(name: str) -> None:
     ("override", "says", "fix"),
     [
         ("pack.chunk_length=1e12", "pack.chunk_length can't be 1e+12: it takes a whole number from 1 to 16,777,216", ""),
+        ("train.max_steps=true", "train.max_steps can't be true", ""),
+        ("train.learning_rate=false", "train.learning_rate can't be false", ""),
         ("train.threads=100000", "train.threads can't be 100000: it takes a whole number from 1 to 4,096 or null", ""),
         ("train.seed=1e23", "train.seed can't be 1e+23: it takes a whole number from 0 to 4,294,967,295", ""),
         ("tokenize.train.vocab_size=1e11", "it takes a whole number from 1 to 10,000,000", ""),
