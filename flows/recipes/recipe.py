@@ -47,6 +47,7 @@ from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.preference_losses import task_of
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+LONGEST_NAME = 200
 
 
 class Recipe(StageConfig):
@@ -107,6 +108,8 @@ class Recipe(StageConfig):
                 "a recipe's name is made of letters, digits, `.`, `_` and `-`, with `/` between parts, none of which "
                 "begins with `.` or `-`"
             )
+        if len(value.encode()) > LONGEST_NAME:
+            raise ValueError(f"a recipe's name has at most {LONGEST_NAME} bytes: it names files")
         return value
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from trnflow.tasks.artifact import Input, Meta, Source
@@ -238,6 +239,12 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
     rows["limit"] = before - sum(share.distinct for some in shares.values() for share in some)
     for name, some in shares.items():
         if not any(share.distinct for share in some):
+            texts = {digest for some in shares.values() for share in some for digest in np.unique(share.hashes)[:2]}
+            if len(texts) == 1:
+                raise DataError(
+                    f"the split {name} is empty: all rows have the same text, and equal texts stay in one split",
+                    "check data.text (`trnflow preview RECIPE` shows rows), or give more rows",
+                )
             shared = ", and data.stratify: it shares out each label by itself, and one of few rows gives none"
             raise DataError(
                 f"the split {name} is empty after splitting and dropping",

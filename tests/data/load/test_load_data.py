@@ -73,6 +73,12 @@ def test_labels_that_all_differ_leave_a_stratified_split_empty(bench):
     assert "data.stratify: it shares out each label by itself" in str(error.value.fix)
 
 
+def test_rows_of_one_text_say_so_where_a_split_stays_empty(bench):
+    (bench.root / "equal.csv").write_text("text,label\n" + "".join(f"the same,{name}\n" for name in "abab" * 10))
+    with pytest.raises(DataError, match="is empty: all rows have the same text, and equal texts stay in one split"):
+        bench.rows(source=str(bench.root / "equal.csv"), label="label", split={"test": 0.1})
+
+
 def test_limit_of_label_sorted_imdb_is_a_balanced_sample_in_order(bench, shared):
     rows = bench.rows(source=str(shared / "data/imdb"), label="label", limit={"train": 400, "test": 300})
     train = table(rows, "train")

@@ -142,6 +142,11 @@ def test_a_recipes_name_is_one_wherever_it_enters(name: str, tmp_path: Path) -> 
     assert "a recipe's name is made of" in refused("demo", f"name={json.dumps(name)}").message
 
 
+def test_a_recipe_s_name_is_short_enough_to_name_files() -> None:
+    assert "at most 200 bytes" in refused("demo", f"name={'ß' * 101}").message
+    assert settings.load("demo", [f"name={'ß' * 100}"]).name == "ß" * 100
+
+
 @pytest.mark.parametrize("name", ["a", "a/b", "a-b_c.1", "größe", "1"])
 def test_a_recipe_may_be_named_so(name: str) -> None:
     assert settings.load("demo", [f"name='{name}'"]).name == name
