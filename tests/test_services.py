@@ -156,5 +156,5 @@ def test_compose_starts_what_the_unit_starts(compose: Any, service: str) -> None
     program, _, rest = dict(entries(unit))["ExecStart"].partition(" ")
     assert [Path(program).name, *rest.split()] == found["command"]
     of_unit = environment(unit).keys() | settings_of(file_of(unit)).keys()
-    needed = {"PREFECT_UI_API_URL", "PREFECT_UI_URL", "MLFLOW_SERVER_ALLOWED_HOSTS", *PASSED_ON}
+    needed = {"PREFECT_UI_API_URL", "PREFECT_UI_URL", *PASSED_ON}
     assert found["environment"].keys() - needed <= of_unit

@@ -19,6 +19,8 @@ from trnflow.tasks.system.whole_file import write_whole
 
 LOCAL_PAGE = "http://127.0.0.1:5000"
 """MLflow's page when `mlflow ui` serves a local database."""
+LOCAL_HOSTS = "127.0.0.1:5000,localhost:5000"
+"""The names by which that page may be called: else a page of another site could, by a name that it lets point here."""
 VIEW = "trnflow"
 """The saved view of an experiment's runs that its page opens with; the follower makes it (`saved_view`)."""
 
@@ -52,8 +54,10 @@ def tracking_page(home: Path, written: str | None, folder: Path, experiment: str
         page = f"{page}/{file.read_text(encoding='utf-8')}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
     if is_server:
         return page
-    # two processes: by default MLflow starts fifteen (2 GB)
-    command = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --host 127.0.0.1 --workers 1"
+    # two processes: by default MLflow starts fifteen (2 GB), and answers to names such as 10.evil.example
+    command = (
+        f"MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --host 127.0.0.1 --workers 1 --allowed-hosts {LOCAL_HOSTS}"
+    )
     return f"{page} after `{command} --backend-store-uri {hide_secrets(address)}`"
 
 

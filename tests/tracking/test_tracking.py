@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from tests.chaos.outside import free_port
 from tests.conftest import PROJECT
 from tests.helpers.browser import browser_at
+from tests.helpers.serving import answers
 from tests.helpers.waiting import wait_for
 from tests.tracking.runs import (
     begin,
@@ -28,6 +31,7 @@ from tests.tracking.runs import (
 )  # fmt: skip
 from trnflow.tasks.events import follow, log_file, unsent_runs
 from trnflow.tasks.tracking import send_logs, tracking_page
+from trnflow.tasks.tracking.addresses import LOCAL_HOSTS
 from trnflow.tasks.tracking.follower import Unsent
 from trnflow.tasks.tracking.mlflow_values import VIEW_TAG
 
@@ -227,8 +231,41 @@ def test_the_page_is_that_of_the_experiments_runs_once_its_id_is_known(home, tmp
     number = client(uri).get_experiment_by_name("tests").experiment_id
     page, _, command = tracking_page(home, uri, Path(), "tests").partition(" after ")
     assert page.startswith(f"http://127.0.0.1:5000/#/experiments/{number}/runs?workflowType=machine_learning&")
-    assert command.endswith(f"mlflow ui --host 127.0.0.1 --workers 1 --backend-store-uri {uri}`")
+    assert command.endswith(
+        f"mlflow ui --host 127.0.0.1 --workers 1 --allowed-hosts {LOCAL_HOSTS} --backend-store-uri {uri}`"
+    )
     assert tracking_page(home, uri, Path(), "others").startswith("http://127.0.0.1:5000/#/experiments after ")
+
+
+@pytest.mark.slow
+def test_the_printed_command_answers_to_the_names_of_this_machine_alone(tmp_path: Path) -> None:
+    port = free_port()
+    page = tracking_page(tmp_path, f"sqlite:///{tmp_path}/mlflow.db", Path(), "tests")
+    command = page.partition("`")[2].rstrip("`").replace(":5000", f":{port}") + f" --port {port}"
+    with (tmp_path / "log").open("wb") as log:
+        environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        server = subprocess.Popen(
+            f"exec env {command}", shell=True, env=environ, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        hosts = [
+            f"127.0.0.1:{port}",
+            f"localhost:{port}",
+            f"evil.example:{port}",
+            f"10.evil.example:{port}",
+            "10.evil.example",
+        ]
+        assert [status(port, host) for host in hosts] == [200, 200, 403, 403, 403]
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def status(port: int, host: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/ajax-api/2.0/mlflow/experiments/search?max_results=1", headers={"Host": host})
+    return connection.getresponse().status
 
 
 @pytest.mark.slow
