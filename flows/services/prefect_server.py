@@ -50,6 +50,12 @@ MOVE_ASIDE = "move that file away and run `trnflow deploy` again, which loses th
 FREE_SPACE = "free some space there"
 ERROR_LINE = re.compile(r"(\w+\.)*\w*([Ee]rror|Exception)\b: |.*\| ERROR +\|")
 
+SERVER_NEEDS = re.compile(
+    r"(PREFECT|TRNFLOW|PG|PYTHON|LC_)\w*|(?i:(http|https|all|no)_proxy)|(SSL_CERT|CURL_CA|REQUESTS_CA)_\w+"
+    r"|LANG|LANGUAGE|TZ|PATH|HOME|USER|TMPDIR|LD_LIBRARY_PATH"
+)
+"""The names of variables that the server's process gets."""
+
 # a server that `trnflow up` did not start ends after this time without use
 IDLE_SECONDS = 3600.0
 IDLE = "TRNFLOW_SERVER_IDLE_SECONDS"
@@ -231,8 +237,11 @@ def _idle_seconds() -> float:
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
+    """Return the variables of the server's process: Prefect's and those that a program needs to run, no keys and tokens."""
     foreign = {"PREFECT_PROFILE", "PREFECT_PROFILES_PATH"}
-    environ = {name: value for name, value in os.environ.items() if name not in foreign}
+    environ = {
+        name: value for name, value in os.environ.items() if SERVER_NEEDS.fullmatch(name) and name not in foreign
+    }
     environ |= {
         "PREFECT_HOME": str(folder.resolve()),
         "PREFECT_SERVER_API_HOST": HOST,

@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,15 +84,25 @@ def main() -> None:
 
     import uvicorn
     from prefect.server.api.server import create_app
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     listener = socket.socket(fileno=int(sys.argv[1]))
     take_turns()
-    server = uvicorn.Server(uvicorn.Config(create_app(final=True), log_level="warning"))
+    app = create_app(final=True)
+    # a page of another site could else call the server by a name that it lets point here; any port: ssh forwards
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=own_names(), www_redirect=False)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     gc.freeze()
     gc.enable()
     watch = threading.Thread(target=end_when_idle, args=(server, listener, float(sys.argv[2])), daemon=True)
     watch.start()
     server.run(sockets=[listener])
+
+
+def own_names() -> list[str]:
+    """Return the names by which the server may be called: this machine's, and that of PREFECT_UI_URL."""
+    page = urllib.parse.urlsplit(os.environ.get("PREFECT_UI_URL", "")).hostname
+    return ["127.0.0.1", "localhost", "[::1]", *([page] if page else [])]
 
 
 def take_turns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -38,7 +39,12 @@ def nothing_configured(monkeypatch, tmp_path):
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environ["PREFECT_HOME"] = str(home / "users")
+    environ |= {
+        "PREFECT_HOME": str(home / "users"),
+        "HF_TOKEN": "planted",
+        "AWS_SECRET_ACCESS_KEY": "planted",
+        "NO_PROXY": "x",
+    }
     starters = [
         subprocess.Popen([sys.executable, "-c", ENSURE, str(home)], cwd=PROJECT, env=environ, stdout=subprocess.PIPE)
         for _ in range(2)
@@ -69,6 +75,32 @@ def test_the_api_and_the_page_answer(home):
         assert b"<title>" in page.read()
     with urllib.request.urlopen(f"{status['page']}/ui-settings") as page:
         assert json.load(page)["api_url"] == status["url"]
+
+
+def test_the_process_holds_no_keys_of_the_one_that_started_it(home):
+    variables = Path(f"/proc/{server.running_server(home)['pid']}/environ").read_text().split("\0")
+    assert "planted" not in " ".join(variables) and "NO_PROXY=x" in variables
+    assert {"PATH", "HOME", "PREFECT_HOME"} <= {variable.partition("=")[0] for variable in variables}
+
+
+def test_it_answers_to_the_names_of_this_machine_alone(home):
+    """By any port: `ssh -L` forwards one to another."""
+    port = server.running_server(home)["port"]
+    names = (
+        "127.0.0.1",
+        f"localhost:{port}",
+        "[::1]:8000",
+        "evil.example",
+        f"127.0.0.1.evil.example:{port}",
+        "10.0.0.1",
+    )
+    assert [_status(port, name) for name in names] == [200, 200, 200, 400, 400, 400]
+
+
+def _status(port: int, name: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/api/health", headers={"Host": name})
+    return connection.getresponse().status
 
 
 def test_a_configured_api_is_used_and_nothing_is_started(monkeypatch, tmp_path):
