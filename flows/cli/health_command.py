@@ -37,7 +37,7 @@ from trnflow.flows.cli.health_report import (
 )
 from trnflow.flows.cli.model.history_command import killed_retrains
 from trnflow.flows.cli.output import emit, exit_at_once
-from trnflow.flows.recipes.names import model_name
+from trnflow.flows.recipes.names import model_name, root_of
 from trnflow.flows.recipes.sections import StoreConfig
 from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.flows.services.prefect_address import api_url
@@ -79,7 +79,8 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 def health(options: Namespace) -> int:
     """Print the state of each part and all problems; write the page of `trnflow ui`. Exit code 1 if there are any."""
     recipe = model_name(options.recipe).recipe if options.recipe else None
-    found = look_after(home_folder(), options.store or default_root(home_folder()), recipe)
+    root = root_of(options.recipe, options.store) or default_root(home_folder())
+    found = look_after(home_folder(), root, recipe)
     emit(options, found, *lines_of(found))
     code = 0 if found["healthy"] else 1
     if found["unanswered"]:

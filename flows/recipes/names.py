@@ -25,3 +25,14 @@ def model_name(text: str, folder: Path | None = None) -> ModelName:
     from trnflow.flows.recipes.recipe import load  # pydantic takes longer to import than a command that needs no recipe
 
     return name._replace(recipe=load(str((folder or Path()) / name.recipe)).name)
+
+
+def root_of(text: str | None, root: str | None) -> str | None:
+    """Return `root`, or without it the root of the store of the recipe that a text names; None if it names none. Raises
+    ConfigError as `load` does."""
+    recipe = parse_model(text).recipe if text else ""
+    if root or not is_recipe(recipe):
+        return root
+    from trnflow.flows.recipes.recipe import load, store_root
+
+    return store_root(load(recipe))

@@ -11,6 +11,7 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.names import root_of
 from trnflow.flows.runner.context import open_context
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
@@ -112,7 +113,7 @@ def champions(options: Namespace) -> int:
     from trnflow.flows.champions.frozen_rows import old_frozen
     from trnflow.tasks.store.ledger import read_ledger, recipes_of
 
-    store = made_store(options.store)
+    store = made_store(root_of(options.recipe, options.store))
     days: dict[str, float] = {}
     if options.recipe and options.recipe.endswith((".yaml", ".yml")):  # a file: its recipe's name
         given = settings.load(options.recipe, [])

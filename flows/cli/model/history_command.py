@@ -14,7 +14,7 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.live.runs_command import killed_runs, killed_summary, place_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
-from trnflow.flows.recipes.names import model_name
+from trnflow.flows.recipes.names import model_name, root_of
 from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.store import Store, made_store
@@ -37,7 +37,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 def history(options: Namespace) -> int:
     """Print each decision about a recipe's models and each firing of its retrains, the newest first."""
     gc.disable()  # looking for garbage among 10,000 entries takes a quarter of the time
-    store = made_store(options.store)
+    store = made_store(root_of(options.recipe, options.store))
     name = model_name(options.recipe).recipe
     ledger = read_ledger(store, name)
     firings = list_firings(store, ledger)

@@ -20,7 +20,9 @@ from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
 from trnflow.flows.retraining.firings import note_firing
 from trnflow.tasks.events import log_file, unsent_file
+from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
+from trnflow.tasks.store.ledger import read_ledger
 
 RUN, LATER = "20260101T000000Z-abc123", "20260102T000000Z-abc123"
 
@@ -53,6 +55,22 @@ def test_a_sound_store_is_healthy_and_says_what_serves_and_what_it_cost(tmp_path
     assert "26 s, no price (hardware.price_per_hour is 0)" in shell("health", "tiny").stdout
     note_firing(store.home, "tiny", "unchanged", "as before", root=store.root)
     assert health(shell, code=0)["recipes"][0]["last"]["outcome"] == "unchanged"
+
+
+def test_a_recipe_with_a_store_of_its_own_is_looked_for_there(tmp_path: Path) -> None:
+    shell, store = opened(tmp_path)
+    other = Store(str(tmp_path / "other"), tmp_path / ".trnflow")
+    other.prepare()
+    for place, folder in ((store, "home"), (other, "there")):
+        crown(place, made(place, tmp_path, folder, {"weights": folder.encode()}), by="promote")
+    (tmp_path / "tiny.yaml").write_text("extends: demo\nname: tiny\nstore: {root: other}\n")
+    champion = read_ledger(other, "tiny").champion
+    assert champion
+    wanted = champion["champion"]
+    assert health(shell, "tiny.yaml", code=0)["recipes"][0]["champion"]["artifact"] == wanted
+    assert shell.json("champions", "tiny.yaml")["champions"][0]["artifact"] == wanted
+    assert shell.json("history", "tiny.yaml")["history"][0]["champion"] == wanted
+    assert shell.json("champions", "tiny.yaml", "--store", store.root)["champions"][0]["artifact"] != wanted
 
 
 def test_each_problem_is_named_and_stands_on_the_page(tmp_path: Path) -> None:
