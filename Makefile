@@ -152,4 +152,4 @@ endef
 
 clean:      ## stop the server, remove the virtual environment and what tools left (the store stays)
 	test ! -x $(BIN)/trnflow || $(BIN)/trnflow down
-	rm -rf .venv .venv-native .clients .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .venv-native .clients .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata dist build
