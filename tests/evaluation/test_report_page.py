@@ -24,6 +24,7 @@ from tests.helpers.data_stages import Bench, new_bench, table
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.columns import ClassPredictions, save_columns
+from trnflow.tasks.evaluation.curves import drawn_curves
 from trnflow.tasks.evaluation.plots import short, short_names
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.kinds.targets import Outputs
@@ -315,3 +316,13 @@ def test_the_issues_name_is_shortened_as_it_asks() -> None:
 def test_short_names_of_different_labels_differ(labels: list[str]) -> None:
     names = short_names(labels, 10)
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("points", [3, 1000])
+def test_a_curve_goes_from_the_first_to_the_last_value_and_what_is_higher_stands_above(points: int) -> None:
+    (curve,) = drawn_curves({step: {"loss": 5 - 4 * step / points} for step in range(1, points + 1)})
+    places = [tuple(map(float, place.split(","))) for place in curve["points"].split()]
+    assert (curve["first"], curve["last"], curve["low"]) == (1, points, "1") and len(places) <= 500
+    assert places == sorted(places)  # from left to right, and from above, where y is 0, down
+    (left, top), (right, bottom) = places[0], places[-1]
+    assert (left, top, right, bottom) == (64, 8, 410, 158)

@@ -319,6 +319,14 @@ def test_trained_tokenizer_loads_in_transformers(bench, shared, kind):
         assert loaded.decode(first, skip_special_tokens=True) == "".join(part["text"] for part in parts)
 
 
+@pytest.mark.parametrize(("kind", "frame"), [("wordpiece", "[CLS] {} [SEP]"), ("bpe", "<s>{}</s>")])
+def test_a_class_is_read_between_the_ends_of_its_text(bench, kind, frame):
+    texts = texts_of(bench, {"text": ["aa bb", "bb aa"], "label": ["x", "y"]})
+    tokens = bench.tokens(texts, SCRATCH, train={"kind": kind, "vocab_size": 300})
+    read = tokenizer_of(tokens).decode(rows(tokens, "train")[0], skip_special_tokens=False)
+    assert read == frame.format("aa bb")
+
+
 def test_only_train_is_learned_from(bench):
     train = {"text": ["aa bb aa bb"] * 3, "label": ["x", "y", "x"]}
     test = {"text": ["zzzz qqqq"] * 3, "label": ["x", "y", "x"]}
