@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.training.run_stage import FolderPartial, Result, Stage, run_stage, traced_and_trained
-from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Artifact, Input
 from trnflow.tasks.config import graph_params, keyed_params
 from trnflow.tasks.data.chunks import open_chunks
@@ -147,6 +147,16 @@ def test_native_learns_and_reports(tmp_path) -> None:
     assert config_json["id2label"] == {"0": "red", "1": "green", "2": "blue"}
     assert config_json["architectures"] == ["BertForSequenceClassification"]
     assert (found.artifact.path / "tokenizer" / "tokenizer_config.json").exists()
+
+
+def test_each_step_drops_other_elements(tmp_path) -> None:
+    """Of one row, whose weights hardly move, the loss changes with what is dropped alone."""
+    packed = packed_classes(tmp_path / "packed", rows=1, lengths=(8,), validation=2)
+    config = TrainConfig(engine="native", global_batch=1, max_steps=4, learning_rate=1e-9, log_every=1)
+    for name, model, different in (("drops", BERT, 4), ("dry", {**BERT, **DRY}, 1)):
+        found = run_stage(traced_and_trained, config, tmp_path / name, model=scratch(**model), packed=packed)
+        losses = found.curve("loss")
+        assert len(losses) == 4 and len({round(loss, 4) for loss in losses.values()}) == different
 
 
 def check_curves(found: Result) -> None:
