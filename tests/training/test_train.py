@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from trnflow.tasks.train import TrainConfig, environ, train
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.shards import Reader
 from trnflow.tasks.training.fit import make_schedule
+from trnflow.tasks.training.loop import Run, TrainingState
 
 NEURON: dict[str, Any] = {"device": "neuron", "devices": 2}
 EACH: dict[str, Any] = {**NEURON, "xla_processes": "per_device"}
@@ -168,6 +171,17 @@ def check_curves(found: Result) -> None:
         assert all(rows[step][name] == value for step, value in found.curve(name).items())
     mean = sum(row["loss"] for row in rows.values() if "loss" in row) / 78
     assert mean == pytest.approx(found.artifact.meta["metrics"]["train_loss"])
+
+
+def test_a_row_of_long_curves_is_the_mean_since_the_row_before() -> None:
+    run = SimpleNamespace(config=TrainConfig(max_steps=451), total=451, progress=TrainingState())
+    losses = [1 / step for step in range(1, 452)]
+    for step, loss in enumerate(losses, 1):
+        Run.note_loss(run, step, loss)
+    steps = [0, *(row["step"] for row in run.progress.curves)]
+    assert len(steps) < 200 and steps[-1] == 451 != 3 + steps[-2]
+    for row, (before, step) in zip(run.progress.curves, pairwise(steps), strict=True):
+        assert row["loss"] == pytest.approx(sum(losses[before:step]) / (step - before))
 
 
 def check_measures(found: Result, packed: Input) -> None:
