@@ -287,6 +287,15 @@ def test_worst_errors_of_numbers_name_their_rows_too(tmp_path: Path) -> None:
         assert f"Row {entry['file_row']} of tickets.csv" in (folder / "report.html").read_text()
 
 
+def test_the_most_frequent_class_is_that_of_train(tmp_path: Path) -> None:
+    """Of train "few" is said most often, of test "many"."""
+    for split, many, few in (("train", 4, 20), ("test", 15, 10)):
+        rows = [{**row, "team": "many" if at < many else "few"} for at, row in enumerate(tickets(many + few))]
+        written(tmp_path / "mine" / f"{split}.csv", [{**row, "body": f"{split} {row['body']}"} for row in rows])
+    report = read_json(predicted(new_bench(tmp_path), tmp_path / "mine", split=None) / "report.json")
+    assert report["majority"]["accuracy"] == pytest.approx(10 / 25)
+
+
 def test_answers_and_losses_stand_beside_the_text_that_they_are_of(tmp_path: Path) -> None:
     """In the order of the rows, in whatever order chunks held them."""
     bench = new_bench(tmp_path)

@@ -163,7 +163,7 @@ FAULTS = [
           "kinds/test_entities.py kinds/test_tagged_words.py"),
     Fault("evaluate_model: the most frequent class is that of the evaluated rows", "tasks/evaluate_model.py",
           "return np.concatenate(labels).astype(np.int64) if labels else expected", "return expected",
-          "evaluation/test_predictions.py"),
+          "evaluation/test_report_page.py"),
     Fault("export: queries and keys are not paired", "tasks/export/gguf.py",
           "halves.swapaxes(1, 2)", "halves", "export/test_gguf.py"),
     Fault("export: each row of the last batch counts", "tasks/export/agreement.py",
