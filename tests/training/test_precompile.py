@@ -50,6 +50,8 @@ def test_the_key_holds_what_reaches_a_graph() -> None:
         assert key(TrainConfig(**BASE, **fields)) == plain
     for fields in WITH_A_TRACE:
         assert key(TrainConfig(**BASE, **fields)) != plain
+    weighted = [key(TrainConfig(**BASE, class_weights=weights)) for weights in ("balanced", {"a": 2.0})]
+    assert weighted[0] == weighted[1] != plain  # how large they are is no part of a graph
     assert key(TrainConfig(**BASE), labels=["c", "d"]) == plain
     assert key(TrainConfig(**BASE), labels=["a", "b", "c"]) != plain
     assert key(TrainConfig(**BASE), lengths=[8, 16]) != plain
