@@ -187,6 +187,14 @@ def test_native_lists_a_mesh_without_ranks(tmp_path) -> None:
     assert len(set(found)) == len(layouts)
 
 
+@pytest.mark.parametrize(("micro", "rows"), [(2, 2), (None, 4)])
+def test_the_list_says_how_many_rows_a_replica_computes_at_once(micro: int | None, rows: int, tmp_path) -> None:
+    config = TrainConfig(engine="native", devices=2, global_batch=8, micro_batch=micro)
+    given = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
+    made = run_stage(precompile, config, tmp_path / "run", **given).artifact
+    assert made.meta["micro_batch"] == read_json(made.path / "graphs.json")["micro_batch"] == rows
+
+
 @pytest.mark.xla
 @pytest.mark.nightly
 def test_sequence_parallelism_needs_lengths_that_divide(tmp_path) -> None:

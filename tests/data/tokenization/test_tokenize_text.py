@@ -291,6 +291,17 @@ def test_bytes_do_not_depend_on_the_number_of_cores(bench, shared):
     assert results[0] == results[1]
 
 
+def test_each_row_of_tokens_knows_the_row_that_it_was_read_from(bench):
+    """Also where rows lie in several shards, and some were dropped."""
+    texts = texts_of(bench, {"text": ["a b " * (n % 7) + "a" for n in range(400)], "label": ["x", "y"] * 200})
+    train = {"kind": "bpe", "vocab_size": 300}
+    tokens = bench.tokens(texts, SCRATCH, train=train, max_length=14, overlong="drop", shard_bytes=1024)
+    kept = [n for n in range(400) if n % 7 < 6]
+    assert np.load(tokens.path / "train/source_row.npy").tolist() == kept
+    read = tokenizer_of(tokens).decode_batch(rows(tokens, "train"))
+    assert read == [table(texts, "train")["text"][n] for n in kept]
+
+
 # --- training tokenizers
 
 
