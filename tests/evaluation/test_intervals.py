@@ -21,3 +21,9 @@ def test_a_share_of_few_rows_has_the_exact_interval() -> None:
     assert share_interval(10, 10) == pytest.approx([0.025**0.1, 1], abs=1e-9)
     assert share_interval(0, 10) == pytest.approx([0, 1 - 0.025**0.1], abs=1e-9)
     assert share_interval(2000, 4000) == pytest.approx([0.5 - 1.96 * 0.0079, 0.5 + 1.96 * 0.0079], abs=2e-4)
+
+
+def test_a_row_is_drawn_with_its_tokens() -> None:
+    """Of rows that all lose two nats a token every resample does, too, long or short."""
+    tokens = np.random.default_rng(0).integers(1, 500, 50)
+    assert ratio_interval(2.0 * tokens, tokens) == pytest.approx([2, 2])

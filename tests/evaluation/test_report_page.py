@@ -24,7 +24,10 @@ from tests.helpers.data_stages import Bench, new_bench, table
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.columns import ClassPredictions, save_columns
+from trnflow.tasks.evaluation.curves import drawn_curves
+from trnflow.tasks.evaluation.evaluated_rows import EvaluatedRows
 from trnflow.tasks.evaluation.plots import short, short_names
+from trnflow.tasks.evaluation.predictions import write_answers
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.stage import read_json
@@ -284,6 +287,31 @@ def test_worst_errors_of_numbers_name_their_rows_too(tmp_path: Path) -> None:
         assert f"Row {entry['file_row']} of tickets.csv" in (folder / "report.html").read_text()
 
 
+def test_the_most_frequent_class_is_that_of_train(tmp_path: Path) -> None:
+    """Of train "few" is said most often, of test "many"."""
+    for split, many, few in (("train", 4, 20), ("test", 15, 10)):
+        rows = [{**row, "team": "many" if at < many else "few"} for at, row in enumerate(tickets(many + few))]
+        written(tmp_path / "mine" / f"{split}.csv", [{**row, "body": f"{split} {row['body']}"} for row in rows])
+    report = read_json(predicted(new_bench(tmp_path), tmp_path / "mine", split=None) / "report.json")
+    assert report["majority"]["accuracy"] == pytest.approx(10 / 25)
+
+
+def test_answers_and_losses_stand_beside_the_text_that_they_are_of(tmp_path: Path) -> None:
+    """In the order of the rows, in whatever order chunks held them."""
+    bench = new_bench(tmp_path)
+    file = written(tmp_path / "mine" / "tickets.csv", [{**row, "score": row["id"][2:]} for row in tickets(60)])
+    loaded = bench.rows(source=str(file), text="body", columns={"score": "score"}, split={"test": 0.4})
+    texts = bench.texts(loaded, task="regression", target="score")
+    scores = np.array([score for (score,) in table(texts, "test")["label"]])
+    rows = np.random.default_rng(0).permutation(len(scores))
+    answers = {"label": [*scores[rows]]}
+    write_answers(answers, scores[rows] / 2, rows, EvaluatedRows(texts, "test", loaded), tmp_path / "answers")
+    found = pd.read_parquet(tmp_path / "answers")
+    assert found["row"].tolist() == [*range(1, len(scores) + 1)] and (found["loss"] == found["label"] / 2).all()
+    user = pd.read_csv(file).set_index("body").loc[found["text"]]
+    assert user["score"].tolist() == found["label"].tolist()
+
+
 def test_without_the_rows_of_load_data_the_page_counts_the_splits(tmp_path: Path) -> None:
     """As of an evaluation of rows that an earlier version loaded."""
     bench, rows = new_bench(tmp_path), tickets(90, ["one", "two", "three"])
@@ -315,3 +343,13 @@ def test_the_issues_name_is_shortened_as_it_asks() -> None:
 def test_short_names_of_different_labels_differ(labels: list[str]) -> None:
     names = short_names(labels, 10)
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("points", [3, 1001])
+def test_a_curve_goes_from_the_first_to_the_last_value_and_what_is_higher_stands_above(points: int) -> None:
+    (curve,) = drawn_curves({step: {"loss": 5 - 4 * step / points} for step in range(1, points + 1)})
+    places = [tuple(map(float, place.split(","))) for place in curve["points"].split()]
+    assert (curve["first"], curve["last"], curve["low"]) == (1, points, "1") and len(places) <= 500
+    assert places == sorted(places)  # from left to right, and from above, where y is 0, down
+    (left, top), (right, bottom) = places[0], places[-1]
+    assert (left, top, right, bottom) == (64, 8, 410, 158)

@@ -104,6 +104,34 @@ def test_matrices_give_what_rows_give(name: str) -> None:
     assert entry(rows) == pytest.approx(entry.of_matrices(Matrices(cells))[0], abs=1e-12)
 
 
+def predictions(rows: int = 400, classes: int = 3, seed: int = 0) -> ClassPredictions:
+    draw = np.random.default_rng(seed)
+    probabilities = draw.dirichlet(np.full(classes, 0.5), rows).astype(np.float32)
+    return ClassPredictions(draw.integers(0, classes, rows), probabilities.argmax(1), probabilities, np.zeros(rows))
+
+
+def test_the_calibration_error_is_that_of_fifteen_bins() -> None:
+    """As Guo et al. 2017, with the bins of scikit-learn."""
+    from sklearn.calibration import calibration_curve
+
+    found = predictions()
+    sure, right = found.probabilities.max(1), found.expected == found.predicted
+    accuracy, confidence = calibration_curve(right, sure, n_bins=15)
+    rows = np.histogram(sure, 15, (0, 1))[0]
+    gaps = abs(accuracy - confidence) * rows[rows > 0]
+    assert scores.values_of("classification", found)["ece"] == pytest.approx(gaps.sum() / 400, abs=1e-6)
+
+
+def test_the_area_is_the_mean_over_classes_that_have_rows_and_lack_some() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    found = predictions(classes=4)
+    kept = found._replace(expected=found.expected % 3)  # the last class has no row
+    areas = [roc_auc_score(kept.expected == at, kept.probabilities[:, at]) for at in range(3)]
+    assert scores.values_of("classification", kept)["auc"] == pytest.approx(np.mean(areas), abs=1e-6)
+    assert "auc" not in scores.values_of("classification", found._replace(expected=np.zeros_like(found.expected)))
+
+
 def test_models_are_compared_by_a_metric_that_is_only_a_function(tmp_path: Path, registry: list[Score]) -> None:
     draw, truth = np.random.default_rng(0), np.array(["anger", "joy", "sad"] * 40)
     paths = []

@@ -21,8 +21,6 @@ from trnflow.tasks.export.neuron import optimum_arguments, optimum_command
 from trnflow.tasks.export_neuron import environ, export_neuron, rounded_up
 from trnflow.tasks.stage import read_json
 
-pytestmark = pytest.mark.slow  # one costly fixture for the whole file
-
 STAGE = "trnflow.tasks.export_neuron:export_neuron"
 
 

@@ -57,11 +57,20 @@ def test_the_file_says_all_that_its_reader_needs(kind: Any, tmp_path: Path) -> N
     tensors = {tensor.name: tensor for tensor in read.tensors}
     assert tensors["output.weight"].tensor_type.name == kind.upper()
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
-    stored = gguf.dequantize(tensors["output.weight"].data, tensors["output.weight"].tensor_type)
     from safetensors.torch import load_file
 
-    trained = load_file(tmp_path / "model/model.safetensors")["lm_head.weight"]
-    assert torch.allclose(torch.from_numpy(stored.copy()), trained, atol={"f32": 0, "f16": 1e-3, "q8_0": 1e-2}[kind])
+    trained = load_file(tmp_path / "model/model.safetensors")
+    # llama.cpp rotates neighbours of a head's eight numbers, transformers halves
+    pairs = [8 * head + half + at for head in range(4) for at in range(4) for half in (0, 4)]
+    layer = "model.layers.0.self_attn"
+    wanted = {"output": trained["lm_head.weight"], "blk.0.attn_q": trained[f"{layer}.q_proj.weight"][pairs],
+              "blk.0.attn_k": trained[f"{layer}.k_proj.weight"][pairs[:16]],
+              "blk.0.attn_v": trained[f"{layer}.v_proj.weight"]}  # fmt: skip
+    for name, value in wanted.items():
+        stored = torch.from_numpy(
+            gguf.dequantize(tensors[f"{name}.weight"].data, tensors[f"{name}.weight"].tensor_type).copy()
+        )
+        assert torch.allclose(stored, value, atol={"f32": 0, "f16": 1e-3, "q8_0": 1e-2}[kind])
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,20 @@ def of_rows(rows: Sequence[tuple[str, ...]]) -> Any:
     return torch.tensor([[part for text in row for part in number_of_query(text)] for row in rows])
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_vector_is_of_the_tokens_of_its_text_alone(pooling: str) -> None:
+    import torch
+
+    segments = torch.tensor([[1, 1, 1, 2, 2, 0, 0, 0], [1, 2, 2, 2, 2, 2, 0, 0]])
+    states = np.random.default_rng(0).normal(size=(2, 8, 5)).astype(np.float32)
+    head = {"texts": 2, "pooling": pooling, "normalize": False}
+    found = Embedding().logits_of((torch.from_numpy(states),), segments, head).view(2, 2, 5)
+    for row, text in np.ndindex(2, 2):
+        own = states[row, segments[row].numpy() == text + 1]
+        wanted = own.mean(0) if pooling == "mean" else own[0]
+        np.testing.assert_allclose(found[row, text].numpy(), wanted, atol=1e-6)
+
+
 def test_equal_texts_and_rows_that_fill_a_batch_are_no_negatives() -> None:
     import torch
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trnflow.tasks.evaluation.scores import intervals_of, values_of
+from trnflow.tasks.kinds.entities import grouped
 from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, joined
@@ -81,3 +84,29 @@ def test_a_better_model_wins_and_an_equal_one_does_not(tmp_path: Path) -> None:
         judged = compare_scores(tmp_path / "old", tmp_path / "new", "token_classification", config, 0.01)
         assert judged.is_better and judged.low < judged.difference < judged.high
         assert not compare_scores(tmp_path / "old", tmp_path / "old", "token_classification", config, 0.01).is_better
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_are_grouped_as_transformers_groups_them(seed: int) -> None:
+    """`aggregation_strategy="simple"` of its pipeline; special tokens have no place."""
+    from transformers.pipelines.token_classification import AggregationStrategy, TokenClassificationPipeline
+
+    draw, labels = np.random.default_rng(seed), ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    text = "In old Vienna Anna Maria met the baker of Graz, and all of them went on."
+    places = [(match.start(), match.end()) for match in re.finditer(r"\w{1,3}", text)]
+    scores = draw.dirichlet(np.full(5, 0.3), len(places))
+    theirs = TokenClassificationPipeline.__new__(TokenClassificationPipeline)
+    theirs.model = SimpleNamespace(config=SimpleNamespace(id2label=dict(enumerate(labels))))
+    theirs.tokenizer = SimpleNamespace(convert_tokens_to_string=" ".join)
+    pieces = [
+        {"word": text[start:end], "scores": row, "start": start, "end": end, "index": at, "is_subword": False}
+        for at, ((start, end), row) in enumerate(zip(places, scores, strict=True))
+    ]
+    wanted = [
+        {"type": one["entity_group"], "text": text[one["start"] : one["end"]], "start": one["start"], "end": one["end"],
+         "score": pytest.approx(one["score"])}
+        for one in theirs.aggregate(pieces, AggregationStrategy.SIMPLE) if one["entity_group"] != "O"
+    ]  # fmt: skip
+    around = np.full((1, 5), 0.2)
+    found = grouped(text, [None, *places, None], np.concatenate([around, scores, around]).tolist(), labels)
+    assert found == wanted and any(one["end"] - one["start"] > 3 for one in wanted)

@@ -86,6 +86,27 @@ def test_the_threshold_has_the_best_micro_f1() -> None:
     assert kind.decided(np.array([chosen, chosen - 0.01]), {"threshold": chosen}).tolist() == [1, 0]
 
 
+def test_of_thresholds_as_good_the_nearest_to_a_half_is_taken() -> None:
+    values = np.array([[0.1, 0.9], [0.8, 0.2]])
+    found = Outputs((values > 0.5).astype(float), values, values, np.zeros(2))
+    assert kind_of("multi_label").decide(found) == {"threshold": 0.5}
+
+
+def test_answers_without_a_reference_are_judged_by_their_mean_log_probabilities() -> None:
+    """As DPO and KTO judge with a beta of 1 and a reference that finds all answers alike."""
+    draw = np.random.default_rng(0)
+    means, marks = -draw.uniform(0.1, 6, 12), np.array([1, -1, 1, 1, -1, -1])
+    own, others = means.reshape(6, 2).T
+    pairs = kind_of("preference").judged(means, None)
+    assert pairs.chosen.tolist() == own.tolist() and pairs.rejected.tolist() == others.tolist()
+    np.testing.assert_allclose(pairs.loss, -np.log(1 / (1 + np.exp(others - own))))
+    assert values_of("preference", pairs)["likelihood_accuracy"] == np.mean(own > others)
+    marked = kind_of("unpaired_preference").judged(means, marks)  # every second text is another row's answer
+    np.testing.assert_allclose(marked.loss, -np.log(1 / (1 + np.exp(-own * marks))))
+    margin = own[marks > 0].mean() - own[marks < 0].mean()
+    assert values_of("unpaired_preference", marked)["likelihood_margin"] == pytest.approx(margin)
+
+
 @pytest.mark.parametrize(("task", "make"), [("multi_label", labels), ("regression", numbers)])
 def test_a_better_model_wins_and_an_equal_one_does_not(task: str, make: Callable[..., Outputs], tmp_path: Path) -> None:
     for name, found in (("old", make(noise=1.5)), ("new", make(noise=0.3))):

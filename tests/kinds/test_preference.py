@@ -78,6 +78,15 @@ def test_ties_and_empty_answers_are_dropped_and_counted(tmp_path: Path) -> None:
     assert "pairs with equal answers dropped: 2 (the first: split train row 2)" in told
 
 
+def test_a_pair_of_which_one_answer_is_too_long_is_dropped_and_counted(tmp_path: Path) -> None:
+    good, long = SHAPES["texts"], " and so on" * 20
+    bench, texts = texts_of(tmp_path, {**good, "chosen": long}, good, {**good, "rejected": long})
+    trains = {"kind": "bpe", "vocab_size": 260}  # a token of each byte
+    tokens = bench.tokens(texts, {"config": {"model_type": "llama"}}, max_length=50, train=trains, overlong="drop")
+    assert np.load(tokens.path / "train/source_row.npy").tolist() == [1]
+    assert tokens.meta["splits"] == {"train": 1} and tokens.meta["dropped"] == {"overlong": 2}
+
+
 @pytest.mark.parametrize(
     "row",
     [

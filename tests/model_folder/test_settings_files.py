@@ -12,7 +12,12 @@ from tests.helpers.small_models import workdir
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.tokenization.tokenizer import BERT_SPECIAL, bert_pipeline
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
-from trnflow.tasks.model_folder.settings_files import generation_settings, learnt_settings, write_tokenizer
+from trnflow.tasks.model_folder.settings_files import (
+    generation_settings,
+    learnt_settings,
+    positions_of,
+    write_tokenizer,
+)
 from trnflow.tasks.model_folder.tokenizer_check import settle_tokenizer
 from trnflow.tasks.stage import read_json, write_json
 
@@ -126,3 +131,24 @@ def test_a_class_that_reads_texts_otherwise_than_training_is_not_published(tmp_p
     assert "tokenizer_class BertTokenizer is replaced by PreTrainedTokenizerFast" in said[0]["info"]
     settle_tokenizer(tmp_path, out)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(("padded", "family"), [(2, "roberta"), (0, "bert")])
+def test_a_model_reads_as_many_tokens_as_it_has_positions_beside_padding(padded: int, family: str) -> None:
+    import torch
+    import transformers
+
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+    }
+    config = transformers.AutoConfig.for_model(family, **sizes, max_position_embeddings=12, pad_token_id=padded // 2)
+    model = transformers.AutoModel.from_config(config)
+    longest = positions_of(model)
+    assert longest == 12 - padded
+    model(input_ids=torch.full((1, longest), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, longest + 1), 5))

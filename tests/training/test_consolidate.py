@@ -146,7 +146,7 @@ TEMPLATE = (
 def test_the_folder_tells_how_rows_were_formatted(tmp_path, bench) -> None:
     """What training did to a conversation, transformers does with the folder alone."""
     import pyarrow.parquet as pq
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, GenerationConfig
 
     messages = [{"role": "user", "content": "where is the cat"}, {"role": "assistant", "content": "on the mat"}]
     for split in ("train", "validation"):
@@ -169,6 +169,11 @@ def test_the_folder_tells_how_rows_were_formatted(tmp_path, bench) -> None:
     (row,) = {str(row) for row in pq.read_table(texts.path / "train.parquet")["parts"].to_pylist()}
     trained = "".join(part["text"] for part in ast.literal_eval(row))
     assert tokenizer.apply_chat_template(messages, tokenize=False) == trained
+    # what ends answers of train, most of them first, stops generating before what the config says
+    ends = [{**tokens.meta["ends"][0], "id": 9}, *tokens.meta["ends"]]
+    inputs["tokens"] = replace(tokens, meta={**tokens.meta, "ends": ends})
+    folder = run_stage(consolidate, config, tmp_path / "ends", **inputs).artifact.path
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == [9, 2]
 
 
 def test_other_format_settings_make_another_model(tmp_path) -> None:

@@ -50,6 +50,8 @@ def test_the_key_holds_what_reaches_a_graph() -> None:
         assert key(TrainConfig(**BASE, **fields)) == plain
     for fields in WITH_A_TRACE:
         assert key(TrainConfig(**BASE, **fields)) != plain
+    weighted = [key(TrainConfig(**BASE, class_weights=weights)) for weights in ("balanced", {"a": 2.0})]
+    assert weighted[0] == weighted[1] != plain  # how large they are is no part of a graph
     assert key(TrainConfig(**BASE), labels=["c", "d"]) == plain
     assert key(TrainConfig(**BASE), labels=["a", "b", "c"]) != plain
     assert key(TrainConfig(**BASE), lengths=[8, 16]) != plain
@@ -183,6 +185,14 @@ def test_native_lists_a_mesh_without_ranks(tmp_path) -> None:
         assert [(graph["name"], graph["length"]) for graph in graphs] == [("eval", 16), ("train", 16)]
         found.append(graphs[0]["hash"])
     assert len(set(found)) == len(layouts)
+
+
+@pytest.mark.parametrize(("micro", "rows"), [(2, 2), (None, 4)])
+def test_the_list_says_how_many_rows_a_replica_computes_at_once(micro: int | None, rows: int, tmp_path) -> None:
+    config = TrainConfig(engine="native", devices=2, global_batch=8, micro_batch=micro)
+    given = {"model": scratch(**LLAMA), "packed": packed_lm(tmp_path / "packed")}
+    made = run_stage(precompile, config, tmp_path / "run", **given).artifact
+    assert made.meta["micro_batch"] == read_json(made.path / "graphs.json")["micro_batch"] == rows
 
 
 @pytest.mark.xla

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training.toys import packed_classes
+from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.loop import TrainingState
-from trnflow.tasks.training.selection import Best, Chosen, check_selection
+from trnflow.tasks.training.selection import Best, Chosen, check_selection, validated
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
 
@@ -53,6 +58,18 @@ def test_patience_counts_evaluations_in_a_row() -> None:
     )
     stopped = walk(config, [3.0, 2.0, 1.95, 2.5, 0.1])
     assert (stopped.step, stopped.stale) == (2, 2)
+
+
+def test_a_metric_reads_each_row_once_and_none_that_only_fills_a_batch(tmp_path: Path) -> None:
+    packed = packed_classes(tmp_path, validation=10)
+    split = Split(packed, "validation")
+    batches = [split.read(address) for address in split.in_order(4)]
+    numbers = [[0.5, 2.0, *np.arange(12) + 100.0 * at] for at in range(len(batches))]
+    seen = validated(numbers, 20, batches)
+    labels = np.concatenate([open_chunks(packed, "validation", length)["labels"] for length in (8, 16)])
+    assert len(batches) * 4 > len(labels) and seen.expected.tolist() == labels.tolist()
+    rows = [at for at, batch in enumerate(batches) for _ in range(batch.samples)]
+    assert (seen.logits // 100).tolist() == [[at] * 3 for at in rows] and seen.loss == 0.5 * len(batches)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from tests.training.run_stage import FolderPartial, Result, Stage, run_stage, traced_and_trained
-from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
+from tests.training.toys import BERT, DRY, LLAMA, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Artifact, Input
 from trnflow.tasks.config import graph_params, keyed_params
 from trnflow.tasks.data.chunks import open_chunks
@@ -19,6 +21,7 @@ from trnflow.tasks.train import TrainConfig, environ, train
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.shards import Reader
 from trnflow.tasks.training.fit import make_schedule
+from trnflow.tasks.training.loop import Run, TrainingState
 
 NEURON: dict[str, Any] = {"device": "neuron", "devices": 2}
 EACH: dict[str, Any] = {**NEURON, "xla_processes": "per_device"}
@@ -149,6 +152,16 @@ def test_native_learns_and_reports(tmp_path) -> None:
     assert (found.artifact.path / "tokenizer" / "tokenizer_config.json").exists()
 
 
+def test_each_step_drops_other_elements(tmp_path) -> None:
+    """Of one row, whose weights hardly move, the loss changes with what is dropped alone."""
+    packed = packed_classes(tmp_path / "packed", rows=1, lengths=(8,), validation=2)
+    config = TrainConfig(engine="native", global_batch=1, max_steps=4, learning_rate=1e-9, log_every=1)
+    for name, model, different in (("drops", BERT, 4), ("dry", {**BERT, **DRY}, 1)):
+        found = run_stage(traced_and_trained, config, tmp_path / name, model=scratch(**model), packed=packed)
+        losses = found.curve("loss")
+        assert len(losses) == 4 and len({round(loss, 4) for loss in losses.values()}) == different
+
+
 def check_curves(found: Result) -> None:
     """The artifact has a loss for each update, for there are few, and what was reported, however seldom training logs."""
     rows = {row["step"]: row for row in found.artifact.meta["curves"]}
@@ -158,6 +171,17 @@ def check_curves(found: Result) -> None:
         assert all(rows[step][name] == value for step, value in found.curve(name).items())
     mean = sum(row["loss"] for row in rows.values() if "loss" in row) / 78
     assert mean == pytest.approx(found.artifact.meta["metrics"]["train_loss"])
+
+
+def test_a_row_of_long_curves_is_the_mean_since_the_row_before() -> None:
+    run = SimpleNamespace(config=TrainConfig(max_steps=451), total=451, progress=TrainingState())
+    losses = [1 / step for step in range(1, 452)]
+    for step, loss in enumerate(losses, 1):
+        Run.note_loss(run, step, loss)
+    steps = [0, *(row["step"] for row in run.progress.curves)]
+    assert len(steps) < 200 and steps[-1] == 451 != 3 + steps[-2]
+    for row, (before, step) in zip(run.progress.curves, pairwise(steps), strict=True):
+        assert row["loss"] == pytest.approx(sum(losses[before:step]) / (step - before))
 
 
 def check_measures(found: Result, packed: Input) -> None:

@@ -129,6 +129,15 @@ def shared(library: Tokenizer, text: str, place: int) -> bool:
     return any(start < place < end for start, end in library.encode(text, add_special_tokens=False).offsets)
 
 
+def test_each_answer_is_trained_on_in_one_row() -> None:
+    """Of prompts that end in a blank, which the answer's first token would take, each has a row of its own."""
+    library, encoder, _ = known("gpt2")
+    made, apart = encoded(encoder, [[("Q: ", "red"), ("\nQ: ", "blue"), ("\nQ:", " grey")]])
+    assert apart == [0]
+    said = [library.decode([id for id, train in zip(*row, strict=True) if train]) for _, row in made]
+    assert said == [" grey", "red", "blue"]
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(rows=st.lists(turns(), min_size=1, max_size=4))

@@ -291,6 +291,17 @@ def test_bytes_do_not_depend_on_the_number_of_cores(bench, shared):
     assert results[0] == results[1]
 
 
+def test_each_row_of_tokens_knows_the_row_that_it_was_read_from(bench):
+    """Also where rows lie in several shards, and some were dropped."""
+    texts = texts_of(bench, {"text": ["a b " * (n % 7) + "a" for n in range(400)], "label": ["x", "y"] * 200})
+    train = {"kind": "bpe", "vocab_size": 300}
+    tokens = bench.tokens(texts, SCRATCH, train=train, max_length=14, overlong="drop", shard_bytes=1024)
+    kept = [n for n in range(400) if n % 7 < 6]
+    assert np.load(tokens.path / "train/source_row.npy").tolist() == kept
+    read = tokenizer_of(tokens).decode_batch(rows(tokens, "train"))
+    assert read == [table(texts, "train")["text"][n] for n in kept]
+
+
 # --- training tokenizers
 
 
@@ -317,6 +328,14 @@ def test_trained_tokenizer_loads_in_transformers(bench, shared, kind):
 
         parts = table(texts, "train")["parts"][0]
         assert loaded.decode(first, skip_special_tokens=True) == "".join(part["text"] for part in parts)
+
+
+@pytest.mark.parametrize(("kind", "frame"), [("wordpiece", "[CLS] {} [SEP]"), ("bpe", "<s>{}</s>")])
+def test_a_class_is_read_between_the_ends_of_its_text(bench, kind, frame):
+    texts = texts_of(bench, {"text": ["aa bb", "bb aa"], "label": ["x", "y"]})
+    tokens = bench.tokens(texts, SCRATCH, train={"kind": kind, "vocab_size": 300})
+    read = tokenizer_of(tokens).decode(rows(tokens, "train")[0], skip_special_tokens=False)
+    assert read == frame.format("aa bb")
 
 
 def test_only_train_is_learned_from(bench):

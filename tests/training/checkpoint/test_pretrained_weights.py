@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.toys import BERT, LLAMA, VOCABULARY
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.model_folder.published_weights import model_without_values
+from trnflow.tasks.training.checkpoint.grown_weights import GrownWeights
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from trnflow.tasks.training.model.pretrained import auto_class
 
@@ -45,6 +46,19 @@ def test_each_parameter_is_the_saved_model_s(family: str, size: str, tmp_path: P
         assert weights.has(name) and torch.equal(weights.tensor(name), value)
     joined = {name for name, _ in model.named_parameters() if weights.stored_name(name) is None}
     assert all("experts" in name for name in joined) and bool(joined) == (family == "mixtral")
+
+
+@pytest.mark.parametrize("family", ["llama", "tied", "bert"])
+def test_rows_of_new_tokens_are_the_mean_of_those_there(family: str, tmp_path: Path) -> None:
+    model, weights = saved(tmp_path, family)
+    larger = type(model.config)(**{**model.config.to_dict(), "vocab_size": VOCABULARY + 3})
+    empty = model_without_values(MODELS[family][0], larger)
+    grown, sizes = GrownWeights(weights, empty), {name: tuple(p.shape) for name, p in empty.named_parameters()}
+    for name, value in model.named_parameters():
+        assert grown.shape(name) == sizes[name] == tuple(grown.tensor(name).shape)
+        torch.testing.assert_close(grown.tensor(name)[: len(value)], value.data, rtol=0, atol=0)
+        for row in grown.tensor(name)[len(value) :]:
+            torch.testing.assert_close(row, value.data.mean(0))
 
 
 def test_old_names_and_a_body_without_a_head_are_read(tmp_path: Path) -> None:

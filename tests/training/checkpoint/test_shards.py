@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,6 +34,16 @@ def test_slices_make_the_tensor(tmp_path, columns: int) -> None:
     assert reader.names == ["w"] and reader.shape("w") == (3, 8) and reader.state == {"step": 7}
     assert torch.equal(reader.tensor("w"), tensor)
     assert len(list(tmp_path.glob("*.safetensors"))) == columns
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_a_part_is_that_of_the_whole_tensor(tmp_path, columns: int) -> None:
+    """Also where it begins or ends within a slice, as on a mesh that splits otherwise."""
+    tensor = torch.arange(24.0).reshape(3, 8)
+    write(tmp_path, slices(tensor, columns), {})
+    for first, last in combinations(range(9), 2):
+        at = (slice(1, 3), slice(first, last))
+        assert torch.equal(Reader(tmp_path).part("w", at), tensor[at]), at
 
 
 def test_the_same_tensors_make_the_same_bytes(tmp_path) -> None:

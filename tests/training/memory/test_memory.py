@@ -115,6 +115,18 @@ def test_stochastic_rounding_saves_the_masters_of_each_rank(layout: dict[str, An
     assert (found[0].gradients == found[1].gradients) or sharded
 
 
+def test_fsdp_holds_its_share_and_gathers_what_lies_outside_the_layers_and_two_layers(tmp_path: Path) -> None:
+    """As PyTorch's FSDP2, which gathers the next layer while one computes."""
+    config = TrainConfig(**DEVICES, fsdp=True)
+    model, meta = scratch(**MODELS["llama"], tie_word_embeddings=False), row_meta(2048)
+    memory = trace_memory(config, model, meta)
+    shapes = build(model, packed_lm(tmp_path), seed=0, weights=False).parameters()
+    layer = sum(value.numel() for name, value in shapes.items() if "layers.1." in name)
+    outside = sum(value.numel() for name, value in shapes.items() if "layers." not in name)
+    assert memory.at == "the backward pass"
+    assert memory.parameters == 4 * ((outside + 4 * layer) // 4 + outside + 2 * layer)
+
+
 def test_engine_xla_s_sums_count_whole_on_each_replica_though_zero1_splits_the_state() -> None:
     """They are reduced once an update."""
     meta = row_meta(2048, 1000)

@@ -19,6 +19,8 @@ from trnflow.tasks.training.model.lora import (
     base_layer,
     check_rank,
     matching_layers,
+    original_base,
+    scaling,
     target_modules,
 )
 from trnflow.tasks.training.partition_specs import STYLES, Mesh, parameter_specs
@@ -81,6 +83,19 @@ def test_published_names_are_those_of_peft() -> None:
     assert adapter_name(f"{LAYERS[0]}{A}.weight") == f"base_model.model.{LAYERS[0]}.lora_A.weight"
     assert adapter_name("classifier.out_proj.bias") == "base_model.model.classifier.out_proj.bias"
     assert base_layer(LAYERS[0] + BASE) == base_layer(LAYERS[0] + B) == base_layer(LAYERS[0]) == LAYERS[0]
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_of_twice_the_rank_updates_as_much(rslora: bool) -> None:
+    """alpha / rank, or alpha / sqrt(rank), of each layer as before: its trained matrices and the first ones side by side."""
+    patterns = {"rank_pattern": {LAYERS[1]: 4}, "alpha_pattern": {LAYERS[1]: 24}}
+    own = {"r": 8, "lora_alpha": 16, "use_rslora": rslora, "init_lora_weights": "pissa", **patterns}
+    grown = original_base(own)
+    assert (grown["r"], grown["rank_pattern"]) == (16, {LAYERS[1]: 8})
+    for layer, rank, alpha in ((LAYERS[0], 8, 16), (LAYERS[1], 4, 24)):
+        wanted = alpha / (rank**0.5 if rslora else rank)
+        assert scaling(own, layer, rank) == pytest.approx(wanted)
+        assert scaling(grown, layer, 2 * rank) == pytest.approx(wanted)
 
 
 def test_matrices_are_split_as_their_layer_is() -> None:
