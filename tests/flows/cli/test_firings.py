@@ -41,6 +41,7 @@ def test_a_killed_retrain_is_listed_at_its_step(tmp_path: Path) -> None:
     (killed,) = shell.json("runs")["runs"]
     at = f"wait_for {killed['step']}/100 looks"
     assert firing["why"].startswith(f"killed at {at}") and at in shell("runs").stdout
+    assert f"toy: the last retrain killed on {firing['created']}" in shell("health", "toy").stdout
     assert at in shell("history", "toy").stdout and shell.json("history", "other")["history"] == []
 
 

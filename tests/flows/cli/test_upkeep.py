@@ -192,6 +192,8 @@ def rewritten(shell: Shell, stage: str, **changed: Any) -> dict[str, Any]:
     record = json.loads(file.read_text())
     record["document"] |= changed
     record["key"] = key_of(record["document"])
+    attempts = shell.folder / ".trnflow/store/attempts"
+    (attempts / file.stem).rename(attempts / record["key"])
     file.unlink()
     file.with_name(f"{record['key']}.json").write_text(json.dumps(record))
     return record
@@ -208,6 +210,7 @@ def test_accept_adopts_what_a_release_with_other_module_names_made(own_past: She
     done = own_past.json("accept", "mine.yaml", "load_data")
     assert (done["accepted"], done["from"], done["artifact"]) == (True, old["key"], old["artifact"])
     assert [stage["action"] for stage in own_past.json("plan", "mine.yaml")["stages"][:4]] == ["hit"] * 4
+    assert own_past.json("plan", "mine.yaml", "data.limit=9")["stages"][0]["seconds"] > 0, "as it once took"
     assert own_past.json("verify")["ok"] and len(own_past.json("runs")["runs"]) == 3
 
 
