@@ -10,6 +10,7 @@ import pytest
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph, letters
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
+from trnflow.flows.runner.attempts import outlook
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import run
@@ -127,6 +128,17 @@ def test_partial_state_goes_when_its_stage_is_done(house: House) -> None:
     house.store().partial(key).commit(7, house.folder / "state")
     house.run(until="words")
     assert house.store().partial(key).steps() == []
+
+
+def test_an_unfinished_stage_is_said_to_go_on_from_its_newest_state(house: House) -> None:
+    step = plan_graph(house.graph({}), house.store()).steps["words"]
+    assert step.key is not None and step.document is not None
+    for at in (4, 12):
+        (state := house.folder / "state").mkdir()
+        (state / "weights").write_text("1")
+        house.store().partial(step.key).commit(at, state)
+    said = outlook(house.store(), "words", step.key, step.document, lambda record, changes: [])
+    assert said == "goes on from step 12"
 
 
 def test_a_stage_that_changes_its_input_fails(house: House) -> None:
