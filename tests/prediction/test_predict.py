@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -235,3 +237,9 @@ def test_a_bad_file_is_refused(tmp_path: Path, lines: str, error: type[Exception
     (tmp_path / "rows.jsonl").write_text(lines)
     with pytest.raises(error, match=says):
         RowFile(tmp_path / "rows.jsonl", ["text"], [])
+
+
+def test_columns_of_bytes_are_known_inside_lists_and_objects_too(tmp_path: Path) -> None:
+    columns = {"text": ["a"], "photo": [b"x"], "photos": [[b"x"]], "page": [{"scan": b"x", "of": 1}], "tags": [["a"]]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    assert RowFile(tmp_path / "rows.parquet", ["text"], []).bytes == ["photo", "photos", "page"]

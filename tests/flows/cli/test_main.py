@@ -112,6 +112,18 @@ def test_wrong_usage_is_one_clear_error(trnflow: Shell, arguments: list[str], co
     assert says in trnflow.error(*arguments, code=code)
 
 
+def test_a_plan_of_a_run_that_is_bound_to_fail_ends_as_the_run_would(trnflow: Shell) -> None:
+    done = trnflow("plan", "mine.yaml", "data.label=lable")
+    assert done.returncode == 2 and "load_data" in done.stdout and "no column lable" in done.stderr
+
+
+def test_with_json_an_error_is_a_document_too(trnflow: Shell) -> None:
+    done = trnflow("plan", "mine.yaml", "train.epochs=many", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["type"]) == (2, "ConfigError") and "train.epochs" in error["message"] and error["fix"]
+    assert error["message"] in done.stderr
+
+
 def test_a_bad_row_names_file_and_row_and_publishes_nothing(trnflow: Shell) -> None:
     with (trnflow.folder / "rows/train.jsonl").open("a") as handle:
         handle.write('\n{"text": "what?", "label": "neither"}')

@@ -17,6 +17,7 @@ import pytest
 from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.leases import write_dead_lease
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import entry_of, newest_ended, present_data, write_ended
@@ -28,6 +29,7 @@ from trnflow.flows.runner.context import context_of, open_store
 from trnflow.flows.services.events import data_changed
 from trnflow.tasks.errors import ConfigError, DataError, StoreError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
+from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store import lease as leases
 from trnflow.tasks.store.ledger import NewEntry, append_ledger
@@ -124,6 +126,12 @@ def test_nothing_is_announced_while_a_retrain_is_under_way(watched: Watched) -> 
     with hold_lease(watched.recipe, watched.store, wait=False) as lease:
         assert not isinstance(lease, str)
         assert watched.look(60) == "training"
+    assert watched.look(60) == "changed"
+
+
+def test_a_retrain_of_another_machine_that_died_is_under_way_no_more(watched: Watched) -> None:
+    watched.look(0)
+    write_dead_lease(watched.store, digest_of({"retrain": "tiny"}).removeprefix("sha256:"), "run", "run")
     assert watched.look(60) == "changed"
 
 
