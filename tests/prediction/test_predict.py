@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from tests.helpers.data_stages import Bench, new_bench
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, read_row_format, row_format
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.prediction.carried import carried_columns
 from trnflow.tasks.prediction.predict import open_model, predictions
 from trnflow.tasks.prediction.row_files import RowFile
 from trnflow.tasks.stage import write_json
@@ -125,6 +126,16 @@ def test_a_text_that_is_too_long_is_cut_as_in_training_and_this_is_said(classes:
     other = pipe([text], truncation=True, max_length=24)[0]
     assert mine["probabilities"][other["label"]] == pytest.approx(other["score"], abs=1e-6)
     assert mine["cut"] == len(pipe.tokenizer(text)["input_ids"]) - 24
+
+
+def test_a_prediction_carries_what_the_model_does_not_read_but_under_its_own_names(classes: Path) -> None:
+    rows = read_row_format(classes)
+    there = ["id", "title", "body", "label", "cut"]
+    assert carried_columns(rows, there) == (["id"], ["label", "cut"])
+    assert carried_columns(rows, there, ["body", "id", "body"]) == (["body", "id"], [])
+    for chosen, says in (("author", "have no column author"), ("label", "the name of a prediction's own")):
+        with pytest.raises(ConfigError, match=says):
+            carried_columns(rows, there, [chosen])
 
 
 BLANKS = ["", " ", "\n\t", "\u00a0\u3000"]

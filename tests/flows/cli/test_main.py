@@ -117,6 +117,10 @@ def test_a_plan_of_a_run_that_is_bound_to_fail_ends_as_the_run_would(trnflow: Sh
     assert done.returncode == 2 and "load_data" in done.stdout and "no column lable" in done.stderr
 
 
+def test_what_follows_two_dashes_is_no_setting(trnflow: Shell) -> None:
+    assert "consolidate of mine has no artifact" in trnflow.error("predict", "mine.yaml", "--", "train.epochs=many", code=2)
+
+
 def test_with_json_an_error_is_a_document_too(trnflow: Shell) -> None:
     done = trnflow("plan", "mine.yaml", "train.epochs=many", "--json")
     error = json.loads(done.stdout)["error"]
