@@ -63,7 +63,8 @@ def test_a_retrain_that_was_stopped_or_failed_ends_with_an_exit_code(ended: Retr
 
 def test_another_build_or_device_is_no_change_and_another_version_is() -> None:
     def portable(torch: str, device: str = "cpu") -> KeyDocument:
-        return _portable(KeyDocument(stage="train", code={}, params={}, inputs={}, env={"torch": torch}, accel={"device": device}))
+        env, accel = {"torch": torch}, {"device": device}
+        return _portable(KeyDocument(schema=1, stage="train", code={}, params={}, inputs={}, env=env, accel=accel))
 
     assert portable("2.9.1+cu128", "cuda") == portable("2.9.1") != portable("2.9.2")
 

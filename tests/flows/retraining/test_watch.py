@@ -203,6 +203,12 @@ def test_a_disk_that_takes_no_look_is_one_clear_error(watched: Watched) -> None:
         watched.look(0)
 
 
+def test_the_command_announces_a_change_once(watched: Watched) -> None:
+    assert watched.look(-1000) == "new"
+    once = ("watch", "tiny.yaml", "--once", "--every", "600")
+    assert [watched.shell.json(*once)["outcome"] for _ in range(2)] == ["changed", "waiting"]
+
+
 @pytest.mark.slow
 def test_the_command_says_where_the_event_went(watched: Watched) -> None:
     once = ("watch", "tiny.yaml", "--once", "--every", "1")
