@@ -104,15 +104,17 @@ def harnessed(
 def test_a_result_that_is_no_number_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = float("nan")
     meta, written, events = harnessed(
-        tmp_path, monkeypatch, row("sums", "acc", 0.5, nan), row("sums", "f1", nan), row("part", "acc", 0.25, 0.1, "strict")
+        tmp_path,
+        monkeypatch,
+        row("sums", "acc", 0.5, nan),
+        row("sums", "f1", nan),
+        row("part", "acc", 0.25, 0.1, "strict"),
     )
     assert meta == {"metrics": {"sums.acc": 0.5, "part.acc.strict": 0.25}, "own": ["sums.acc"]}
     assert written["rows"] == [row("sums", "acc", 0.5, None), row("part", "acc", 0.25, 0.1, "strict")]
     assert events == [{"warn": "evaluate.harness: sums.f1 is nan, and is left out"}]
 
 
-def test_a_task_file_that_changed_since_the_run_began_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_file_that_changed_since_the_run_began_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"tasks/sums\.yaml changed since this run began"):
         harnessed(tmp_path, monkeypatch, edited=True)

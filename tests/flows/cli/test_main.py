@@ -118,13 +118,17 @@ def test_a_plan_of_a_run_that_is_bound_to_fail_ends_as_the_run_would(trnflow: Sh
 
 
 def test_what_follows_two_dashes_is_no_setting(trnflow: Shell) -> None:
-    assert "consolidate of mine has no artifact" in trnflow.error("predict", "mine.yaml", "--", "train.epochs=many", code=2)
+    assert "consolidate of mine has no artifact" in trnflow.error(
+        "predict", "mine.yaml", "--", "train.epochs=many", code=2
+    )
 
 
 def test_with_json_an_error_is_a_document_too(trnflow: Shell) -> None:
     done = trnflow("plan", "mine.yaml", "train.epochs=many", "--json")
     error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["type"]) == (2, "ConfigError") and "train.epochs" in error["message"] and error["fix"]
+    assert (
+        (done.returncode, error["type"]) == (2, "ConfigError") and "train.epochs" in error["message"] and error["fix"]
+    )
     assert error["message"] in done.stderr
 
 

@@ -211,7 +211,9 @@ def test_accept_adopts_what_a_release_with_other_module_names_made(own_past: She
     assert (done["accepted"], done["from"], done["artifact"]) == (True, old["key"], old["artifact"])
     assert [stage["action"] for stage in own_past.json("plan", "mine.yaml")["stages"][:4]] == ["hit"] * 4
     attempts = own_past.folder / ".trnflow/store/attempts"
-    (once,), (adopted,) = ([*(attempts / key).glob(f"{name}*")] for key, name in ((old["key"], ""), (done["key"], "accept")))
+    (once,), (adopted,) = (
+        [*(attempts / key).glob(f"{name}*")] for key, name in ((old["key"], ""), (done["key"], "accept"))
+    )
     took = [json.loads(file.read_text()) for file in (once, adopted)]
     for name in ("seconds", "bytes", "figures"):  # by which plans tell what the stage takes
         assert took[0][name] == took[1][name], name

@@ -51,7 +51,9 @@ def test_get_of_what_is_corrupt_leaves_nothing_and_the_next_run_makes_it_anew(tr
     run = ("run", "mine.yaml", "--until", "load_data", *DATA[1:])
     (made,) = trnflow.json(*run)["stages"]
     before = {*trnflow.folder.iterdir()}
-    blob = max((trnflow.folder / ".trnflow/store/blobs").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    blob = max(
+        (trnflow.folder / ".trnflow/store/blobs").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size
+    )
     blob.chmod(0o644)
     blob.write_bytes(blob.read_bytes()[::-1])
     assert "corrupt" in trnflow.error("get", "mine.yaml", "load_data", "new", "tracking.enabled=false", code=1)

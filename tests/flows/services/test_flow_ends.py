@@ -25,7 +25,9 @@ def test_own_code_outside_the_deployments_folder_is_refused(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path / "deployed")
     _refuse_code_elsewhere(load("own.yaml"))
     _refuse_code_elsewhere(load("../other/tiny.yaml"))
-    with pytest.raises(ConfigError, match=r"format\.make: formats:make lies in .*other, outside the deployment's folder"):
+    with pytest.raises(
+        ConfigError, match=r"format\.make: formats:make lies in .*other, outside the deployment's folder"
+    ):
         _refuse_code_elsewhere(load("../other/own.yaml"))
 
 
