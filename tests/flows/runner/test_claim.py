@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_a_run_that_waits_for_hours_looks_each_second(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(claim.time, "sleep", pauses.append)
+    monkeypatch.setattr(claim, "time", SimpleNamespace(sleep=pauses.append))
     made = stored(store, tmp_path)
     with store.waiter(KEY, run="other", attempt="other", ttl=1000.0).acquire() or pytest.fail("the key is free"):
         waits = turn(store, lambda: made if len(pauses) == 30 else None)
