@@ -180,7 +180,7 @@ FAULTS = [
     Fault("sweeps: the ladder tries a setting twice", "flows/sweeps/ladder.py",
           "if rung not in rungs[:number] and", "if", "flows/sweeps/test_ladder.py"),
     Fault("sweeps: a trial that would not end in time begins", "flows/sweeps/timed_study.py",
-          "+ seconds + rest <=", "+ rest <=", "flows/sweeps/test_within.py"),
+          "+ seconds + rest <=", "+ rest <=", "flows/sweeps/test_ladder.py"),
     Fault("sweeps: trials share a GPU", "flows/sweeps/pool.py",
           "[slot * each : (slot + 1) * each]", "[slot : slot + each]",
           "flows/sweeps/test_bad_sweeps.py flows/sweeps/test_results.py flows/sweeps/test_study.py"),
