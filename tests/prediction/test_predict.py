@@ -206,6 +206,9 @@ def test_an_end_token_ends_the_answer(asks: Path, tmp_path: Path) -> None:
 def test_a_prompt_too_long_for_the_positions_loses_its_first_tokens(asks: Path) -> None:
     (mine,) = predict(asks, " ".join(WORDS * 9))
     assert mine["cut"] > 0 and mine["tokens"] == 6
+    (longest,) = predict(asks, " ".join(WORDS * 9), new=500)  # half of the 64 positions stay for the prompt
+    assert longest["tokens"] == 32 or longest["ended"]
+    assert longest == predict(asks, " ".join(WORDS * 9), new=32)[0] and longest["cut"] - mine["cut"] == 32 - 6
 
 
 @pytest.mark.parametrize(
