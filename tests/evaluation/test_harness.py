@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 
 from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
-from trnflow.tasks.artifact import Source
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.harness import HarnessConfig, harness_version
-from trnflow.tasks.run_harness import needs
-from trnflow.tasks.stage import Known
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.run_harness import needs, run_harness
+from trnflow.tasks.stage import Known, Workdir
 
 LANGUAGE = """
 extends: base/hardware/cpu
@@ -70,3 +74,47 @@ def test_a_chat_template_that_the_model_lacks_is_refused_once_the_texts_are_know
         else:
             assert [*needs(config, known)] == []
     assert [*needs(config, Known(sources))] == []
+
+
+def row(task: str, metric: str, value: float, stderr: float | None = None, filter: str = "none") -> Meta:
+    return {"task": task, "metric": metric, "value": value, "stderr": stderr, "filter": filter}
+
+
+def harnessed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: Meta, edited: bool = False
+) -> tuple[Meta, Meta, list[Meta]]:
+    """What run_harness returns, writes and reports of these rows of lm-eval, which is not installed here."""
+    (folder / "tasks").mkdir()
+    (folder / "tasks/sums.yaml").write_text("task: sums\n")
+    digest = sha256_file(folder / "tasks/sums.yaml")
+    harness = Source("harness", {"files": {"sums.yaml": digest}}, {"folder": str(folder / "tasks")})
+    answer = {"rows": [*rows], "version": "0.4.9", "joined": 0}
+    monkeypatch.setattr("trnflow.tasks.run_harness.call_harness", lambda asked, tasks, cache: deepcopy(answer))
+    events: list[Meta] = []
+    out = Workdir(folder / "out", folder / "scratch", events.append)
+    out.path.mkdir()
+    weights: Input[Meta] = Input(folder, "model", {}, "sha256:1")
+    config = HarnessConfig(tasks=("sums",), include_path="tasks")
+    if edited:
+        (folder / "tasks/sums.yaml").write_text("task: differences\n")
+    meta = inspect.unwrap(run_harness)(config, weights, harness, out=out)
+    return meta, json.loads((out.path / "harness.json").read_text()), events
+
+
+def test_a_result_that_is_no_number_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = float("nan")
+    meta, written, events = harnessed(
+        tmp_path,
+        monkeypatch,
+        row("sums", "acc", 0.5, nan),
+        row("sums", "f1", nan),
+        row("part", "acc", 0.25, 0.1, "strict"),
+    )
+    assert meta == {"metrics": {"sums.acc": 0.5, "part.acc.strict": 0.25}, "own": ["sums.acc"]}
+    assert written["rows"] == [row("sums", "acc", 0.5, None), row("part", "acc", 0.25, 0.1, "strict")]
+    assert events == [{"warn": "evaluate.harness: sums.f1 is nan, and is left out"}]
+
+
+def test_a_task_file_that_changed_since_the_run_began_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"tasks/sums\.yaml changed since this run began"):
+        harnessed(tmp_path, monkeypatch, edited=True)

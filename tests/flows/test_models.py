@@ -12,12 +12,13 @@ import pytest
 
 from tests.helpers.command_line import InProcessShell, opened, write_project
 from trnflow.flows.champions.contenders import find_contender
-from trnflow.flows.models import find_model
+from trnflow.flows.models import FoundModel, find_model
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.warm_start import earlier_model
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.ledger import append_ledger
 from trnflow.tasks.store.ledger.entries import NewEntry
 
@@ -206,3 +207,33 @@ def test_a_run_without_model_does_not_count_as_the_last(house: House) -> None:
         assert house.shell.json("diff", "last", "last~1")["before"]["run"] == run
     finally:
         house.store.backend.remove(f"runs/{run}.json")
+
+
+@pytest.fixture
+def copied(house: House, tmp_path: Path) -> House:
+    """The same house, which a test may change."""
+    shutil.copytree(house.shell.folder, tmp_path / "house", symlinks=True)
+    shell, store = opened(tmp_path / "house")
+    return house._replace(shell=shell, store=store)
+
+
+def test_of_a_champions_exports_the_newest_is_meant(copied: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copied.shell.folder)
+    folder, model = copied.shell.folder / "x", copied.models[0]
+    newer, _ = published(copied.store, folder, "export_neuron", "exported", "export.json", weights=model, length="9")
+    root, want = copied.store.root, ("export_neuron",)
+    assert find_model("mine@1", root=root, want=want).artifact.digest == newer
+    assert find_model("mine@2", root=root, want=want).artifact.digest == copied.exports[1]
+
+
+def test_a_damaged_model_is_off_the_record_so_that_the_next_run_makes_it(copied: House) -> None:
+    store = copied.store
+    record = next(record for record in store.records("consolidate") if record["artifact"] == copied.models[0])
+    found = FoundModel(store, store.artifact(copied.models[0]), ("consolidate", record["key"]))
+    with found.folder() as folder:
+        assert (folder / "config.json").is_file()
+    blob = Path(store.root) / blob_name(found.artifact.files[0].digest)
+    blob.unlink()
+    with pytest.raises(BlobLost), found.folder():
+        pass
+    assert store.record("consolidate", record["key"]) is None

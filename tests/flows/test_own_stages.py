@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,10 @@ from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.helpers.command_line import InProcessShell
 from trnflow.flows.finetune import STAGES
 from trnflow.flows.runner.own_code import ELSEWHERE
+from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.errors import CodeError, DataError
+from trnflow.tasks.own_stage import OwnStage, _checked, own_stage
+from trnflow.tasks.stage import Workdir
 
 STAGES_PY = '''"""What to look at."""
 
@@ -165,3 +170,44 @@ def test_each_stage_of_the_program_keeps_its_name() -> None:
     named = re.compile(r"^@stage\((?:.|\n)*?^def (\w+)\(", re.MULTILINE)
     files = (file.read_text() for file in (PROJECT / "tasks").rglob("*.py"))
     assert {name for text in files for name in named.findall(text)} == {*STAGES, *ELSEWHERE}
+
+
+def test_a_stage_is_called_twice_until_its_code_and_arguments_are_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a function makes in its process is given; the slow tests call real ones."""
+    calls: list[Meta] = []
+
+    def call(function: str, asked: Meta, *elsewhere: object) -> Meta:
+        calls.append(asked)
+        (out := Path(asked["out"])).mkdir(parents=True, exist_ok=True)
+        (out / "seen.txt").write_text(f"{asked['config']['arguments']} {texts == 'differ' and asked['elsewhere']}")
+        return {"meta": {}, "events": []}
+
+    monkeypatch.setattr("trnflow.tasks.own_stage.call_own", call)
+    code = Source("code", {"code": {"mine": "1"}}, {"functions": {"stages.one.function": "mine:one"}})
+    code.location["proofs"] = str(tmp_path / "proofs")
+
+    def calls_of(name: str, text: str) -> int:
+        calls.clear()
+        config = OwnStage(function="mine:one", after="load_data", arguments={"text": text})
+        out = Workdir(tmp_path / name / "out", tmp_path / name / "scratch", lambda event: None)
+        out.path.mkdir(parents=True)
+        given: Input[Meta] = Input(tmp_path, "rows", {}, "sha256:1")
+        assert inspect.unwrap(own_stage)(config, given, code, out) == {}
+        return len(calls)
+
+    texts = "same"
+    assert [calls_of("first", "a"), calls_of("again", "a"), calls_of("other", "b")] == [2, 1, 2]
+    texts = "differ"
+    with pytest.raises(CodeError, match=r"mine:one makes another seen\.txt the second time"):
+        calls_of("differs", "c")
+    texts = "same"
+    assert calls_of("once more", "c") == 2, "what differed proved nothing"
+
+
+@pytest.mark.parametrize("value", [True, "0.5", None, [0.5]])
+def test_a_metric_is_a_number(value: object) -> None:
+    assert _checked({"metrics": {"share": 0.5, "rows": 3}}, "mine.py:1 in one")["metrics"] == {"share": 0.5, "rows": 3}
+    with pytest.raises(DataError, match="mine.py:1 in one: its metric share is .*, no number"):
+        _checked({"metrics": {"share": value}}, "mine.py:1 in one")

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -15,8 +17,9 @@ from hypothesis import strategies as st
 
 from tests.helpers.data_stages import Bench, new_bench
 from trnflow.tasks.artifact import Input
-from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, read_row_format, row_format
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.prediction.carried import carried_columns
 from trnflow.tasks.prediction.predict import open_model, predictions
 from trnflow.tasks.prediction.row_files import RowFile
 from trnflow.tasks.stage import write_json
@@ -125,6 +128,16 @@ def test_a_text_that_is_too_long_is_cut_as_in_training_and_this_is_said(classes:
     assert mine["cut"] == len(pipe.tokenizer(text)["input_ids"]) - 24
 
 
+def test_a_prediction_carries_what_the_model_does_not_read_but_under_its_own_names(classes: Path) -> None:
+    rows = read_row_format(classes)
+    there = ["id", "title", "body", "label", "cut"]
+    assert carried_columns(rows, there) == (["id"], ["label", "cut"])
+    assert carried_columns(rows, there, ["body", "id", "body"]) == (["body", "id"], [])
+    for chosen, says in (("author", "have no column author"), ("label", "the name of a prediction's own")):
+        with pytest.raises(ConfigError, match=says):
+            carried_columns(rows, there, [chosen])
+
+
 BLANKS = ["", " ", "\n\t", "\u00a0\u3000"]
 
 
@@ -193,6 +206,9 @@ def test_an_end_token_ends_the_answer(asks: Path, tmp_path: Path) -> None:
 def test_a_prompt_too_long_for_the_positions_loses_its_first_tokens(asks: Path) -> None:
     (mine,) = predict(asks, " ".join(WORDS * 9))
     assert mine["cut"] > 0 and mine["tokens"] == 6
+    (longest,) = predict(asks, " ".join(WORDS * 9), new=500)  # half of the 64 positions stay for the prompt
+    assert longest["tokens"] == 32 or longest["ended"]
+    assert longest == predict(asks, " ".join(WORDS * 9), new=32)[0] and longest["cut"] - mine["cut"] == 32 - 6
 
 
 @pytest.mark.parametrize(
@@ -235,3 +251,9 @@ def test_a_bad_file_is_refused(tmp_path: Path, lines: str, error: type[Exception
     (tmp_path / "rows.jsonl").write_text(lines)
     with pytest.raises(error, match=says):
         RowFile(tmp_path / "rows.jsonl", ["text"], [])
+
+
+def test_columns_of_bytes_are_known_inside_lists_and_objects_too(tmp_path: Path) -> None:
+    columns = {"text": ["a"], "photo": [b"x"], "photos": [[b"x"]], "page": [{"scan": b"x", "of": 1}], "tags": [["a"]]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    assert RowFile(tmp_path / "rows.parquet", ["text"], []).bytes == ["photo", "photos", "page"]

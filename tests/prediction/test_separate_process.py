@@ -6,11 +6,17 @@ import json
 import os
 import pickle
 import socket
+import sys
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from trnflow.tasks.prediction.separate_process import serve
+import pytest
+
+from trnflow.tasks.data.format.row_format import FORMAT, ROW_FORMAT_FILE, VERSION
+from trnflow.tasks.prediction import separate_process
+from trnflow.tasks.prediction.separate_process import PredictingProcess, serve
+from trnflow.tasks.stage import write_json
 
 
 class Harm:
@@ -38,3 +44,32 @@ def test_a_pickle_is_an_error_and_is_not_read(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
     pickle.loads(pickle.dumps(Harm(tmp_path / "harm")))  # which a pickle's reader would have made
     assert (tmp_path / "harm").is_dir()
+
+
+ECHO = """
+import json, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+while True:
+    connection.send_bytes(json.dumps([None, json.loads(connection.recv_bytes())]).encode())
+"""
+
+
+def test_an_answer_that_nobody_waited_for_is_not_that_to_the_next_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process answers with the question."""
+    settings = {"settings": {"task": "classification"}, "text": ["text"], "columns": ["text"], "nested": []}
+    write_json(tmp_path / ROW_FORMAT_FILE, {"format": FORMAT, "version": VERSION, "task": "classification", "rows": settings,
+                                            "max_length": 8})  # fmt: skip
+    monkeypatch.setattr(separate_process, "python", lambda entry, number: [sys.executable, "-c", ECHO, number])
+    process = PredictingProcess(tmp_path, "model", {}, 8)
+    assert process.predict(["a"]) == [["row 1", "a"]] and not process.ended
+
+    def interrupted() -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process._connection, "recv_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.predict(["b"])
+    assert process.ended

@@ -18,8 +18,10 @@ from tests.flows.authoring.test_choose import KINDS, lines, sentence, table
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.hub_server import serve
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from trnflow.flows.authoring.write import write_recipe
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.services.deployed_recipes import check_recipes
+from trnflow.tasks.errors import ConfigError
 
 TICKETS = table("id", "body", "category", rows=200, body=sentence, category=KINDS)
 SCORES = table("text", "score", score=lambda n: n / 7)
@@ -207,6 +209,22 @@ def test_few_rows_and_blank_ones(here: Shell) -> None:
     (here.folder / "blank.csv").write_bytes(TICKETS + b"900,,bug\n901,what a day it was again,\n")
     assert here("new", "blank.csv", "model.source=base").returncode == 0
     assert "nulls: drop   # 1 rows lack" in (here.folder / "blank.yaml").read_text()
+
+
+def test_a_file_that_another_program_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.yaml").write_text("theirs")
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
+        write_recipe(file, "extends: demo\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"] and file.read_text() == "theirs"
+
+
+def test_nearly_all_rows_fit_the_length_and_one_that_is_far_longer_does_not_count(here: Shell) -> None:
+    for name, long, length in (("some", 10, 256), ("one", 1, 64)):
+        rows = [sentence(n, 130 if n < long else 8) for n in range(100)]
+        (here.folder / f"{name}.csv").write_bytes(table("text", "label", rows=100, text=rows, label=KINDS))
+        assert here("new", f"{name}.csv", "model.source=base").returncode == 0
+        recipe = settings.load(str(here.folder / f"{name}.yaml"))
+        assert recipe.tokenize.max_length == recipe.pack.chunk_length == length
 
 
 def test_a_schedule_is_written_beside_the_recipe(here: Shell) -> None:

@@ -41,6 +41,7 @@ def test_a_killed_retrain_is_listed_at_its_step(tmp_path: Path) -> None:
     (killed,) = shell.json("runs")["runs"]
     at = f"wait_for {killed['step']}/100 looks"
     assert firing["why"].startswith(f"killed at {at}") and at in shell("runs").stdout
+    assert f"toy: the last retrain killed on {firing['created']}" in shell("health", "toy").stdout
     assert at in shell("history", "toy").stdout and shell.json("history", "other")["history"] == []
 
 
@@ -108,6 +109,7 @@ def test_a_verdict_says_what_is_spent_of_the_budget_where_the_comparison_does(tm
     add(store, champion=f"sha256:{'1' * 64}")
     add(store, outcome="kept", by="retrain", run=RUN, comparison=pair)
     add(store, outcome="kept", by="retrain", run=LATER, comparison=pair | {"spent": 0.12})
+    add(store, outcome="rolled back", by="rollback", run=RUN, champion=f"sha256:{'2' * 64}", why="rolled back from it")
     entries = read_ledger(store, "tiny").entries()
     kept = "kept: f1 0.7 against 0.8 of champion 1; difference -0.1, interval -0.2 to +0; 90 frozen rows"
     assert [verdict_on(run, entries) for run in (RUN, LATER, AHEAD)] == [kept, f"{kept}; budget spent 12.0%", None]

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,16 @@ def test_each_problem_is_named_and_stands_on_the_page(tmp_path: Path) -> None:
     add(store, "other", outcome="kept", by="retrain", created="2099-01-01T00:00:00Z")
     (tmp_path / ".trnflow/store" / blob_name(model.files[0].digest)).unlink()
     assert shell("verify").returncode == 1
-    for file in (log_file(store.home, RUN), unsent_file(store.home, RUN)):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("")
+    for run in (RUN, LATER):
+        for file in (log_file(store.home, run), unsent_file(store.home, run)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("")
     two_days_ago = time.time() - 2 * 86400
     os.utime(log_file(store.home, RUN), (two_days_ago, two_days_ago))
     found = health(shell, code=1)
     problems = "\n".join(found["problems"])
     for named in (
-        "spool: MLflow lacks the events of 1 runs, for 2 days", "verify: 2 files were damaged", "the store has lost weights",
+        "spool: MLflow lacks the events of 2 runs, for 2 days", "verify: 2 files were damaged", "the store has lost weights",
         "tiny: the last retrain failed", "other: the last retrain is dated in the future",
     ):  # fmt: skip
         assert named in problems
@@ -141,13 +143,15 @@ def test_a_store_that_no_run_has_made_yet_is_none(tmp_path: Path) -> None:
 
 
 class Runs(BaseHTTPRequestHandler):
-    """Answers as Prefect's API does: a run that should have begun, one that runs, one of tomorrow."""
+    """Answers as Prefect's API does: a run that should have begun, one that has a minute's delay, one that runs, one of
+    tomorrow."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         runs = [
             ("1", "SCHEDULED", "2026-01-01T00:00:00Z"), ("2", "RUNNING", "2026-01-01T00:00:00Z"),
             ("3", "SCHEDULED", "2099-01-01T03:00:00Z"),
+            ("4", "SCHEDULED", (datetime.now(UTC) - timedelta(minutes=1)).isoformat()),
         ]  # fmt: skip
         answer = [
             {"id": id, "state_type": state, "expected_start_time": start, "parameters": {"recipe": f"conf/{name}.yaml"}}
@@ -167,7 +171,7 @@ def test_the_queue_and_the_next_firing_are_told(tmp_path: Path) -> None:
     with serving(HTTPServer(("127.0.0.1", 0), Runs)) as server:
         url = f"{address_of(server)}/api"
         found = health(shell, "tiny", code=1, PREFECT_API_URL=url)
-    assert found["prefect"] == {"url": url, "next": "2099-01-01T03:00:00Z", "running": 1, "waiting": 1, "late": 1}
+    assert found["prefect"] == {"url": url, "next": "2099-01-01T03:00:00Z", "running": 1, "waiting": 2, "late": 1}
     assert found["problems"] == [
         "prefect: 1 runs should have begun, the first at 2026-01-01T00:00:00Z: does a worker run?"
     ]

@@ -10,12 +10,16 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import PROJECT
 from tests.flows.cli.waiting_stage import WaitConfig, wait_for
 from tests.helpers.command_line import Shell, opened
 from tests.helpers.leases import write_dead_lease
 from tests.helpers.runs import context, run_stage
 from tests.helpers.waiting import wait_for as until
+from trnflow.flows.cli.live.logs_command import Log
+from trnflow.flows.cli.live.logs_command import _print_new as print_new
 from trnflow.tasks.events import log_file
 from trnflow.tasks.store import Store
 
@@ -92,6 +96,17 @@ def test_a_dead_run_of_another_machine_is_not_shown_as_running(tmp_path: Path) -
     assert shell.json("logs", "last") == {
         "schema": 1, "run": RUN, "logs": [{"stage": "train", "text": "one line\nthe last words"}],
     }  # fmt: skip
+
+
+def test_a_log_is_printed_line_by_line_and_hides_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, printed = Log(tmp_path / "train.log", "train"), dict[Path, int]()
+    shown = []
+    for text, whole in (("one\nhttps://ann:pa55", False), ("word@host.example/\nthe last", False), (" words", True)):
+        with log.file.open("a") as file:
+            file.write(text)
+        print_new(log, printed, whole=whole)
+        shown.append(capsys.readouterr().out)
+    assert shown == ["== train ==\none\n", "https://***@host.example/\n", "the last words\n"]
 
 
 KILLED = """

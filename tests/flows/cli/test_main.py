@@ -112,6 +112,26 @@ def test_wrong_usage_is_one_clear_error(trnflow: Shell, arguments: list[str], co
     assert says in trnflow.error(*arguments, code=code)
 
 
+def test_a_plan_of_a_run_that_is_bound_to_fail_ends_as_the_run_would(trnflow: Shell) -> None:
+    done = trnflow("plan", "mine.yaml", "data.label=lable")
+    assert done.returncode == 2 and "load_data" in done.stdout and "no column lable" in done.stderr
+
+
+def test_what_follows_two_dashes_is_no_setting(trnflow: Shell) -> None:
+    assert "consolidate of mine has no artifact" in trnflow.error(
+        "predict", "mine.yaml", "--", "train.epochs=many", code=2
+    )
+
+
+def test_with_json_an_error_is_a_document_too(trnflow: Shell) -> None:
+    done = trnflow("plan", "mine.yaml", "train.epochs=many", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (
+        (done.returncode, error["type"]) == (2, "ConfigError") and "train.epochs" in error["message"] and error["fix"]
+    )
+    assert error["message"] in done.stderr
+
+
 def test_a_bad_row_names_file_and_row_and_publishes_nothing(trnflow: Shell) -> None:
     with (trnflow.folder / "rows/train.jsonl").open("a") as handle:
         handle.write('\n{"text": "what?", "label": "neither"}')
@@ -147,6 +167,13 @@ def test_the_doctor_says_what_there_is(trnflow: Shell) -> None:
     checks = {check["name"]: check for check in trnflow.json("doctor")["checks"]}
     assert checks["torch"]["ok"]
     assert checks["store"]["ok"]
+
+
+def test_the_doctor_ends_with_1_where_something_is_wrong(trnflow: Shell) -> None:
+    (home := trnflow.folder / ".trnflow").mkdir(exist_ok=True)
+    home.chmod(0o755)
+    done = trnflow("doctor")
+    assert done.returncode == 1 and ": other users can read it  fix: chmod 700 " in done.stdout
 
 
 def test_each_module_adds_the_commands_that_the_table_says() -> None:

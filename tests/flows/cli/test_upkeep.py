@@ -192,6 +192,8 @@ def rewritten(shell: Shell, stage: str, **changed: Any) -> dict[str, Any]:
     record = json.loads(file.read_text())
     record["document"] |= changed
     record["key"] = key_of(record["document"])
+    attempts = shell.folder / ".trnflow/store/attempts"
+    (attempts / file.stem).rename(attempts / record["key"])
     file.unlink()
     file.with_name(f"{record['key']}.json").write_text(json.dumps(record))
     return record
@@ -208,6 +210,13 @@ def test_accept_adopts_what_a_release_with_other_module_names_made(own_past: She
     done = own_past.json("accept", "mine.yaml", "load_data")
     assert (done["accepted"], done["from"], done["artifact"]) == (True, old["key"], old["artifact"])
     assert [stage["action"] for stage in own_past.json("plan", "mine.yaml")["stages"][:4]] == ["hit"] * 4
+    attempts = own_past.folder / ".trnflow/store/attempts"
+    (once,), (adopted,) = (
+        [*(attempts / key).glob(f"{name}*")] for key, name in ((old["key"], ""), (done["key"], "accept"))
+    )
+    took = [json.loads(file.read_text()) for file in (once, adopted)]
+    for name in ("seconds", "bytes", "figures"):  # by which plans tell what the stage takes
+        assert took[0][name] == took[1][name], name
     assert own_past.json("verify")["ok"] and len(own_past.json("runs")["runs"]) == 3
 
 
@@ -232,3 +241,7 @@ def test_accept_refuses_what_is_no_refactor(own_past: Shell) -> None:
     assert "params.max_length" in said
     said = own_past.error("accept", "mine.yaml", "train", "tokenize.max_length=32", code=2)
     assert "not known yet" in said
+    rows = own_past.folder / "rows/train.jsonl"
+    rows.write_text(rows.read_text().replace("pos", "neg", 1))
+    said = own_past.error("accept", "mine.yaml", "load_data", code=2)
+    assert "no past result of load_data can be accepted" in said and "source" in said

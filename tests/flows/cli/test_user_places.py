@@ -46,6 +46,22 @@ def test_get_fills_a_folder_and_the_target_of_a_link_and_leaves_what_is_no_folde
     assert stat.S_IMODE((place / "empty").stat().st_mode) == 0o700 and (place / "file").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("inline_jobs")
+def test_get_of_what_is_corrupt_leaves_nothing_and_the_next_run_makes_it_anew(trnflow: Shell) -> None:
+    run = ("run", "mine.yaml", "--until", "load_data", *DATA[1:])
+    (made,) = trnflow.json(*run)["stages"]
+    before = {*trnflow.folder.iterdir()}
+    blob = max(
+        (trnflow.folder / ".trnflow/store/blobs").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size
+    )
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes()[::-1])
+    assert "corrupt" in trnflow.error("get", "mine.yaml", "load_data", "new", "tracking.enabled=false", code=1)
+    assert {*trnflow.folder.iterdir()} == before
+    (again,) = trnflow.json(*run)["stages"]
+    assert (again["action"], again["artifact"]) == ("ran", made["artifact"])
+
+
 def test_publish_replaces_no_link(store: Store, tmp_path: Path) -> None:
     artifact, place = model(store, tmp_path / "made"), tmp_path / "places"
     place.mkdir()

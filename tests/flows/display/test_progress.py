@@ -21,7 +21,7 @@ import pytest
 
 from tests.helpers.command_line import Shell
 from tests.helpers.waiting import wait_for
-from trnflow.flows.display.progress import Lines, log_line, terminal_line
+from trnflow.flows.display.progress import Lines, Progress, clock_face, log_line, terminal_line
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.events import RunState
 
@@ -119,6 +119,23 @@ def test_a_log_that_is_silent_for_a_minute_repeats_what_is_known(
     clock.now = 500
     lines.tick()
     assert len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.9, "0:00:00"), (3_723, "1:02:03"), (359_999, "99:59:59"), (360_000, "4d 04h")]
+)
+def test_a_time_on_a_clock(seconds: float, shown: str) -> None:
+    assert clock_face(seconds) == shown
+
+
+@pytest.mark.parametrize(("stopped", "ended"), [(True, "stopped"), (False, "failed")])
+def test_a_stage_that_was_interrupted_has_not_failed(
+    stopped: bool, ended: str, training: Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress() as progress:
+        event = training.take({"event": "stage_failed", "stage": "train", "error": {}, "stopped": stopped})
+        progress.read(event, training.run)
+    assert capsys.readouterr().err.split() == ["!", "train", ended]
 
 
 @pytest.mark.parametrize(("done", "total"), [(3, 12), (12_345, 50_000), (123_456, 1_000_000)])

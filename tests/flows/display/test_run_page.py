@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,40 @@ def test_a_figure_in_seconds_says_its_share_of_the_stage(tmp_path: Path) -> None
     assert "1 (25% of the stage)" in html and html.count("of the stage)") == 1
     document["stages"] = [{**ran, "action": "hit", "seconds": 0.0}]
     assert "of the stage)" not in run_page(store, "20260101T000000Z-aaaaaa", document, [], None, None)
+
+
+RUN, KEY = "20260101T000000Z-aaaaaa", "1" * 64
+
+
+def curves_of(folder: Path, *events: dict[str, Any]) -> str:
+    """The page of a run that trained under KEY, and whose log has these events."""
+    store = Store(str(folder / "store"), folder / "home")
+    store.write_attempt(KEY, f"{RUN}-train-1", {"stage": "train"})
+    lines = [json.dumps({"n": n, "time": 0.0, "stage": "train", **event}) for n, event in enumerate(events)]
+    store.backend.replace(f"logs/{RUN}/0.jsonl", "".join(f"{line}\n" for line in lines).encode())
+    train = {"stage": "train", "action": "ran", "artifact": None, "why": "", "key": KEY, "seconds": 4.0, "metrics": {}}
+    document: dict[str, Any] = {"recipe": "mine", "outcome": "failed", "ended": "2026-01-01T00:00:00Z", "seconds": 9.0}
+    return run_page(store, RUN, {**document, "stages": [train]}, [], None, None)  # type: ignore[typeddict-item]
+
+
+def test_curves_are_of_the_runs_own_training_and_leave_out_what_is_no_number(tmp_path: Path) -> None:
+    def begun(key: str) -> dict[str, Any]:
+        return {"event": "stage_begun", "key": key, "attempt": f"{RUN}-train-1", "settings": {}}
+
+    def loss(step: int, value: float) -> dict[str, Any]:
+        return {"event": "metrics", "step": step, "values": {"loss": value}}
+
+    clean = [begun(KEY), loss(1, 2.5), loss(2, 2.0), loss(9, 1.5)]
+    page = curves_of(tmp_path / "clean", *clean)
+    assert "<polyline" in page and "2.5" in page and "1.5" in page
+    others = [begun("2" * 64), loss(3, 77.0), *clean[:2], loss(4, float("nan")), *clean[2:], loss(5, float("inf"))]
+    assert curves_of(tmp_path / "mixed", *others) == page
+
+
+def test_a_runs_page_hides_secrets_of_its_notes(tmp_path: Path) -> None:
+    document: dict[str, Any] = {"recipe": "mine", "outcome": "failed", "ended": "2026-01-01T00:00:00Z", "seconds": 9.0}
+    document |= {"stages": [], "notes": ["https://ann:pa55word@rows.example/1 was slow"]}
+    first = ["kept: https://ann:pa55word@rows.example/2 is as good"]
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    html = run_page(store, RUN, document, first, None, None)  # type: ignore[arg-type]
+    assert "rows.example/1 was slow" in html and "rows.example/2 is as good" in html and "pa55word" not in html

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.flows.champions.conftest import write_tiny
 from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.retraining.change import _portable
 from trnflow.flows.retraining.ended import newest_ended, present_data, write_ended
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.tasks.errors import DataError, Interrupted, StoreError
+from trnflow.tasks.documents import KeyDocument
+from trnflow.tasks.errors import ConfigError, DataError, Interrupted, StoreError
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.mark import Policy
@@ -40,6 +43,30 @@ def test_an_interrupted_retrain_is_not_on_record(store: Store) -> None:
     write_ended(store, Retrained("tiny", None, True, "", error=Interrupted("interrupted", "again")), "b")
     ended = newest_ended(store, "tiny")
     assert ended is not None and (ended.outcome, ended.data) == ("kept", "a")
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome", "code"),
+    [
+        (KEPT, "kept", 0),
+        (replace(KEPT, promoted=True), "promoted", 0),
+        (replace(KEPT, changed=False), "unchanged", 0),
+        (replace(KEPT, stopped=True), "stopped", 1),
+        (FAILED, "failed", 1),
+        (replace(FAILED, error=ConfigError("wrong", "mend it")), "failed", 2),
+        (replace(FAILED, error=Interrupted("interrupted", "again")), "failed", 130),
+    ],
+)
+def test_a_retrain_that_was_stopped_or_failed_ends_with_an_exit_code(ended: Retrained, outcome: str, code: int) -> None:
+    assert (ended.outcome, ended.exit_code) == (outcome, code)
+
+
+def test_another_build_or_device_is_no_change_and_another_version_is() -> None:
+    def portable(torch: str, device: str = "cpu") -> KeyDocument:
+        env, accel = {"torch": torch}, {"device": device}
+        return _portable(KeyDocument(schema=1, stage="train", code={}, params={}, inputs={}, env=env, accel=accel))
+
+    assert portable("2.9.1+cu128", "cuda") == portable("2.9.1") != portable("2.9.2")
 
 
 def test_gc_keeps_the_file_and_nothing_that_it_names(store: Store, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.leases import write_dead_lease
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.ended import entry_of, newest_ended, present_data, write_ended
@@ -28,6 +29,7 @@ from trnflow.flows.runner.context import context_of, open_store
 from trnflow.flows.services.events import data_changed
 from trnflow.tasks.errors import ConfigError, DataError, StoreError
 from trnflow.tasks.events import Event, EventLog, Reader, RunState
+from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store import lease as leases
 from trnflow.tasks.store.ledger import NewEntry, append_ledger
@@ -127,6 +129,12 @@ def test_nothing_is_announced_while_a_retrain_is_under_way(watched: Watched) -> 
     assert watched.look(60) == "changed"
 
 
+def test_a_retrain_of_another_machine_that_died_is_under_way_no_more(watched: Watched) -> None:
+    watched.look(0)
+    write_dead_lease(watched.store, digest_of({"retrain": "tiny"}).removeprefix("sha256:"), "run", "run")
+    assert watched.look(60) == "changed"
+
+
 def test_a_retrain_that_waits_names_the_one_that_it_waits_for(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +201,12 @@ def test_a_disk_that_takes_no_look_is_one_clear_error(watched: Watched) -> None:
     (watched.folder / ".trnflow/watch").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match=r"tiny\.json can't be written"):
         watched.look(0)
+
+
+def test_the_command_announces_a_change_once(watched: Watched) -> None:
+    assert watched.look(-1000) == "new"
+    once = ("watch", "tiny.yaml", "--once", "--every", "600")
+    assert [watched.shell.json(*once)["outcome"] for _ in range(2)] == ["changed", "waiting"]
 
 
 @pytest.mark.slow

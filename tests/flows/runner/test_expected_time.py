@@ -98,6 +98,7 @@ def test_the_estimate_grows_with_what_costs_time(house: InProcessShell) -> None:
     assert seconds("train.epochs=2", "train.method=head") < seconds("train.epochs=2", "train.method=lora") < one
     assert seconds("train.epochs=2", "pack.strategy=pad", "tokenize.max_length=128", "pack.chunk_length=128") > 2 * one
     assert seconds("train.epochs=2", "data.limit=100") < one / 5
+    assert seconds("train.epochs=2", "train.remat=true") > 1.2 * one, "another forward pass"
 
 
 @pytest.mark.parametrize(

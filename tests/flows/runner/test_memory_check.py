@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import InProcessShell
+from tests.helpers.stores import new_store
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_store, plan_of
-from trnflow.flows.runner.memory_check import UNTRACED, report_memory
+from trnflow.flows.runner.memory_check import UNTRACED, checkpoint_bytes, report_memory
+from trnflow.tasks.training.memory.estimate import Memory
 from trnflow.tasks.training.memory.trace_process import _trace
 
 RECIPE = """
@@ -57,6 +59,13 @@ def test_the_rows_yet_to_be_made_are_as_the_recipe_says(folder: Path) -> None:
     longer = reported(folder, "pack.chunk_length=512")[1]
     assert longer.memory.activations > 4 * found.memory.activations
     assert str(found).startswith("memory   about ") and "micro batch 64" in str(found)
+
+
+def test_checkpoints_take_room_in_the_store_and_one_at_a_time_beside_a_remote_one(tmp_path: Path) -> None:
+    config = settings.load("demo", ["train.keep_checkpoints=3", "train.devices=1", "train.zero1=false"]).training
+    memory = Memory(parameters=0, gradients=0, optimizer=1000, activations=0, runtime=0, at="the update")
+    assert checkpoint_bytes(config, new_store(tmp_path), memory) == 3 * 1500
+    assert checkpoint_bytes(config, new_store(tmp_path, "memory://checkpoints"), memory) == 1500
 
 
 def test_what_was_never_traced_is_said_and_traced_once(folder: Path) -> None:

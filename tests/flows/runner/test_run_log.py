@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
+from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.runs import context
 from tests.helpers.stores import new_store
+from trnflow.flows.runner import run_log
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import DataError, StoreError
@@ -74,6 +77,36 @@ def test_a_store_that_refuses_the_copy_costs_the_copy_alone(store: Store, monkey
 
     monkeypatch.setattr(store.backend, "create", refuse)
     assert toy(store, "one").error is None and not copies(store, "one")
+
+
+def test_a_record_that_can_not_be_written_does_not_hide_why_the_run_failed(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    inline_jobs: None,  # noqa: F811
+) -> None:
+    def refuse(self: Store, run: str, document: object) -> None:
+        raise StoreError("403")
+
+    monkeypatch.setattr(Store, "write_run", refuse)
+    assert isinstance(toy(store, "one", fail=True).error, DataError)
+    assert isinstance(toy(store, "two").error, StoreError)
+
+
+def test_the_checkout_is_on_record_with_whether_it_was_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    (code := tmp_path / "code.py").write_text("one")
+    monkeypatch.setattr(run_log, "__file__", str(code))
+    git("init", "--quiet")
+    git("add", "code.py")
+    git("commit", "--quiet", "--message", "One.")
+    (tmp_path / "untracked").touch()
+    assert run_log.checkout_state() == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    code.write_text("two")
+    assert run_log.checkout_state() == {"commit": git("rev-parse", "HEAD"), "dirty": True}
 
 
 def test_gc_keeps_the_events_of_the_runs_that_it_keeps(store: Store) -> None:

@@ -10,12 +10,13 @@ import pytest
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph, letters
 from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
+from trnflow.flows.runner.attempts import outlook
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import run
 from trnflow.flows.runner.stored import Stored
 from trnflow.tasks.config import StageConfig
-from trnflow.tasks.errors import BlobLost, DataError, TrnflowError
+from trnflow.tasks.errors import BlobLost, DataError, StoreError, TrnflowError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
 
@@ -108,6 +109,38 @@ def test_a_failure_publishes_nothing_and_the_attempt_says_why(house: House) -> N
     assert house.run().actions["count"] == "ran"
 
 
+def test_the_journal_of_a_failure_hides_secrets(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Store, *arguments: object) -> None:
+        raise StoreError("https://ann:pa55word@store.example does not answer")
+
+    monkeypatch.setattr(Store, "ingest", refuse)
+    with pytest.raises(StoreError):
+        house.run()
+    (attempt,) = (house.folder / "store" / "attempts").rglob("*.json")
+    assert "does not answer" in attempt.read_text() and "pa55word" not in attempt.read_text()
+
+
+def test_partial_state_goes_when_its_stage_is_done(house: House) -> None:
+    key = plan_graph(house.graph({}), house.store()).steps["words"].key
+    assert key is not None
+    (house.folder / "state").mkdir()
+    (house.folder / "state/weights").write_text("1")
+    house.store().partial(key).commit(7, house.folder / "state")
+    house.run(until="words")
+    assert house.store().partial(key).steps() == []
+
+
+def test_an_unfinished_stage_is_said_to_go_on_from_its_newest_state(house: House) -> None:
+    step = plan_graph(house.graph({}), house.store()).steps["words"]
+    assert step.key is not None and step.document is not None
+    for at in (4, 12):
+        (state := house.folder / "state").mkdir()
+        (state / "weights").write_text("1")
+        house.store().partial(step.key).commit(at, state)
+    said = outlook(house.store(), "words", step.key, step.document, lambda record, changes: [])
+    assert said == "goes on from step 12"
+
+
 def test_a_stage_that_changes_its_input_fails(house: House) -> None:
     with pytest.raises(DataError, match=r"changed its input sizes: sizes\.txt"):
         house.run(spoil_input=True)
@@ -145,6 +178,22 @@ def test_a_corrupt_blob_is_found_at_first_use_and_its_stage_runs_again(house: Ho
     ran = house.run(least=2)
     assert ran.actions["sizes"] == "ran" and ran.steps["count"].metrics == {"total": 5}
     assert digest in ran.notes[0] and ran.notes[0].endswith("; made anew")
+
+
+def test_what_is_forced_is_forced_once_also_where_a_blob_is_made_anew(house: House) -> None:
+    begun: list[str] = []
+
+    class Begun(Reader):
+        def read(self, event: Event, state: RunState) -> None:
+            begun.extend([event["stage"]] if event["event"] == "stage_begun" else [])
+
+    digest = house.run().steps["sizes"].artifact.files[0].digest
+    blob = house.folder / "store/blobs/sha256" / digest[7:9] / digest[7:]
+    blob.chmod(0o644)
+    blob.write_text("9 9 9")
+    (house.folder / "home/memo.db").unlink()
+    run_graph(house.graph({"least": 2}), context(house.store(), Begun()), force={"words"})
+    assert begun == ["words", "count", "sizes", "count"]
 
 
 def test_a_run_with_another_process_folder_left_behind_cleans_it(house: House) -> None:

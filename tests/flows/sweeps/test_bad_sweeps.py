@@ -149,5 +149,11 @@ def test_trials_at_a_time_use_the_gpus_that_the_recipe_names(tmp_path: Path, mon
     assert [pool.on_slot(recipe, slot).launch.environment[pool.VISIBLE] for slot in (0, 1)] == ["6", "7"]
     with pytest.raises(ConfigError, match="this machine has 2"):
         pool.check_fit(settings.load("tiny.yaml", ["train.device=cuda", "sweep.parallel=3", named]))
+    pairs = ["train.device=cuda", "train.devices=2", named.replace("6,7", "4,5,6,7,9")]
+    recipe = settings.load("tiny.yaml", [*pairs, "sweep.parallel=2"])
+    pool.check_fit(recipe)
+    assert [pool.on_slot(recipe, slot).launch.environment[pool.VISIBLE] for slot in (0, 1)] == ["4,5", "6,7"]
+    with pytest.raises(ConfigError, match="need 6 GPUs, and this machine has 5"):
+        pool.check_fit(settings.load("tiny.yaml", [*pairs, "sweep.parallel=3"]))
     unnamed = settings.load("tiny.yaml", ["train.device=cuda", "sweep.parallel=2"])
     assert pool.on_slot(unnamed, 1).launch.environment[pool.VISIBLE] == "1"

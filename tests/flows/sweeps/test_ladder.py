@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.stores import new_store
 from trnflow.flows.recipes.recipe import load
+from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps.ladder import EPOCHS, KEEP_BEST, MAX_STEPS, RATE, ladder
 from trnflow.flows.sweeps.plan import read_plan
+from trnflow.flows.sweeps.timed_study import TimedStudy, TimedTrial
 
 RECIPES = {name: load(name) for name in ("bert-emotion", "instruct", "llama2-7b-dolly-lora", "embedding", "regression")}
 
@@ -66,3 +71,11 @@ def test_a_metric_that_is_measured_only_to_keep_the_best_weights_keeps_them_in_e
     recipe = load("bert-emotion", ["train.best_metric=f1_macro", "sweep.metric=eval_f1_macro", "train.keep_best=false"])
     assert all(rung[KEEP_BEST] for rung in ladder(recipe))
     assert not any(KEEP_BEST in rung for rung in ladder(recipe, {KEEP_BEST}))
+
+
+def test_a_trial_begins_only_if_it_and_what_follows_the_winners_training_end_in_time(tmp_path: Path) -> None:
+    plan = read_plan("bert-emotion", ["sweep.within=10m"])
+    study = TimedStudy(plan, new_store(tmp_path), lambda *given: Result("none"), print, offline=True)
+    assert study._has_time_for(590) and not study._has_time_for(610)
+    study.complete(TimedTrial(0, {}, time.monotonic(), 10.0, once=200.0), 0.5)
+    assert study._has_time_for(490) and not study._has_time_for(510), "as long as half a training, where nothing tells"

@@ -55,6 +55,17 @@ def test_best_yaml_does_not_fall_back_to_other_data_where_it_hides_a_secret(fold
     assert "# *** hides a secret" in written
 
 
+def test_what_shapes_a_trials_metric_belongs_to_its_study_and_nothing_else(folder: Path) -> None:
+    def of(*texts: str) -> Any:
+        return read_plan("tiny.yaml", [RATE, *texts]).definition()
+
+    same = ("tracking.enabled=false", "export.target=none", "evaluate.split=validation", "store.lease_ttl_seconds=9")
+    assert {str(of()), *(str(of(text)) for text in same)} == {str(of())}
+    other = ("train.epochs=7", "data.limit=9", "model.config.hidden_size=64", "tokenize.max_length=12")
+    others = (*other, "sweep.metric=eval_accuracy", "sweep.direction=max", "train.global_batch=4,8")
+    assert len({str(of()), *(str(of(text)) for text in others)}) == 1 + len(others)
+
+
 def test_an_edit_of_the_recipe_reaches_no_trial_of_a_sweep_that_runs(folder: Path) -> None:
     batches = []
 

@@ -1,0 +1,58 @@
+"""A recipe from Python: its plan, what a run raises, what it hides, and its page in a notebook."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import trnflow as tr
+from tests.helpers.command_line import write_project
+from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from trnflow.flows.python.run import Report
+from trnflow.tasks.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(write_project(tmp_path / "house"))
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
+    return tmp_path / "house"
+
+
+def test_a_plan_names_all_that_may_run_and_raises_what_a_run_would(folder: Path) -> None:
+    mine = tr.recipe("mine.yaml")
+    plan = mine.plan()
+    assert plan.due == [stage["stage"] for stage in plan.stages]
+    assert [stage["action"] for stage in plan.stages][:2] == ["run", "maybe"]
+    with pytest.raises(ConfigError, match="no column author"):
+        mine.set(data__text="author").plan()
+
+
+def test_a_run_raises_the_error_of_its_stage(folder: Path, inline_jobs: None) -> None:  # noqa: F811
+    rows = folder / "rows/train.jsonl"
+    rows.write_text(rows.read_text().replace('"text": "train 3 is bad"', '"text": null'))
+    mine = tr.recipe("mine.yaml").set(tracking__enabled=False)
+    with pytest.raises(DataError, match="row 4"):
+        mine.run(until="load_data")
+
+
+def test_settings_and_the_recipe_in_a_notebook_hide_secrets(folder: Path) -> None:
+    mine = tr.recipe("mine.yaml").set(launch__environment={"HF_TOKEN": "hf_not_for_notebooks"})
+    assert "HF_TOKEN" in str(mine.settings)
+    assert "not_for_notebooks" not in f"{mine.settings} {mine._repr_html_()}"
+
+
+def test_the_page_of_a_run_is_whole_in_its_frame(tmp_path: Path) -> None:
+    page = '<!DOCTYPE html><p class="note">a &lt; b & "c"</p>\n'
+    (tmp_path / "run.html").write_text(page)
+    found: list[dict[str, str | None]] = []
+
+    class Frames(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found.append({"tag": tag, **dict(attrs)})
+
+    Frames().feed(Report(tmp_path / "run.html")._repr_html_())
+    (frame,) = found
+    assert (frame["tag"], frame["srcdoc"], "sandbox" in frame) == ("iframe", page, True)
