@@ -40,6 +40,14 @@ def test_a_killed_caller_takes_everything_with_it(began, tmp_path, order, how):
     assert gone(pids)
 
 
+@pytest.mark.parametrize("began", BEGAN)
+def test_a_killed_callers_stage_that_ignores_sigterm_is_killed_after_the_grace(began, tmp_path):
+    caller, pids = start(tmp_path, "deaf", "", 0.2, began)
+    caller.kill()
+    caller.wait()
+    assert gone(pids)
+
+
 @sampled("began, order", BEGAN, [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_callers_stage_still_saves(began, tmp_path, order):
     caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, began)
