@@ -67,6 +67,13 @@ def talk(config: NapConfig, out: Workdir) -> Meta:
     return {"metrics": {"train_loss": 0.01}}
 
 
+def tell(config: NapConfig, out: Workdir) -> Meta:
+    """Prints `how`, and a line that does not end; returns the names of the files beside its folder."""
+    print(f"my token is {config.how}")
+    print("and the last line", end="")
+    return {"beside": sorted(path.name for path in out.path.parent.iterdir() if path.is_file())}
+
+
 def fail(config: NapConfig, out: Workdir) -> Meta:
     """Fails in the way `how`."""
     print("last words")

@@ -57,6 +57,16 @@ def test_a_killed_callers_stage_still_saves(began, tmp_path, order):
     assert (tmp_path / "saved").read_text() == "checkpoint"
 
 
+@pytest.mark.parametrize("began", BEGAN)
+def test_a_suspended_stage_of_a_killed_caller_wakes_and_saves(began, tmp_path):
+    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 10, began)
+    os.kill(pids[0], signal.SIGSTOP)
+    caller.kill()
+    caller.wait()
+    assert gone(pids)
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
 @sampled("began, where", BEGAN, ["main", "thread"])
 def test_ctrl_c_lets_the_stage_save_and_raises_interrupted(began, tmp_path, where):
     caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, f"{where} {began}")
