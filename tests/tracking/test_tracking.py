@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,17 @@ def test_a_run_without_a_stage_that_begins_is_not_sent_unless_it_fails(error: st
             raise ValueError(error)
     assert bool(unsent_runs(tmp_path)) == bool(log.readers[0].note) == bool(error)
     assert (log.readers[0]._process is not None) == bool(error)
+
+
+def test_a_cancelled_run_ends_soon_though_nobody_answers_and_says_what_was_lost(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), tracked(tmp_path, uri="http://127.0.0.1:9") as log:
+        begin(log, "train", "k")
+        log.lost += 2  # as on a full disk
+        raise KeyboardInterrupt
+    assert time.monotonic() - begun < 10, "whoever pressed Ctrl-C waits for the shell"
+    assert unsent_runs(tmp_path) == ["r1"]
+    assert log.readers[0].note.startswith("MLflow lacks 2 events that could not be written to ")
 
 
 def test_runs_that_an_earlier_version_left_are_named(tmp_path: Path) -> None:
