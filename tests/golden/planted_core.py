@@ -267,7 +267,7 @@ FAULTS = [
     Fault("rehearsal: a float32 model takes half its bytes", "flows/rehearsal/checks.py",
           "width = 4 if recipe", "width = 2 if recipe", "flows/rehearsal/test_rehearse.py"),
     Fault("rehearsal: labels that train lacks are no remark", "flows/rehearsal/checks.py",
-          "if rows and not counts", "if not rows and not counts", "flows/rehearsal/test_rehearse.py"),
+          "if rows and not counts", "if not rows and not counts", "flows/rehearsal/test_checks.py"),
     Fault("rehearsal: training that does not wait is not killed", "flows/rehearsal/rehearse.py",
           '            self._store.partial(event["key"]).hold()\n', "", "flows/rehearsal/test_rehearse.py"),
     Fault("keys: a change of any stage's input is one of the data", "tasks/keys/lineage.py",

@@ -17,7 +17,7 @@ from trnflow.tasks.errors import DataError, Interrupted
 from trnflow.tasks.stage import Workdir
 
 SLEEPER = "import time; time.sleep(600)"
-EATER = "import time; held = [bytearray(b'x') * 2**24 for _ in range(64)]; time.sleep(60)"
+EATER = "import time; held = [bytearray(b'x') * 2**24 for _ in range(64)]; time.sleep(20)"
 GPU_IS_FULL = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB of which 1.44 GiB is free. "
     "Of the allocated memory 20.01 GiB is allocated by PyTorch, and 310.00 MiB is reserved by PyTorch but unallocated. If "
@@ -129,8 +129,7 @@ def eat(config: NapConfig, out: Workdir) -> Meta:
     if config.how == "reserved":
         return {"length": len(mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))}
     if config.how == "child":
-        subprocess.run([sys.executable, "-c", EATER], check=False)
-        time.sleep(60)
+        return {"ended": subprocess.run([sys.executable, "-c", EATER], check=False).returncode}
     if config.how == "huge":
         return {"length": len(bytearray(2**46))}
     exec(EATER)
