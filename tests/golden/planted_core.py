@@ -274,4 +274,6 @@ FAULTS = [
           "if change.part == part and only in (None, stage):", "if change.part == part:", "keys/test_lineage.py"),
     Fault("metadata: a fact has another name than artifacts have", "tasks/metadata.py",
           "    best_step: NotRequired[int]\n", "    best: NotRequired[int]\n", "test_metadata.py"),
+    Fault("store: a name is not synced", "tasks/store/local.py",
+          "                    _sync_names(target.parent)\n", "                    pass\n", "store/test_power_cut.py"),
 ]  # fmt: skip
