@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -212,17 +211,6 @@ def test_a_run_without_a_stage_that_begins_is_not_sent_unless_it_fails(error: st
     assert (log.readers[0]._process is not None) == bool(error)
 
 
-def test_a_cancelled_run_ends_soon_though_nobody_answers_and_says_what_was_lost(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), tracked(tmp_path, uri="http://127.0.0.1:9") as log:
-        begin(log, "train", "k")
-        log.lost += 2  # as on a full disk
-        raise KeyboardInterrupt
-    assert time.monotonic() - begun < 10, "whoever pressed Ctrl-C waits for the shell"
-    assert unsent_runs(tmp_path) == ["r1"]
-    assert log.readers[0].note.startswith("MLflow lacks 2 events that could not be written to ")
-
-
 def test_runs_that_an_earlier_version_left_are_named(tmp_path: Path) -> None:
     (tmp_path / "tracking").mkdir()
     (tmp_path / "tracking/old.jsonl").write_text("{}\n")
@@ -231,10 +219,8 @@ def test_runs_that_an_earlier_version_left_are_named(tmp_path: Path) -> None:
     assert log.readers[0].note.startswith("1 runs of an earlier version of trnflow, such as ")
 
 
-def test_the_page_is_that_of_the_experiments_runs_once_its_id_is_known(home, tmp_path):
+def test_the_page_is_that_of_the_experiments_runs_once_its_id_is_known(home):
     """Without the id in the address, an experiment's page opens on "Traces"."""
-    server = tracking_page(tmp_path, "https://me:pw@mlflow.example/", Path(), "tests")
-    assert server == "https://***@mlflow.example/#/experiments"
     uri = database_of(home)
     number = client(uri).get_experiment_by_name("tests").experiment_id
     page, _, command = tracking_page(home, uri, Path(), "tests").partition(" after ")
