@@ -52,7 +52,9 @@ def test_a_turn_that_the_template_leaves_out_is_named(missing: int, tmp_path: Pa
 
 def test_blank_answers_are_counted_and_all_blank_ones_refused(tmp_path: Path) -> None:
     blank: Talk = [("user", "Where is the mill?"), ("assistant", "  ")]
-    said = check(tmp_path, [TALK[:2], blank], ["Where is the mill? By the river.", "Where is the mill?"]).warnings()
-    assert said == ["the assistant's answers are blank in 1 of 2 rows of the sample"]
+    half = [*blank, *TALK[2:]]
+    written = ["Where is the mill? By the river.", "Where is the mill?", "Where is the mill? And the baker? There."]
+    said = check(tmp_path, [TALK[:2], blank, half], written).warnings()
+    assert said == ["the assistant's answers are blank in 1 of 3 rows of the sample"], "of one row one answer is given"
     with pytest.raises(DataError, match="the assistant's answers are blank in all rows"):
         check(tmp_path / "all", [blank], ["Where is the mill?"])
