@@ -150,7 +150,10 @@ class LocalBackend(Backend):
             try:
                 os.makedirs(target.parent, exist_ok=True)
                 _write(aside, data, durable=durable)
-                return put(aside, target)
+                is_named = put(aside, target)
+                if is_named and durable:
+                    _sync_names(target.parent)
+                return is_named
             except (FileNotFoundError, FileExistsError):
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -172,6 +175,19 @@ def _write(path: Path, data: bytes, *, durable: bool) -> None:
         handle.flush()
         if durable:
             os.fsync(handle.fileno())
+
+
+def _sync_names(folder: Path) -> None:
+    """Let the names in a folder survive a power cut, where the filesystem syncs folders."""
+    with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(handle)
 
 
 def _linked(aside: Path, target: Path) -> bool:

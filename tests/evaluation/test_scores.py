@@ -15,6 +15,7 @@ from trnflow.flows.recipes.recipe import load
 from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.evaluation import scores
 from trnflow.tasks.evaluation.columns import ClassPredictions
+from trnflow.tasks.evaluation.metrics.ece import expected_calibration_error
 from trnflow.tasks.evaluation.scores import Matrices, Score, score
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo
@@ -51,6 +52,21 @@ def test_a_second_entry_is_refused_with_both_places(registry: list[Score]) -> No
     with pytest.raises(CodeError, match=r"default of promote\.metric of causal_lm is entered twice"):
         score("other", "causal_lm", is_default=True)(lambda rows: 0.0)
     assert len(registry) == len(scores.SCORES)
+
+
+def test_the_calibration_error_has_15_bins_of_equal_width() -> None:
+    """As of Guo et al. 2017: the gap of a bin is the sum over its rows of right - confidence."""
+    generator = np.random.default_rng(0)
+    confidence = generator.uniform(0.5, 1, 400)
+    right = generator.uniform(size=400) < 0.75
+    probabilities = np.stack([1 - confidence, confidence], axis=1)
+    found = ClassPredictions(right.astype(np.int64), np.ones(400, np.int64), probabilities, np.zeros(400))
+
+    def by_hand(bins: int) -> float:
+        return float(np.abs(np.histogram(confidence, bins, (0, 1), weights=right - confidence)[0]).sum() / 400)
+
+    assert expected_calibration_error(found) == pytest.approx(by_hand(15), abs=1e-9)
+    assert min(abs(by_hand(15) - by_hand(other)) for other in (10, 14, 16, 20)) > 1e-4, "bins count"
 
 
 def test_which_end_is_good() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.disk_calls import disk_calls
 from tests.helpers.small_disk import fill, small_disk
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, StoreError
@@ -32,6 +33,9 @@ from trnflow.tasks.system.redaction import add_secret
 BEGUN: Meta = {
     "recipe": "demo", "kind": "run", "settings": {}, "options": {}, "store": "s", "host": {"name": "here"}, "checkout": None,
 }  # fmt: skip
+ENDED: Meta = {
+    "action": "ran", "key": "k", "artifact": "sha256:1", "seconds": 1.0, "metrics": {}, "figures": {}, "facts": {}, "why": "",
+}  # fmt: skip
 TRAIN: Meta = {"key": "k", "attempt": "r-train-1", "settings": {"epochs": 1}}
 
 
@@ -40,8 +44,7 @@ def lines(home: Path, run: str = "r") -> list[Meta]:
 
 
 def ended(log: EventLog, stage: str = "train", **fields: object) -> None:
-    known: Meta = {"action": "ran", "key": "k", "artifact": "sha256:1", "seconds": 1.0, "metrics": {}, "why": ""}
-    log.write("stage_ended", stage=stage, **(known | {"figures": {}, "facts": {}} | fields))
+    log.write("stage_ended", stage=stage, **(ENDED | fields))
 
 
 class Ear(Reader):
@@ -198,6 +201,26 @@ def test_a_killed_run_leaves_whole_lines_and_is_seen_as_killed(tmp_path: Path) -
     assert (state.outcome, state.skipped) == ("killed", 0)
     assert state.stages["train"].action == "running"
     assert b'"n": 9, "ti' in file.read_bytes(), "readers change nothing"
+
+
+ENDS = f"""
+import sys
+from pathlib import Path
+from trnflow.tasks.events import EventLog
+log = EventLog()
+with log.writing(Path(sys.argv[1]), "r", **{BEGUN!r}):
+    log.stage("train", **{TRAIN!r})
+    log.write("stage_ended", stage="train", **{ENDED!r})
+    Path(sys.argv[2]).write_text("the next stage begins")
+"""
+
+
+def test_the_end_of_a_stage_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
+    file, following = str(log_file(tmp_path, "r")), str(tmp_path / "next")
+    calls = [call.what for call in disk_calls(ENDS, tmp_path, tmp_path, following) if call.path in (file, following)]
+    assert calls == ["write", "write", "write", "sync", "write", "write"], (
+        "begun, stage, its end, synced; next, run's end"
+    )
 
 
 def test_a_full_disk_costs_lines_and_not_the_run(tmp_path: Path) -> None:

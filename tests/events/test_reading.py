@@ -176,6 +176,18 @@ def test_the_share_of_a_run_weighs_stages_by_their_expected_seconds() -> None:
     assert fold([plan()]).share == 1.0, "nothing is due"
 
 
+def test_the_record_has_the_stages_that_ended_those_that_hit_too() -> None:
+    begun = {"n": 0, "time": 0.0, "event": "run_begun", "schema": 1, "run": "r", "parent": None, "price_per_hour": 0.0}
+    options = {"options": {"until": None, "force": []}}
+    state = fold([begun | BEGUN | options, plan(load_data=1.0, train=1.0, evaluate_model=1.0)])  # type: ignore[list-item]
+    done = {"key": "k", "seconds": 9.0, "metrics": {}, "figures": {}, "facts": {}, "why": ""}
+    for stage, action in (("load_data", "hit"), ("train", "ran")):
+        fold([at(1.0, "stage_ended", action=action, artifact=f"of {stage}", **done) | {"stage": stage}], state)
+    fold([at(2.0, "stage_begun") | {"stage": "evaluate_model"}], state)
+    found = [(one["stage"], one["action"], one["artifact"]) for one in state.record()["stages"]]
+    assert found == [("load_data", "hit", "of load_data"), ("train", "ran", "of train")]
+
+
 def test_a_stage_that_counts_something_else_is_timed_anew() -> None:
     state = fold([at(0.0, "stage_begun"), at(0.0, "progress", done=1, total=100, unit="MB pulled", values={})])
     fold([at(1000.0, "progress", done=1, total=3, unit="steps", values={})], state)

@@ -146,9 +146,11 @@ def test_a_shared_store_is_told_nothing_either(project: Project, request: pytest
 
 
 def test_the_project_may_be_home_and_store_itself(project: Project) -> None:
-    """Inputs laid out below it are no files of the project."""
+    """Inputs laid out below it are no files of the project, and its other files are checked as ever."""
     project.home, project.root = project.folder, str(project.folder)
     project.store().prepare()
+    with pytest.raises(CodeError, match="house/"):
+        project.run("here", "import_module")
     first = project.store().ingest(made(project.folder / "out", "made.txt"), "texts", {})
     step = run_stage(project.stages.here_again, project.stages.Config(how=""), context(project.store()), texts=first)
     assert step.artifact is not None and step.artifact.files

@@ -201,3 +201,26 @@ except DataError as error:
     assert done.stdout == (
         "mine_of_hooks/helper.py:3 in deep: KeyError 'subject' at train row 17: `return row['subject']`. Fix: correct it\n"
     ), done.stderr
+
+
+def test_a_module_of_the_same_name_that_is_loaded_already_is_not_taken_for_the_user_s(project: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from types import ModuleType
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.hooks import code_source
+from trnflow.tasks.keys.own_functions import function_of
+code = code_source({{"format.make": ("mine_of_hooks.formats:ticket", Path({str(project)!r}))}}, Path("."), Memo(Path("memo.db")))
+function_of(code, "format.make")
+sys.modules["mine_of_hooks.low"] = ModuleType("mine_of_hooks.low")
+sys.modules["mine_of_hooks.low"].__file__ = "/elsewhere/low.py"
+try:
+    function_of(code, "format.make")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True)
+    assert "CodeError format.make: mine_of_hooks.low is /elsewhere/low.py in this process, not " in done.stdout, (
+        done.stderr
+    )

@@ -97,11 +97,11 @@ def run(**more: Any) -> dict[str, Any]:
 def test_the_difference_of_two_runs_value_by_value() -> None:
     old = {
         "load_data": record("load_data", "adata", {"source": {"digest": "x"}}, code={"tasks.text": "1"})["document"],
-        "train": record("train", "cmodel", {}, code={"tasks.text": "1"}, env={"torch": "2.8"})["document"],
+        "train": record("train", "cmodel", {"rows": "one"}, code={"tasks.text": "1"}, env={"torch": "2.8"})["document"],
     }
     new = {
         "load_data": record("load_data", "adata", {"source": {"digest": "y"}}, code={"tasks.text": "2"})["document"],
-        "train": record("train", "cmodel", {}, code={"tasks.text": "2"}, env={"torch": "2.9"})["document"],
+        "train": record("train", "cmodel", {"rows": "two"}, code={"tasks.text": "2"}, env={"torch": "2.9"})["document"],
     }
     stages = [
         {"stage": "load_data", "key": "k3", "artifact": "C", "metrics": {}},

@@ -17,7 +17,7 @@ from trnflow.tasks.errors import DataError, Interrupted
 from trnflow.tasks.stage import Workdir
 
 SLEEPER = "import time; time.sleep(600)"
-EATER = "import time; held = [bytearray(b'x') * 2**24 for _ in range(64)]; time.sleep(60)"
+EATER = "import time; held = [bytearray(b'x') * 2**24 for _ in range(64)]; time.sleep(20)"
 GPU_IS_FULL = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB of which 1.44 GiB is free. "
     "Of the allocated memory 20.01 GiB is allocated by PyTorch, and 310.00 MiB is reserved by PyTorch but unallocated. If "
@@ -65,6 +65,13 @@ def talk(config: NapConfig, out: Workdir) -> Meta:
     out.progress(2, 2)
     out.figures(seconds=1.5)
     return {"metrics": {"train_loss": 0.01}}
+
+
+def tell(config: NapConfig, out: Workdir) -> Meta:
+    """Prints `how`, and a line that does not end; returns the names of the files beside its folder."""
+    print(f"my token is {config.how}")
+    print("and the last line", end="")
+    return {"beside": sorted(path.name for path in out.path.parent.iterdir() if path.is_file())}
 
 
 def fail(config: NapConfig, out: Workdir) -> Meta:
@@ -122,8 +129,7 @@ def eat(config: NapConfig, out: Workdir) -> Meta:
     if config.how == "reserved":
         return {"length": len(mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))}
     if config.how == "child":
-        subprocess.run([sys.executable, "-c", EATER], check=False)
-        time.sleep(60)
+        return {"ended": subprocess.run([sys.executable, "-c", EATER], check=False).returncode}
     if config.how == "huge":
         return {"length": len(bytearray(2**46))}
     exec(EATER)

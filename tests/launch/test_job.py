@@ -30,10 +30,16 @@ def job_of(folder: Path, **more: object) -> Job:
 
 
 def test_a_job_comes_back_from_its_file_as_it_was(tmp_path):
-    job = job_of(tmp_path, root="s", home="h", attempt="a", environ={"A": "1"}, log=tmp_path / "l/log")
+    job = job_of(tmp_path, root="s3://bucket/store", home="h", attempt="a", environ={"A": "1"}, log=tmp_path / "l/log")
     job.save()
     assert Job.load(job.file) == job
     assert stat.S_IMODE(job.file.stat().st_mode) == 0o600
+
+
+def test_the_file_does_not_hold_the_password_of_the_store(tmp_path: Path) -> None:
+    job = job_of(tmp_path, root="s3://KEY:hunter2@bucket/store")
+    job.save()
+    assert "hunter2" not in job.file.read_text() and Job.load(job.file).root == "s3://***@bucket/store"
 
 
 def test_names_lead_back_to_the_function_and_its_config(tmp_path):

@@ -19,6 +19,7 @@ from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFa
 from trnflow.tasks.launch import local
 from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.system.redaction import add_secret
 
 STARTED = pytest.param((), id="started")
 FORKED = pytest.param(("json",), id="forked")
@@ -56,6 +57,14 @@ def test_inputs_environment_and_metadata_arrive(job_for, tmp_path, capfd):
     assert (tmp_path / "out/made.txt").read_text() == "ROWS"
     assert capfd.readouterr() == ("", "")
     assert job.log.read_text() == "to stdout\nto stderr\n"
+
+
+def test_the_log_has_each_line_without_secrets_and_the_job_is_gone_when_the_stage_begins(job_for, tmp_path):
+    add_secret("t0ken-of-test-local")
+    job = job_for(tmp_path, stages.tell, "t0ken-of-test-local")
+    beside = run_job(job, lambda event: None)["beside"]
+    assert job.log.read_text() == "my token is ***\nand the last line"
+    assert job.file.name not in beside and job.log.name in beside, "its settings may hold a URL with credentials"
 
 
 @both

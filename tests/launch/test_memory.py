@@ -8,6 +8,7 @@ import pytest
 
 from tests.launch import stages
 from trnflow.tasks.errors import MachineError
+from trnflow.tasks.launch import memory
 from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.local import run_job
 from trnflow.tasks.launch.memory import memory_limit
@@ -58,3 +59,11 @@ def test_by_default_a_stage_may_hold_most_of_the_machine() -> None:
     machine = machine_memory()
     assert machine / 2 <= memory_limit(None) < machine
     assert memory_limit(0.5) == 2**29
+
+
+@pytest.mark.parametrize(("machine", "limit"), [(64.0, 57.6), (4.0, 3.0), (1.5, 0.75)])
+def test_a_tenth_or_a_gibibyte_is_left_to_the_rest_but_never_more_than_half(
+    machine: float, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "machine_memory", lambda: int(machine * 2**30))
+    assert memory_limit(None) == pytest.approx(limit * 2**30, abs=1)

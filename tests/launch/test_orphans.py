@@ -40,10 +40,28 @@ def test_a_killed_caller_takes_everything_with_it(began, tmp_path, order, how):
     assert gone(pids)
 
 
+@pytest.mark.parametrize("began", BEGAN)
+def test_a_killed_callers_stage_that_ignores_sigterm_is_killed_after_the_grace(began, tmp_path):
+    caller, pids = start(tmp_path, "deaf", "", 0.2, began)
+    caller.kill()
+    caller.wait()
+    assert gone(pids)
+
+
 @sampled("began, order", BEGAN, [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_callers_stage_still_saves(began, tmp_path, order):
     caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 30, began)
     os.kill(caller.pid, order)
+    caller.wait()
+    assert gone(pids)
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
+@pytest.mark.parametrize("began", BEGAN)
+def test_a_suspended_stage_of_a_killed_caller_wakes_and_saves(began, tmp_path):
+    caller, pids = start(tmp_path, "save", str(tmp_path / "saved"), 10, began)
+    os.kill(pids[0], signal.SIGSTOP)
+    caller.kill()
     caller.wait()
     assert gone(pids)
     assert (tmp_path / "saved").read_text() == "checkpoint"

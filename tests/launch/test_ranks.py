@@ -12,9 +12,10 @@ import pytest
 from tests.launch import stages
 from tests.launch.processes import gone, wait_for
 from tests.launch.test_local import in_thread
-from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed
+from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed, TrnflowError
 from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.ranks import _outcome, leave
 
 STARTED = pytest.param((), id="started")
 FORKED = pytest.param(("json",), id="forked")
@@ -89,3 +90,20 @@ def test_a_killed_leader_takes_all_ranks_with_it(job_for, tmp_path):
     thread.join()
     assert isinstance(caught[0], MachineError) and "signal SIGKILL" in caught[0].message
     assert gone(pids(tmp_path))
+
+
+def test_of_several_errors_the_likeliest_cause_is_told(tmp_path: Path) -> None:
+    """Where one rank fails, others fail of that: with an error of their library, or they are killed."""
+
+    def told(*ranks: TrnflowError | None) -> str:
+        for rank, error in enumerate(ranks):
+            (tmp_path / f"rank-{rank}.json").unlink(missing_ok=True)
+            if error is not None:
+                leave(rank, tmp_path, {"error": error.to_json(), "details": ""})
+        return str(_outcome([1, -signal.SIGKILL, 1], [], tmp_path)["error"]["message"])
+
+    lost, row = ProcessFailed("train failed with RuntimeError: connection closed"), DataError("row 3: no label")
+    assert told(lost, None, row) == "rank 2 of 3: row 3: no label"
+    assert told(lost, None, lost).startswith("rank 1 of 3 died without a word (signal SIGKILL)")
+    assert told(lost, ProcessFailed("later"), lost).startswith("rank 0 of 3: train failed with RuntimeError")
+    assert told(row, None, lost) == "row 3: no label", "of the first rank as if it were alone"

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.data.load.rows import REVIEWS, failure, write
 from tests.helpers.data_stages import table
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.load_data import DataConfig
-from trnflow.tasks.sources.data_files import DataFile, format_of, split_of
+from trnflow.tasks.sources.data_files import DataFile, format_of, local_files, split_of
 from trnflow.tasks.sources.split_files import FileSettings, choose_files
 
 
@@ -64,6 +66,17 @@ def test_choice_of_files():
         chosen(["train.csv"], splits={"train": "train", "test": "other"})
     with pytest.raises(ConfigError, match="has no train split"):
         chosen(["test.csv", "val.csv"])
+
+
+@pytest.mark.parametrize("pattern", ["", "*.csv"])
+def test_files_come_in_natural_order_without_hidden_ones(pattern: str, tmp_path: Path) -> None:
+    for name in ("part-10.csv", "part-2.csv", "part-1.csv", ".part-3.csv", ".git/part-4.csv", "more/part-0.csv"):
+        write(tmp_path / name, {"text": [name]})
+    found = [file.name for file in local_files(str(tmp_path / pattern))]
+    assert found == ["more/part-0.csv"] * (not pattern) + ["part-1.csv", "part-2.csv", "part-10.csv"]
+    assert [file.name for file in local_files(str(tmp_path / ".part-3.csv"))] == [".part-3.csv"], (
+        "whoever names it means it"
+    )
 
 
 def test_splits_by_path_and_glob(bench, tmp_path):

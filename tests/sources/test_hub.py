@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 from pathlib import Path
 
+import pytest
+from huggingface_hub.errors import HfHubHTTPError
+
 from tests.helpers.hub_server import run_program
+from trnflow.tasks.sources.hub_errors import asked
 
 PROGRAM = """
 import json, sys, time
@@ -43,3 +48,22 @@ def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
             f"{section}.source: me/set is no file or folder here, and the hub could not be"
         )
         assert f"{section}.source" in found["fix"]
+
+
+@pytest.mark.parametrize(("kind", "tries"), [("ReadTimeout", 3), ("ConnectTimeout", 3), ("ConnectError", 1)])
+def test_a_hub_that_is_slow_is_asked_again_and_one_that_refuses_is_not(kind: str, tries: int) -> None:
+    library = importlib.import_module(HfHubHTTPError.__mro__[1].__module__)  # httpx, or what took its place
+    error, asked_for = getattr(library, kind)("no answer"), list[float]()
+
+    def ask(seconds: float, fails: int) -> int:
+        asked_for.append(seconds)
+        if len(asked_for) <= fails:
+            raise RuntimeError("the client's own") from error
+        return len(asked_for)
+
+    with pytest.raises(RuntimeError):
+        asked(lambda seconds: ask(seconds, fails=10))
+    assert len(asked_for) == tries
+    asked_for.clear()
+    if tries > 1:
+        assert asked(lambda seconds: ask(seconds, fails=tries - 1)) == tries and min(asked_for) > 0

@@ -23,6 +23,7 @@ def test_memory_url_is_keyed_by_content(bench):
     assert [file["split"] for file in source.identity["files"]] == ["train", "test"]
     assert table(bench.rows(source="memory://set-a", text="text"), "test") == {"text": ["test"]}
     assert bench.source(DataConfig(source="memory://set-a"), offline=True).note == "last resolution"
+    assert "set-a" not in (bench.root / "home/resolved.json").read_text(), "a URL may hold credentials"
     filesystem.pipe("/set-a/test.jsonl", b'{"text": "new"}\n')
     assert bench.source(DataConfig(source="memory://set-a")).identity != source.identity
     for nothing in ("memory://set-b", "memory://set-b/x.csv", "memory://set-b/*.csv"):

@@ -20,6 +20,7 @@ FORGED: dict[str, tuple[Any, str]] = {
     "a path out further below": ([["a/../../evil", 4, GOOD]], "evil"),
     "an absolute path": ([["/tmp/evil", 4, GOOD]], "evil"),
     "a path twice": ([["a.txt", 4, GOOD], ["a.txt", 4, GOOD]], "a path twice"),
+    "a zero byte in a path": ([["a\0.txt", 4, GOOD]], "not a normalised path"),
     "an empty path": ([["", 4, GOOD]], "the path '', which"),
     "no digest": ([["a.txt", 4]], "Expected 3 arguments, got 2"),
     "no list": ("a.txt", "Expected 3 arguments, got 1"),

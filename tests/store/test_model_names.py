@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from tests.store.test_collect import made
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.model_names import ModelName, find_artifact, find_run, find_stored, parse_model, unique
+from trnflow.tasks.store.model_names import (
+    Meaning,
+    ModelName,
+    find_artifact,
+    find_run,
+    find_stored,
+    newest_model,
+    parse_model,
+    unique,
+)
 
 DIGITS = st.text("0123456789abcdef", min_size=2, max_size=64)
 RECIPES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
@@ -74,6 +83,24 @@ def test_a_run_is_named_by_its_beginning_or_its_place(store: Store) -> None:
     for text, says in {"x": "begins 2 runs", "w": "no run w", "last~3": "has 3", "last~x": "no run last~x"}.items():
         with pytest.raises(ConfigError, match=says):
             find_run(store, parse_model(text))
+
+
+def test_a_model_is_that_of_the_recipe_s_own_runs_and_the_newest_of_a_completed_one(store: Store) -> None:
+    runs = {
+        "r1": ("mine", "completed", {"train": "sha256:a", "consolidate": "sha256:b"}),
+        "r2": ("mine", "failed", {"consolidate": "sha256:c"}),
+        "r3": ("other", "completed", {"consolidate": "sha256:d"}),
+        "r4": ("mine", "completed", {"load_data": "sha256:e"}),
+    }
+    for name, (recipe, outcome, made_by) in runs.items():
+        stages = [{"stage": stage, "key": "k", "artifact": digest} for stage, digest in made_by.items()]
+        store.write_run(name, {"recipe": recipe, "outcome": outcome, "stages": stages})
+    assert newest_model(store, "mine") == Meaning("r1", "sha256:b"), "r4 made none, r2 failed, r3 is another recipe's"
+    assert find_artifact(store, parse_model("mine@newest")) == "sha256:b", "not the checkpoint, which train made first"
+    of_recipe = [find_stored(store, parse_model(text), ("consolidate",), recipe="mine") for text in ("last", "last~1")]
+    assert of_recipe == [Meaning("r2", "sha256:c"), Meaning("r1", "sha256:b")]
+    of_all = find_stored(store, parse_model("last"), ("consolidate",))
+    assert of_all == Meaning("r3", "sha256:d")
 
 
 def test_a_whole_name_wins_over_longer_ones() -> None:

@@ -223,10 +223,8 @@ def test_runs_that_an_earlier_version_left_are_named(tmp_path: Path) -> None:
     assert log.readers[0].note.startswith("1 runs of an earlier version of trnflow, such as ")
 
 
-def test_the_page_is_that_of_the_experiments_runs_once_its_id_is_known(home, tmp_path):
+def test_the_page_is_that_of_the_experiments_runs_once_its_id_is_known(home):
     """Without the id in the address, an experiment's page opens on "Traces"."""
-    server = tracking_page(tmp_path, "https://me:pw@mlflow.example/", Path(), "tests")
-    assert server == "https://***@mlflow.example/#/experiments"
     uri = database_of(home)
     number = client(uri).get_experiment_by_name("tests").experiment_id
     page, _, command = tracking_page(home, uri, Path(), "tests").partition(" after ")

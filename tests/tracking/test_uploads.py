@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tracking.runs import begin, client_of, empty_database, end, runs_of, tracked, trained
+from tests.tracking.runs import begin, client_of, database_of, empty_database, end, runs_of, tracked, trained
 from trnflow.tasks.events import log_file, run_folder, unsent_runs
-from trnflow.tasks.tracking import send_logs
+from trnflow.tasks.tracking import follower, send_logs
 from trnflow.tasks.tracking.follower import Unsent
 from trnflow.tasks.tracking.mlflow_values import flatten, numbers
 
@@ -42,6 +42,29 @@ def test_a_log_of_a_later_format_is_kept_and_named(tmp_path: Path) -> None:
         "is an event log in format 2, and this version of trnflow reads up to 1"
         in Unsent(tmp_path, "r1").warning.read_text()
     )
+
+
+def test_a_failure_is_told_until_the_run_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    trained(tmp_path, "r1", "d" * 64, range(1, 3), is_killed=True)
+    unsent, file = Unsent(tmp_path, "r1"), log_file(tmp_path, "r1")
+    there, nowhere = database_of(tmp_path), "http://127.0.0.1:9"
+    file.write_bytes(file.read_bytes().replace(there.encode(), nowhere.encode()))
+    assert not follower._try_to_send(unsent) and "does not answer" in unsent.warning.read_text()
+    file.write_bytes(file.read_bytes().replace(nowhere.encode(), there.encode()))
+    assert follower._try_to_send(unsent) and not unsent.warning.exists()
+
+
+def test_credentials_are_for_the_server_that_they_were_given_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower sends what earlier runs left too, and these may be for another server."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv(follower.ADDRESS, "http://me:hunter2@127.0.0.1:9")
+    monkeypatch.setenv(follower.RECORDED_ADDRESS, "http://***@127.0.0.1:9")
+    trained(tmp_path, "r1", "d" * 64, range(1, 3))
+    assert send_logs(tmp_path) == 1
+    assert set(runs_of(client_of(tmp_path), "r1")) == {"", "train"}
 
 
 def test_settings_and_figures_become_flat():

@@ -9,12 +9,14 @@ import pytest
 from tests.flows.rehearsal.faults import FAULTS, write_sound
 from tests.helpers.command_line import Shell
 from trnflow.flows.finetune import finetune
+from trnflow.flows.rehearsal import before_run
 from trnflow.flows.rehearsal import rehearse as module
 from trnflow.flows.rehearsal.before_run import is_long, parameters_of, rehearse_first
 from trnflow.flows.rehearsal.rehearse import Rehearsal
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.keys.code_closure import Closure
 
 LARGE = "model.config={model_type: llama, hidden_size: 1024, num_hidden_layers: 8, num_attention_heads: 8}"
 ALWAYS = ("run.rehearse_above_minutes=0",)
@@ -63,7 +65,7 @@ def test_parameters_by_a_configuration() -> None:
 def test_a_pass_is_remembered_and_a_fault_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rehearsal itself is left out: what calls it is tried here."""
     begun: list[str] = []
-    outcomes = iter([DataError("a row is wrong", "repair it"), None, None])
+    outcomes = iter([DataError("a row is wrong", "repair it"), None, None, None])
 
     def counted(context: RunContext, *readers: object) -> Rehearsal:
         begun.append(context.recipe.name)
@@ -80,7 +82,11 @@ def test_a_pass_is_remembered_and_a_fault_is_not(folder: Path, monkeypatch: pyte
         file.write('{"instruction": "more", "response": "Yes."}\n')
     assert rehearse_first(planned(), Options(), ()) is None
     assert rehearse_first(planned("train.method=full", "tokenize.max_length=128"), Options(), ()) is not None
-    assert len(begun) == 3
+    edited = Closure({"trnflow.tasks.train": "sha256:edited"}, {})
+    monkeypatch.setattr(before_run, "stage_closure", lambda stage, memo: edited)
+    assert rehearse_first(planned(), Options(), ()) is not None, "other code may have another fault"
+    assert rehearse_first(planned(), Options(), ()) is None
+    assert len(begun) == 4
 
 
 def test_a_run_with_a_fault_ends_before_its_first_stage(folder: Path) -> None:

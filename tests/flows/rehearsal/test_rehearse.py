@@ -8,17 +8,21 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.flows.rehearsal.faults import write_sound
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.small_disk import small_disk
+from tests.helpers.stores import new_store
+from tests.helpers.waiting import wait_for
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.rehearsal.checks import check_disk
-from trnflow.flows.rehearsal.rehearse import rehearse
+from trnflow.flows.rehearsal.rehearse import Killer, rehearse
 from trnflow.flows.runner.context import open_context, open_store
 from trnflow.tasks.errors import StoreError
+from trnflow.tasks.events import RunState
 from trnflow.tasks.system.process import processes_of
 from trnflow.tasks.training.memory.estimate import Memory
 
@@ -58,6 +62,19 @@ def test_training_waits_for_a_kill_that_comes_late(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("trnflow.flows.rehearsal.rehearse.processes_of", late)
     rehearsal = rehearse(open_context("mine.yaml"))
     assert rehearsal.fault is None and rehearsal.killed and not rehearsal.remarks
+
+
+def test_training_is_held_at_its_first_state_until_it_was_killed_or_has_ended(tmp_path: Path) -> None:
+    store, key = new_store(tmp_path), "e" * 64
+    killer, hold = Killer(store), tmp_path / "store/partial" / key / "HOLD"
+    begun: Any = {"n": 0, "time": 0.0, "event": "stage_begun", "key": key, "attempt": "nobody", "settings": {}}
+    killer.read(begun | {"stage": "load_data"}, RunState())
+    assert not hold.exists()
+    killer.read(begun | {"stage": "train"}, RunState())
+    assert hold.exists(), "a training of a tenth of a second would end before it is seen"
+    killer.read(begun | {"stage": "train", "event": "stage_ended"}, RunState())
+    wait_for(lambda: not hold.exists())
+    assert not killer.killed
 
 
 @pytest.mark.slow

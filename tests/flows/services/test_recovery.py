@@ -20,7 +20,7 @@ from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers import waiting
 from tests.helpers.ledgers import entries
-from trnflow.flows.services.recovery import _is_unfinished, recovery_automations
+from trnflow.flows.services.recovery import LEFT_SECONDS, TIMES, _is_left, _is_unfinished, recovery_automations
 
 SLOW = ["train.max_steps=300", "train.checkpoint_every=20", "train.learning_rate=1e-4"]
 
@@ -141,6 +141,23 @@ def test_a_running_run_of_the_command_line_is_looked_after_too() -> None:
     assert _is_unfinished(FlowRun(flow_id=flow, state=Running()))
     assert _is_unfinished(FlowRun(flow_id=flow, deployment_id=uuid.uuid4(), state=Running()))
     assert not _is_unfinished(FlowRun(flow_id=flow, state=Completed()))
+
+
+def test_a_lost_run_is_started_three_times_more() -> None:
+    """By the automations, and by `tend_runs` where they missed it."""
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Crashed
+
+    ids = {"flow_id": uuid.uuid4(), "deployment_id": uuid.uuid4()}
+    crashed = Crashed(timestamp=datetime.now(UTC) - timedelta(seconds=2 * LEFT_SECONDS))
+
+    def is_left(count: int) -> bool:
+        return _is_left(FlowRun(**ids, state=crashed, run_count=count), "finetune", LEFT_SECONDS, TIMES)
+
+    assert [count for count in range(7) if is_left(count)] == [1, 2, 3]
+    assert not _is_left(FlowRun(**ids, state=Crashed(), run_count=1), "finetune", LEFT_SECONDS, TIMES)
+    again = recovery_automations()[3]
+    assert again.trigger.model_dump()["match"]["prefect.run-count"] == ["1", "2", "3"]
 
 
 def script(api: Api, text: str, *arguments: object) -> str:

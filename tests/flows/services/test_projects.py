@@ -1,0 +1,110 @@
+"""What deployments decide before a server is asked, or of its answers: names, pauses, which crash is a new one."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from trnflow.flows.services.automations import _did_not_run, _pauses
+from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
+from trnflow.flows.services.crashed_runs import CrashedRun
+from trnflow.flows.services.notification import VARIABLE, Block, take_setting
+from trnflow.flows.services.recovery import _is_unfinished
+from trnflow.tasks.system.redaction import scrub
+
+
+def client(**folders: Path) -> Any:
+    """What a server answers that has a deployment of each project, in this folder."""
+    deployments = [
+        SimpleNamespace(
+            name=project, job_variables={"env": {} if project == "trnflow" else {"TRNFLOW_PROJECT": project}},
+            pull_steps=[{DIRECTORY: {"directory": str(folder)}}],
+        )
+        for project, folder in folders.items()
+    ]  # fmt: skip
+    return SimpleNamespace(read_deployments=lambda deployment_filter: deployments)
+
+
+def test_the_first_checkout_of_a_server_is_the_project_trnflow_and_no_other_ever_is(tmp_path: Path) -> None:
+    first, other = tmp_path / "first", tmp_path / "my project (2)"
+    assert new_project(client(), other) == "trnflow"
+    assert new_project(client(trnflow=first), other) == "my-project-2-"
+    taken = client(trnflow=first, **{"my-project-2-": first})
+    assert new_project(taken, other).startswith("my-project-2--") and new_project(taken, other) != "my-project-2-"
+    of_others = client(theirs=tmp_path / "theirs")
+    assert new_project(of_others, tmp_path / "trnflow").startswith("trnflow-"), "the first one may be away for a while"
+    assert project_of(client(trnflow=first, mine=other), other) == "mine" and project_of(client(), other) is None
+    assert [one.name for one in replaced_by(client(trnflow=first, mine=other), first)] == ["mine"]
+    assert (named("retrain", "trnflow"), named("retrain", "mine")) == ("retrain", "retrain-mine")
+
+
+def test_a_later_project_has_its_own_names_and_work_pool_and_the_file_stays(tmp_path: Path) -> None:
+    file, pool = tmp_path / "prefect.yaml", {"name": "local", "job_variables": {"env": {"A": "1"}}}
+    document = {
+        "name": "x",
+        "deployments": [{"name": "retrain", "work_pool": pool}, {"name": "watch", "work_pool": {"name": "far"}}],
+    }
+    file.write_text(yaml.safe_dump(document))
+    with project_file(file, document, "trnflow", "local") as same:
+        assert same == file
+    with project_file(file, document, "mine", "local") as written:
+        retrain, watch = yaml.safe_load(written.read_text())["deployments"]
+    assert retrain == {
+        "name": "retrain-mine",
+        "work_pool": {"name": "local-mine", "job_variables": {"env": {"A": "1", "TRNFLOW_PROJECT": "mine"}}},
+    }
+    assert (watch["name"], watch["work_pool"]["name"]) == ("watch-mine", "far"), "a pool of another's keeps its name"
+    assert yaml.safe_load(file.read_text()) == document
+
+
+def test_a_retrain_is_missed_after_one_and_a_half_of_its_longest_pause() -> None:
+    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+
+    def schedule(what: Any, *, active: bool = True, **parameters: str) -> Any:
+        return SimpleNamespace(schedule=what, active=active, parameters=parameters)
+
+    workdays = schedule(CronSchedule(cron="0 3 * * 1-5", timezone="UTC"))
+    often = schedule(IntervalSchedule(interval=timedelta(hours=6)), recipe="other")
+    weekly, off = schedule(CronSchedule(cron="0 3 * * 0", timezone="UTC")), schedule(often.schedule, active=False)
+    schedules = [workdays, often, weekly, off]
+    retrain: Any = SimpleNamespace(parameters={"recipe": "mine"}, paused=False, schedules=schedules)
+    names: Any = {("mine",): "Mine", ("other",): "Other"}
+    assert _pauses(retrain, names) == {"Mine": timedelta(days=3), "Other": timedelta(hours=6)}
+    retrain.paused = True
+    assert _pauses(retrain, names) == {}
+    missed: Any = _did_not_run("Mine", timedelta(days=3), Block(uuid.uuid4(), "webhook", "trnflow"), "trnflow").trigger
+    assert missed.within == timedelta(days=4.5) and missed.posture.value == "Proactive"
+
+
+def test_each_crash_is_reported_once() -> None:
+    crash = CrashedRun(uuid.uuid4(), "run", 4, datetime.now(UTC), "tiny.yaml", [])
+    again = CrashedRun(crash.id, "run", 4, datetime.now(UTC), "tiny.yaml", [])
+    later = CrashedRun(crash.id, "run", 5, crash.crashed, "tiny.yaml", [])
+    other = CrashedRun(uuid.uuid4(), "run", 4, crash.crashed, "tiny.yaml", [])
+    assert again.event_id == crash.event_id and len({crash.event_id, later.event_id, other.event_id}) == 3
+
+
+def test_a_flow_run_does_not_look_after_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Cancelling, Running, Scheduled
+
+    run = FlowRun(flow_id=uuid.uuid4(), state=Running())
+    assert _is_unfinished(run) and _is_unfinished(FlowRun(flow_id=run.flow_id, state=Cancelling()))
+    assert not _is_unfinished(FlowRun(flow_id=run.flow_id, state=Scheduled()))
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(run.id))
+    assert not _is_unfinished(run)
+
+
+def test_the_address_of_a_webhook_is_a_secret_and_so_is_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "https://hooks.example.com/services/T0ken-of-test-projects"
+    monkeypatch.setenv(VARIABLE, address)
+    assert take_setting() == address
+    for said in (f"POST {address} failed", "no answer to POST /services/T0ken-of-test-projects"):
+        assert "T0ken-of-test-projects" not in scrub(said)
+    assert take_setting() is None, "the processes that are started do not see it"
