@@ -16,20 +16,21 @@ import sys
 import time
 from pathlib import Path
 
+from tests.golden import planted, planted_core, planted_flows, planted_models, planting
 from tests.golden.compare import PROJECT
 from tests.golden.mutants import drawn_faults
-from tests.golden.planted import FAULTS
-from tests.golden.planting import FAST, MORE, Fault, checkout, first_failure, planted, why_not
+from tests.golden.planting import FAST, MORE, Fault, checkout, first_failure, why_not
 
 
 def every_fault() -> list[Fault]:
-    return [*FAULTS, *drawn_faults()]
+    files = (planted, planted_core, planted_flows, planted_models)
+    return [*(fault for file in files for fault in file.FAULTS), *drawn_faults()]
 
 
 def look_for(fault: Fault, project: Path, *, more: bool) -> str:
     """Return the test that finds a fault, or ""."""
     tests = [f"tests/{name}" for name in fault.tests.split()]
-    with planted(fault, project):
+    with planting.planted(fault, project):
         return first_failure(tests, project) or (first_failure(tests, project, marks=MORE) if more else "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.golden.planted import Fault
+from tests.golden.planting import Fault
 
 FAULTS = [
     Fault("events: a log is never synced", "tasks/events/log.py",
@@ -17,8 +17,6 @@ FAULTS = [
           "        self.backend.sync()\n", "", "store/test_power_cut.py"),
     Fault("checkpoint: COMMIT stands before its files are synced", "tasks/store/partial.py",
           "                self._backend.sync()\n", "", "store/test_power_cut.py"),
-    Fault("evaluation: the calibration error has 14 bins", "tasks/evaluation/metrics/ece.py",
-          "BINS = 15", "BINS = 14", "evaluation/test_scores.py"),
     Fault("launch: a stage whose caller is dead is never killed", "tasks/launch/guard.py",
           "elif deadline and (orders or time.monotonic() > deadline):", "elif deadline and orders:", "launch/test_orphans.py"),
     Fault("recovery: a lost run is left after its third start", "flows/services/recovery.py",
@@ -27,14 +25,8 @@ FAULTS = [
           "for count in range(1, times + 1)]", "for count in range(1, times + 2)]", "flows/services/test_recovery.py"),
     Fault("recovery: a run is started twice more by default", "flows/services/recovery.py",
           "TIMES = 3", "TIMES = 2", "flows/services/test_recovery.py"),
-    Fault("training: orpo has no beta", "tasks/training/preference_losses.py",
-          "loss = found.surprise + config.beta * _surprise(odds", "loss = found.surprise + _surprise(odds",
-          "training/model/test_preference_losses.py"),
     Fault("training: simpo's margin is not subtracted", "tasks/training/preference_losses.py",
-          " - config.simpo_gamma", "", "training/model/test_preference_losses.py"),
-    Fault("training: kto's good and bad answers change places", "tasks/training/preference_losses.py",
-          "found.marks.sign() * (baseline - gains)", "found.marks.sign() * (gains - baseline)",
-          "training/model/test_preference_losses.py"),
+          " - config.simpo_gamma", "", "training/test_preference_losses.py"),
     Fault("store: the reserve of disk space does not count", "tasks/store/store.py",
           "if free < needed + reserve:", "if free < needed:", "store/test_store.py"),
     Fault("store: a download is believed unread", "tasks/store/blob_store.py",

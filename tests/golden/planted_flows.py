@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.golden.planted import Fault
+from tests.golden.planting import Fault
 
 FAULTS = [
     Fault("runner: the process's GPUs win over launch.environment", "flows/runner/devices.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.golden.planted import Fault
+from tests.golden.planting import Fault
 
 FAULTS = [
     Fault("kinds: rows that fill a batch are negatives of an embedding", "tasks/kinds/embedding.py",
