@@ -26,12 +26,14 @@ from tests.leaks import Leaks
 from tests.measuring import File, Measured, Watch, measured
 
 QUICK_SECONDS = 4.0
-KEPT = tuple(
+KEPT = {
     f"tests/{name}.py"
-    for name in (
-        "flows/authoring/test_new", "flows/cli/test_health", "flows/cli/test_main", "flows/cli/test_upkeep", "flows/rehearsal/test_rehearse", "flows/retraining/test_watch", "flows/runner/test_forecast", "flows/runner/test_runner", "flows/sweeps/test_bad_sweeps", "kinds/test_preference", "launch/test_local", "store/test_collect", "store/test_lease",
-    )
-)  # fmt: skip
+    for name in """
+    flows/authoring/test_new flows/cli/test_health flows/cli/test_main flows/cli/test_upkeep flows/rehearsal/test_rehearse
+    flows/retraining/test_watch flows/runner/test_forecast flows/runner/test_runner flows/sweeps/test_bad_sweeps
+    kinds/test_preference launch/test_local store/test_collect store/test_lease
+    """.split()
+}
 """Files that find many faults (tests/golden), and stay in `make test` although they take longer."""
 XLA_TESTS = 206
 WITHOUT_XLA = pytest.mark.skip(reason="needs torch_xla, which the environment of LOCK=native lacks")
