@@ -26,14 +26,11 @@ from tests.leaks import Leaks
 from tests.measuring import File, Measured, Watch, measured
 
 QUICK_SECONDS = 4.0
-KEPT = {
-    f"tests/{name}.py"
-    for name in """
-    flows/authoring/test_new flows/cli/test_health flows/cli/test_main flows/cli/test_upkeep flows/rehearsal/test_rehearse
-    flows/retraining/test_watch flows/runner/test_forecast flows/runner/test_runner flows/sweeps/test_bad_sweeps
-    kinds/test_preference launch/test_local store/test_collect store/test_lease
-    """.split()
-}
+KEPT = (
+    "flows/authoring/test_new", "flows/cli/test_health", "flows/cli/test_main", "flows/cli/test_upkeep",
+    "flows/rehearsal/test_rehearse", "flows/retraining/test_watch", "flows/runner/test_forecast", "flows/runner/test_runner",
+    "flows/sweeps/test_bad_sweeps", "kinds/test_preference", "launch/test_local", "store/test_collect", "store/test_lease",
+)  # fmt: skip
 """Files that find many faults (tests/golden), and stay in `make test` although they take longer."""
 XLA_TESTS = 206
 WITHOUT_XLA = pytest.mark.skip(reason="needs torch_xla, which the environment of LOCK=native lacks")
@@ -93,7 +90,11 @@ def tier(item: pytest.Item, file: File) -> str:
 
 def is_quick(name: str, file: File) -> bool:
     """Tell whether a file's quick tests are of `make test`."""
-    return file.seconds < QUICK_SECONDS or file.seconds == float("inf") or name in KEPT
+    return (
+        file.seconds < QUICK_SECONDS
+        or file.seconds == float("inf")
+        or name.removeprefix("tests/").removesuffix(".py") in KEPT
+    )
 
 
 def file_of(item: pytest.Item) -> str:
