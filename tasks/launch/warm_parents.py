@@ -30,10 +30,11 @@ IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API
 
 # Modules imported before the fork do not read these, those of WITHOUT_THREADS aside. XLA_FLAGS is none: torch_xla
 # changes it on import. TRNFLOW_HOME is read by our own code, which a stage imports after the fork: a process that works
-# in several homes needs no parent for each.
+# in several homes needs no parent for each. TORCHINDUCTOR_CACHE_DIR is read at each use, and set by peft's import.
 LATE = (
     "CPU_NUM_DEVICES",
     "TOKENIZERS_PARALLELISM",
+    "TORCHINDUCTOR_CACHE_DIR",
     "TRNFLOW_HOME",
     ATTEMPT,
     PARTIAL_ROOT,
@@ -53,6 +54,7 @@ HEAVY = {
     "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
     "scikit-learn": ("sklearn.metrics",),
     "matplotlib": ("matplotlib.backends.backend_agg", "matplotlib.figure"),
+    "peft": ("peft",),
 }
 """{distribution: modules to import for a stage that uses it}"""
 

@@ -66,6 +66,7 @@ def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path
     found = seen(tmp_path, modules)
     assert found["torch"]
     assert found["threads"] == 1
+    assert "TORCHINDUCTOR_CACHE_DIR" not in found["environ"]  # peft's import sets it to a folder of the parent
 
 
 def test_a_parent_that_has_threads_or_lacks_a_module_leaves_the_start_to_the_flow(tmp_path: Path) -> None:
