@@ -22,13 +22,20 @@ Parent = tuple[dict[str, str], tuple[str, ...]]
 """(environment variables, modules to import) of a warm parent."""
 
 
-def process_of(stage: Stage, config: StageConfig, memo: Memo, environment: dict[str, str]) -> Parent:
-    """Return the variables of a stage's process, and the modules that its warm parent imports. environment: further
-    variables."""
+def process_of(
+    stage: Stage, config: StageConfig, memo: Memo, environment: dict[str, str], *, torch_xla: bool = True
+) -> Parent:
+    """Return the variables of a stage's process, and the modules that its warm parent imports.
+
+    environment: further variables; torch_xla: whether the run uses it.
+    """
     libraries = {*closure(stage.function.__module__, memo).env}
     if getattr(config, "lora", None) is None:
         libraries -= {"peft"}  # its import takes 1.3 s, and only LoRA asks for it
-    variables = stage.environ(config) | environment
+    variables = stage.environ(config)
+    if "PJRT_DEVICE" in variables and not torch_xla:
+        variables |= {"USE_TORCH_XLA": "0"}  # transformers imports it where it can, for 3 s
+    variables |= environment
     return variables, modules_for(libraries, variables)
 
 
@@ -42,13 +49,15 @@ def stage_job(
     *,
     attempt: str,
     environment: dict[str, str],
+    torch_xla: bool = True,
     **others: Any,
 ) -> Job:
     """Return the job that runs a stage. Raises CodeError if code of the stage has changed since its key document.
 
-    environment: further variables of the process, whose values are secret; others: further attributes of the job.
+    environment: further variables of the process, whose values are secret; torch_xla: as for `process_of`; others: further
+    attributes of the job.
     """
-    variables, modules = process_of(stage, config, store.memo, environment)
+    variables, modules = process_of(stage, config, store.memo, environment, torch_xla=torch_xla)
     return Job.of(
         stage.function,
         config,

@@ -18,7 +18,7 @@ def parent_of(step: Step, context: RunContext) -> Parent:
     """Return the warm parent of a step's stage. Raises ConfigError as `RunContext.environment`."""
     stage, memo = step.node.stage, context.store.memo
     environment = context.variables_for(closure(stage.function.__module__, memo).env)
-    return process_of(stage, step.config, memo, environment)
+    return process_of(stage, step.config, memo, environment, torch_xla=context.uses_torch_xla)
 
 
 def start_warm_parents(due: list[Step], context: RunContext) -> None:
