@@ -34,7 +34,7 @@ def process_of(
         libraries -= {"peft"}  # its import takes 1.3 s, and only LoRA asks for it
     variables = stage.environ(config)
     if "PJRT_DEVICE" in variables and not torch_xla:
-        variables |= {"USE_TORCH_XLA": "0"}  # transformers imports it where it can, for 3 s
+        variables |= {"USE_TORCH_XLA": "0"}  # transformers imports it where it can, for 2 s
     variables |= environment
     return variables, modules_for(libraries, variables)
 

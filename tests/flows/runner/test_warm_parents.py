@@ -35,7 +35,7 @@ def test_the_stages_of_a_finished_model_share_one_parent(tmp_path: Path) -> None
 
 
 def test_only_runs_that_use_torch_xla_import_it(tmp_path: Path) -> None:
-    """transformers imports it where it can, for 3 s, and neither consolidate nor evaluate_model asks for it."""
+    """transformers imports it where it can, for 2 s, and neither consolidate nor evaluate_model asks for it."""
 
     def parents(*settings: str) -> dict[str, Parent]:
         context = context_of(load("demo", settings), Store(str(tmp_path / "store"), tmp_path / "home"), offline=True)
