@@ -79,6 +79,11 @@ class RunContext:
         return self.environment if "torch" in distributions else {}
 
     @property
+    def uses_torch_xla(self) -> bool:
+        """Whether the recipe trains by torch_xla, or exports StableHLO, which torch_xla makes and perhaps runs."""
+        return self.recipe.train.engine == "xla" or self.recipe.export.target == "stablehlo"
+
+    @property
     def offline(self) -> bool:
         """Whether no hub is asked."""
         return self.resolver.offline

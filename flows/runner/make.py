@@ -201,8 +201,9 @@ class _Attempt:
         log = attempt_log(self.store.home, context.run, attempt)
         job = stage_job(
             self.store, self.stage, self.step.config, self.document, inputs, work / "out", attempt=attempt, log=log,
-            environment=context.variables_for(self.document["env"]), grace_seconds=context.recipe.launch.grace_seconds,
-            memory_gib=context.recipe.launch.memory_gib, phase=Phase(threads=context.recipe.task_runner.count),
+            environment=context.variables_for(self.document["env"]), torch_xla=context.uses_torch_xla,
+            grace_seconds=context.recipe.launch.grace_seconds, memory_gib=context.recipe.launch.memory_gib,
+            phase=Phase(threads=context.recipe.task_runner.count),
         )  # fmt: skip
         maker = context.part_maker
         if self.stage.split is None or (maker is None and not self.stage.keep_parts):

@@ -7,20 +7,18 @@ import contextlib
 from functools import partial
 
 from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.job import Parent, process_of
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.keys.code_closure import closure
-from trnflow.tasks.launch.warm_parents import modules_for, preload
-
-Parent = tuple[dict[str, str], tuple[str, ...]]
-"""(environment variables, modules to import) of a warm parent."""
+from trnflow.tasks.launch.warm_parents import preload
 
 
 def parent_of(step: Step, context: RunContext) -> Parent:
     """Return the warm parent of a step's stage. Raises ConfigError as `RunContext.environment`."""
-    distributions = closure(step.node.stage.function.__module__, context.store.memo)[1]
-    variables = step.node.stage.environ(step.config) | context.variables_for(distributions)
-    return variables, modules_for(distributions, variables)
+    stage, memo = step.node.stage, context.store.memo
+    environment = context.variables_for(closure(stage.function.__module__, memo).env)
+    return process_of(stage, step.config, memo, environment, torch_xla=context.uses_torch_xla)
 
 
 def start_warm_parents(due: list[Step], context: RunContext) -> None:

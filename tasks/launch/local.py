@@ -221,8 +221,10 @@ class Guarded:
 def _tail(log: Path) -> str:
     try:
         with log.open("rb") as handle:
-            handle.seek(max(0, log.stat().st_size - 4096))
-            words = handle.read().decode("utf-8", "replace").strip().splitlines()[-20:]
+            handle.seek(max(0, log.stat().st_size - 16384))
+            lines = handle.read().decode("utf-8", "replace").strip().splitlines()
     except FileNotFoundError:  # other runs of this home have removed it as one of the oldest
         return ""
+    # faulthandler names hundreds of modules in its last line, and so many that nothing else would be shown
+    words = "\n".join(line for line in lines if not line.startswith("Extension modules: "))[-4096:].splitlines()[-20:]
     return "; it last said:\n  " + "\n  ".join(words) + "\n" if words else ""

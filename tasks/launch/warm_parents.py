@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import select
 import signal
 import socket
@@ -25,21 +26,13 @@ from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 # the store's root may hold credentials: it goes to the stage's process by the environment, not in the job's file
 PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
 
-# These change during or between commands, and no library reads them.
-IRRELEVANT = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PREFECT_API_URL")
+# Variables that change within a process, and that no module imported before the fork reads: ours, Prefect's, MLflow's,
+# pytest's and the shell's. Any other may be read on import, under names that nobody expects, such as CI and IS_FBCODE.
+IRRELEVANT = re.compile(r"(TRNFLOW|PREFECT|MLFLOW|PYTEST)_\w*|PWD|OLDPWD|SHLVL|_")
 
-# Modules imported before the fork do not read these, those of WITHOUT_THREADS aside. XLA_FLAGS is none: torch_xla
-# changes it on import. TRNFLOW_HOME is read by our own code, which a stage imports after the fork: a process that works
-# in several homes needs no parent for each.
-LATE = (
-    "CPU_NUM_DEVICES",
-    "TOKENIZERS_PARALLELISM",
-    "TRNFLOW_HOME",
-    ATTEMPT,
-    PARTIAL_ROOT,
-    *WITHOUT_THREADS,
-    *IRRELEVANT,
-)
+# Variables that these modules read at each use, those of WITHOUT_THREADS aside, and PARTIAL_ROOT. XLA_FLAGS is none:
+# torch_xla changes it on import. TORCHINDUCTOR_CACHE_DIR is set by peft's import.
+LATE = ("CPU_NUM_DEVICES", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR", ATTEMPT, PARTIAL_ROOT, *WITHOUT_THREADS)
 
 LIGHT = ("pydantic.main", "pydantic.types", "pydantic._internal._generate_schema", "numpy")
 """Modules that every stage needs."""
@@ -53,6 +46,7 @@ HEAVY = {
     "torch-xla": ("torch_xla", "torch_xla.core.xla_model"),
     "scikit-learn": ("sklearn.metrics",),
     "matplotlib": ("matplotlib.backends.backend_agg", "matplotlib.figure"),
+    "peft": ("peft",),
 }
 """{distribution: modules to import for a stage that uses it}"""
 
@@ -100,6 +94,7 @@ class WarmParent:
     """A child process that imports modules and forks guards. The constructor does not wait for it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests.settimeout(0.2)  # a short timeout, so that an exception sent to this thread is raised soon
@@ -172,10 +167,10 @@ def _place() -> dict[str, str]:
 
 
 def warm_parent(environ: Mapping[str, str]) -> WarmParent:
-    """Return a running warm parent with these variables, LATE aside; start one if there is none."""
+    """Return a running warm parent with these variables, LATE and IRRELEVANT aside; start one if there is none."""
     # libraries read most variables on import, so each set of them needs a parent of its own
     early = {name: value for name, value in environ.items() if name not in LATE}
-    variables = frozenset(early.items())
+    variables = frozenset((name, value) for name, value in early.items() if not IRRELEVANT.fullmatch(name))
     with _lock:
         parent = _parents.pop(variables, None)
         if parent is None or parent.ended:
@@ -206,9 +201,11 @@ def start_guard(
 
     modules: what the warm parent imports first; descriptors: the guard's stdin (lifeline), stdout (events), stderr (log).
     """
-    late = {name: environ.get(name) for name in LATE}
+    parent = warm_parent(environ)
+    irrelevant = filter(IRRELEVANT.fullmatch, {*parent.environ, *environ})
+    late = {name: environ.get(name) for name in (*LATE, *irrelevant)}
     request = StageRequest(
         entry=entry, arguments=arguments, modules=modules, grace=grace, memory=memory, folder=os.getcwd(),
         attempt=ATTEMPT, environ=late,
     )  # fmt: skip
-    return warm_parent(environ).start(request, descriptors)
+    return parent.start(request, descriptors)

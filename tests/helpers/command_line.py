@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +18,7 @@ from unittest import mock
 import pytest
 
 from trnflow.tasks.store import Store
+from trnflow.tasks.system.private_files import make_home
 
 DATA = ("pack_chunks", "--direct", "tracking.enabled=false")
 """The arguments after `run RECIPE --until` that run the data stages alone."""
@@ -25,9 +28,29 @@ RECIPE = (
     "tokenize: {max_length: 64, train: {vocab_size: 200}}\npack: {chunk_length: 64}\n"
 )
 
+FILL = """
+import sys
+from pathlib import Path
+
+from trnflow.flows.finetune import FUNCTIONS
+from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.key_document import stage_closure
+from trnflow.tasks.stage import stage_of
+
+memo = Memo(Path(sys.argv[1]))
+for function in FUNCTIONS:
+    stage_closure(stage_of(function), memo)
+memo.save()
+"""
+"""Fills the hash cache of a file."""
+
 
 class Shell:
-    """Runs `trnflow` in a folder, without the caller's variables of trnflow and Prefect, and that which MLflow's client sets."""
+    """Runs `trnflow` in a folder, without the caller's variables of trnflow and Prefect, and that which MLflow's client sets.
+
+    warm: whether a new home begins with the hash cache of this session, which also makes the home."""
+
+    warm = True
 
     def __init__(self, folder: Path, *program: str) -> None:
         """program: what begins the command line, if not `python -m trnflow` of this environment."""
@@ -38,6 +61,7 @@ class Shell:
         self._before = dict(self.environ)
 
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        self._prepare(*arguments, **environ)
         return subprocess.run(
             [*self.program, *arguments],
             cwd=self.folder,
@@ -48,8 +72,20 @@ class Shell:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command in a process. options: of `Popen`."""
+        self._prepare(*arguments)
         command = [*self.program, *arguments]
         return subprocess.Popen(command, cwd=self.folder, env=self.environ, text=True, **options)
+
+    def _prepare(self, *arguments: str, **environ: str) -> None:
+        """Give the home of a command that computes keys this session's hash cache, unless it has one."""
+        named = (self.environ | environ).get("TRNFLOW_HOME")
+        home = Path(named) if named else self.folder / ".trnflow"
+        elsewhere = any((folder / ".trnflow").exists() for folder in self.folder.parents) and not home.exists()
+        if self.warm and arguments[:1] in (("plan",), ("run",)) and home.is_absolute() and not elsewhere:
+            with contextlib.suppress(OSError):
+                make_home(home)
+                if not (home / "memo.db").exists():
+                    (home / "memo.db").write_bytes(hash_cache())
 
     def json(self, *arguments: str) -> Any:
         """The JSON document that a command prints; the command must succeed."""
@@ -66,6 +102,16 @@ class Shell:
         return done.stderr
 
 
+@cache
+def hash_cache() -> bytes:
+    """The hash cache of a home in which the keys of all stages were computed once: a second of processor time."""
+    with tempfile.TemporaryDirectory() as home:
+        file = Path(home) / "memo.db"
+        # not in this process, which a test may have changed
+        subprocess.run([sys.executable, "-c", FILL, str(file)], cwd=Path(__file__).parents[2], check=True)
+        return file.read_bytes()
+
+
 def opened(folder: Path) -> tuple[InProcessShell, Store]:
     """A shell in a folder, and the store of its home, made."""
     store = Store(str(folder / ".trnflow/store"), folder / ".trnflow")
@@ -79,6 +125,7 @@ class InProcessShell(Shell):
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         from trnflow.flows.cli.main import main
 
+        self._prepare(*arguments, **environ)
         out, err = io.StringIO(), io.StringIO()
         handler = signal.getsignal(signal.SIGTERM)
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.command_line import Shell, write_project
 from trnflow.tasks.keys.hash_cache import Memo, in_threads, sha256_file, sha256_files, stamp
 
 SIZES = (0, 1, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, (1 << 20) + (1 << 17), 3_000_001)
@@ -99,3 +100,17 @@ def test_threads_may_go_on_remembering_while_it_is_saved(tmp_path: Path) -> None
             memo.save()
     put.result()
     assert [memo.get("kind", f"{number}", "now") for number in numbers] == [f"{number}" for number in numbers]
+
+
+@pytest.mark.slow
+def test_a_home_without_a_hash_cache_makes_the_keys_that_this_sessions_gives(tmp_path: Path) -> None:
+    """Homes of tests begin with a cache that holds each stage's code: this one begins without, in a process of its own."""
+
+    def keys(folder: Path, *, warm: bool) -> list[str | None]:
+        shell = Shell(write_project(folder))
+        shell.warm = warm
+        done = shell.json("run", "mine.yaml", "--until", "format_prompts", "--direct", "tracking.enabled=false")
+        return [stage["key"] for stage in done["stages"]]
+
+    warm = keys(tmp_path / "warm", warm=True)
+    assert keys(tmp_path / "cold", warm=False) == warm and None not in warm[:2]

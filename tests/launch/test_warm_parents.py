@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.read_variables import read_on_import
 from tests.launch import stages
 from trnflow.tasks.launch import warm_parents
 from trnflow.tasks.launch.job import Job
@@ -61,11 +62,48 @@ def test_a_parent_serves_one_environment_and_variables_that_are_read_late(tmp_pa
     assert parent(XLA_FLAGS="--a=1") != first
 
 
+def test_variables_that_no_library_reads_start_no_second_parent_and_reach_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRNFLOW_FIRST", "1")
+    monkeypatch.setenv("PREFECT_API_URL", "first")
+    first = seen(tmp_path, ("json",))
+    monkeypatch.delenv("TRNFLOW_FIRST")
+    monkeypatch.setenv("PREFECT_API_URL", "second")
+    monkeypatch.setenv("MLFLOW_SECOND", "2")
+    second, started = seen(tmp_path, ("json",)), seen(tmp_path, ())
+    assert second["parent"] == first["parent"]
+    assert first["environ"]["TRNFLOW_FIRST"] == "1" and first["environ"]["PREFECT_API_URL"] == "first"
+    assert second["environ"] == started["environ"]
+    monkeypatch.setenv("ANY_OTHER", "1")
+    assert seen(tmp_path, ("json",))["parent"] != first["parent"]
+
+
+@pytest.mark.slow
+def test_no_module_that_is_imported_before_the_fork_reads_a_variable_that_starts_no_parent(tmp_path: Path) -> None:
+    """Both readings count: in Python, and in the C of torch, OpenMP, BLAS and Arrow. What goes through all variables takes those
+    of its own prefix: TQDM_, NETWORKX_ and FSSPEC_."""
+    modules = [*warm_parents.LIGHT, *(module for modules in warm_parents.HEAVY.values() for module in modules)]
+    environ = {"PATH": os.environ["PATH"], **warm_parents.WITHOUT_THREADS}  # what is not set is only read on purpose
+    read = read_on_import(modules, tmp_path, environ)
+    assert {
+        "OMP_NUM_THREADS",
+        "GOMP_SPINCOUNT",
+        "USE_TORCH_XLA",
+        "HF_HUB_OFFLINE",
+        "CI",
+    } <= read.names  # all is watched
+    assert not [name for name in read.names if warm_parents.IRRELEVANT.fullmatch(name)]
+    known = ("tqdm/utils.py", "networkx/utils/backends.py", "fsspec/config.py")
+    assert not [file for file in read.scans if not file.endswith(known)]
+
+
 def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(tmp_path: Path) -> None:
     modules = warm_parents.modules_for(warm_parents.HEAVY, {})
     found = seen(tmp_path, modules)
     assert found["torch"]
     assert found["threads"] == 1
+    assert "TORCHINDUCTOR_CACHE_DIR" not in found["environ"]  # peft's import sets it to a folder of the parent
 
 
 def test_a_parent_that_has_threads_or_lacks_a_module_leaves_the_start_to_the_flow(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
         log=folder / "log",
         environ=environ,
         ranks=definition.ranks(config),
-        preload=modules_for(LIBRARIES, environ),
+        preload=modules_for((*LIBRARIES, *(["peft"] if getattr(config, "lora", None) else [])), environ),
     )
     meta = run_job(job, events.append)
     return Result(Input(folder / "out", definition.kind, meta, "sha256:test"), events)

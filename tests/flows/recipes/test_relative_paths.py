@@ -149,6 +149,7 @@ def test_a_home_that_others_may_have_made_is_not_used(tmp_path: Path, monkeypatc
 
 def test_commands_below_a_home_share_it_and_the_first_says_where_it_is(tmp_path: Path) -> None:
     shell = checkout(tmp_path)
+    shell.warm = False
     first = shell("run", "recipes/mine.yaml", *ONE_STAGE)
     assert first.returncode == 0
     assert first.stderr.startswith(f"made {tmp_path / '.trnflow'} for local state")
