@@ -113,7 +113,8 @@ def kill(mutant: Mutant, project: Path, *, more: bool) -> None:
             return
         mutant.killed, mutant.tier = "", ""
         for tier, marks in (("test", FAST), ("more", MORE))[: 1 + more]:
-            if found := first_failure(within(mutant.file, marks), project, marks=marks, patience=300.0):
+            tests = within(mutant.file, marks)
+            if tests and (found := first_failure(tests, project, marks=marks, patience=300.0)):
                 mutant.killed, mutant.tier = found, tier
                 return
 
