@@ -35,7 +35,7 @@ PLANTED_SEED = 2
 
 @dataclass
 class Mutant:
-    """A change of a module. killed: the test that fails, or ""; tier: test, more or ""; why: why nobody could see it."""
+    """A change of a module. killed: the test that fails, "" if none does, None before it was planted; tier: test, more or ""; why: why nobody could see it."""
 
     seed: int
     file: str
@@ -175,6 +175,7 @@ def main() -> int:
     parser.add_argument(
         "--alive", action="store_true", help="only those that no test is known to kill, and no reason excuses"
     )
+    parser.add_argument("--new", action="store_true", help="only those that were never planted")
     parser.add_argument("--more", action="store_true", help="let `make test-more` look for what survives `make test`")
     parser.add_argument("--write", action="store_true", help="write the outcomes to mutants.json")
     parser.add_argument("--jobs", type=int, default=2)
@@ -188,6 +189,7 @@ def main() -> int:
         write([*known, *(Mutant(options.seed, *change) for change in draw(options.seed, options.draw))])
         return 0
     wanted = [one for one in known if not (options.alive and (one.killed or one.why))]
+    wanted = [one for one in wanted if not (options.new and one.killed is not None)]
     wanted = [one for one in wanted if not options.texts or any(text in one.fault.name for text in options.texts)]
     after = {
         (one.file, one.old, one.new): one
