@@ -35,7 +35,17 @@ PLANTED_SEED = 2
 
 @dataclass
 class Mutant:
-    """A change of a module. killed: the test that fails, "" if none does, None before it was planted; tier: test, more or ""; why: why nobody could see it."""
+    """A change of a module.
+
+    Attributes:
+        seed: of the draw.
+        file: the module.
+        old: text that stands in it exactly once.
+        new: what replaces it.
+        killed: the first test that fails; "" if none does, None before the mutant was planted.
+        tier: "test" or "more", by which target that test runs.
+        why: why nobody could see the change.
+    """
 
     seed: int
     file: str
