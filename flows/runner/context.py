@@ -16,7 +16,7 @@ from trnflow.flows.runner.devices import devices_of, filled_environment
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.memory_check import fit_to_machine
 from trnflow.flows.runner.plan import Options, Plan, Step
-from trnflow.flows.runner.work_folders import open_home
+from trnflow.flows.runner.work_folders import make_store, open_home
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
@@ -143,7 +143,7 @@ def context_of(
 ) -> RunContext:
     """Return the context of a recipe in a store. answers: shared with other contexts; None for answers of its own."""
     if create:
-        store.prepare()
+        make_store(store)
     resolver = Resolver(store.home, offline=offline, memo=store.memo, folders=recipe.folders, answers=answers)
     if recipe.leaves_open("train.remat", "train.fsdp") and recipe.train.device == "cuda":
         # a model that can't be found or traced is an error of the plan that follows

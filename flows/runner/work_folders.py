@@ -31,6 +31,18 @@ def open_home() -> Path:
     return home
 
 
+def make_store(store: Store) -> None:
+    """Create the store if there is none, and say on stderr that one outside the home is this user's alone. Raises as
+    `Store.prepare`."""
+    folder = store.backend.local
+    is_new = folder is not None and not folder.exists() and not folder.is_relative_to(store.home)
+    store.prepare()
+    if is_new:
+        sys.stderr.write(
+            f"made the store {folder} for this user alone; for a team: `chmod 2770 {folder}`, and umask 002\n"
+        )
+
+
 @contextlib.contextmanager
 def workplace(home: Path, attempt: str) -> Iterator[Path]:
     """Yield a new folder for the files of an attempt, and remove it afterwards. Raises StoreError if the disk becomes full."""

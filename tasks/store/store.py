@@ -46,7 +46,7 @@ class Store(BlobStore):
     """A store at `root`, a folder or an fsspec URL, which `prepare` creates."""
 
     def prepare(self) -> None:
-        """Create the store, if there is none, and the home.
+        """Create the store, if there is none, and the home; a local store with mode 0700, an existing folder keeps its mode.
 
         Raises:
             ConfigError: FORMAT.json is damaged, or of another format.
@@ -55,6 +55,8 @@ class Store(BlobStore):
         make_home(self.home)
         if self.is_made():
             return
+        if self.backend.local is not None:
+            make_home(self.backend.local)
         data = canonical(FORMAT).encode()
         try:
             exclusive = not (self.backend.create("FORMAT.json", data) and self.backend.create("FORMAT.json", data))

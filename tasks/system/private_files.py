@@ -20,7 +20,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def make_home(home: Path) -> None:
-    """Create the home with mode 0700; an existing one keeps its mode."""
+    """Create the home, or a store, with mode 0700; an existing one keeps its mode."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trnflow.flows.runner.work_folders import clear, workplace
+from trnflow.flows.runner.work_folders import clear, make_store, workplace
 from trnflow.tasks.errors import StoreError
+from trnflow.tasks.store import Store
 from trnflow.tasks.system.process import ATTEMPT, this_process
 
 
@@ -43,3 +44,20 @@ def test_a_killed_runs_folder_stays_while_its_attempt_still_saves(tmp_path: Path
         saves.communicate(b"\n")
     clear(tmp_path)
     assert ours.exists() and not theirs.exists()
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"), [(True, ""), (False, "made the store {} for this user alone; for a team: ")]
+)
+def test_a_new_store_is_its_user_s_alone_and_one_outside_the_home_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: bool, said: str
+) -> None:
+    root = tmp_path / ("home/store" if inside else "elsewhere/store")
+    store = Store(str(root), tmp_path / "home")
+    make_store(store)
+    assert root.stat().st_mode & 0o777 == 0o700
+    told = capsys.readouterr().err
+    assert told.startswith(said.format(root)) and bool(told) == (not inside)
+    root.chmod(0o770)
+    make_store(store)
+    assert root.stat().st_mode & 0o777 == 0o770 and capsys.readouterr().err == ""
