@@ -160,10 +160,13 @@ def test_what_libraries_log_is_scrubbed(caplog: pytest.LogCaptureFixture) -> Non
             raise ValueError("hunter2hunter2")
         except ValueError:
             logging.getLogger("library").exception("at %s: %d", urlsplit("http://u:p4ssw0rd@h/").geturl(), 401)
+        logging.getLogger("library").warning("again with hunter2hunter2")
+        logging.getLogger("library").error("outside of any error: hunter2hunter2", exc_info=True)
     finally:
         logging.setLogRecordFactory(before)
     assert "at http://***@h/: 401" in caplog.text
     assert "ValueError: ***" in caplog.text
+    assert "again with ***" in caplog.text and "outside of any error: ***" in caplog.text
     assert "hunter2" not in caplog.text
 
 
