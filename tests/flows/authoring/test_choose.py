@@ -15,6 +15,7 @@ import pytest
 
 from trnflow.flows.authoring.choose import choose
 from trnflow.flows.authoring.draft import Draft, Question
+from trnflow.flows.authoring.headers import refuse_tags
 from trnflow.flows.authoring.look import look
 from trnflow.flows.authoring.write import SCRATCH
 from trnflow.tasks.data.load.config import SourceConfig
@@ -404,3 +405,10 @@ def test_answers_name_what_is_to_be_predicted(tmp_path: Path) -> None:
     assert roles(draft) == {"text": ["text"], "target": ["label"]} and draft.base == "multi-label"
     with pytest.raises(ConfigError, match=r"format\.target: there is no column x"):
         taken(tmp_path, "t.csv", scores, {"format": {"task": "regression", "target": "x"}})
+
+
+def test_a_table_of_tokens_and_tags_is_known_by_all_its_whole_lines() -> None:
+    """The last line may be cut."""
+    with pytest.raises(ConfigError, match=r"t\.txt has a token and its tag in each line .*data\.format=conll reads it"):
+        refuse_tags("t.txt", b"Ann B-name\nsits O\nand")
+    refuse_tags("t.txt", b"Ann B-name\nsits O\nno tag here\nand")
