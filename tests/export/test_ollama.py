@@ -179,7 +179,7 @@ def test_the_derived_template_writes_what_the_tokenizers_own_does(name: str) -> 
 
 
 def test_what_stands_between_turns_is_written_before_users_alone() -> None:
-    plain = Turns("", {role: ("<", ">") for role in ("system", "user", "assistant")}, "<")
+    plain = Turns("", dict.fromkeys(("system", "user", "assistant"), ("<", ">")), "<")
     system, user, assistant = plain.to_go().split("{{ if eq .Role")[1:]
     between = user.replace('"user" }}', '"user" }}{{ if gt $i 0 }}; {{ end }}')
     assert plain._replace(between="; ").to_go().split("{{ if eq .Role")[1:] == [system, between, assistant]

@@ -278,6 +278,10 @@ def test_answers_are_obeyed(tmp_path: Path) -> None:
     named = {"task": "instruction", "instruction": "en", "response": "de"}
     draft = taken(tmp_path, "p.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)), {"format": named})
     assert roles(draft) == {"instruction": ["en"], "response": ["de"]}
+    named = {"task": "embedding", "text_pair": "de"}
+    draft = taken(tmp_path, "p.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)),
+                  {"data": {"text": "en"}, "format": named})  # fmt: skip
+    assert roles(draft) == {"text": ["en"], "text_pair": ["de"]}
     with pytest.raises(Question, match="holds numbers from 0"):  # no class is a fraction
         taken(tmp_path, "f.csv", table("text", "score", score=lambda n: n / 7), {"data": {"label": "score"}})
     with pytest.raises(ConfigError, match="there is no column colour"):
