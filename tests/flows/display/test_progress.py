@@ -158,7 +158,7 @@ def test_loss_evaluation_speed_and_time_fit_into_60_columns(
 
 @pytest.mark.parametrize(
     ("speed", "shown"),
-    [(999, "999"), (1_234, "1.2k"), (9_440, "9.4k"), (9_960, "10k"), (34_400, "34k"), (5.6e6, "5.6M")],
+    [(999, "999"), (1_234, "1.2k"), (9_949, "9.9k"), (9_960, "10k"), (34_400, "34k"), (5.6e6, "5.6M")],
 )
 def test_a_narrow_terminal_shows_a_speed_in_four_characters(
     speed: float, shown: str, clock: Clock, training: Training
