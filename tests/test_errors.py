@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command_line import Shell
+from trnflow.tasks.errors import unexpected
 
 
 @pytest.mark.parametrize("command", [("up",), ("run", "demo", "data.limit=50", "tracking.enabled=false")])
@@ -36,3 +38,12 @@ def test_causes_are_told_by_what_the_system_itself_answers(tmp_path: Path) -> No
     assert "is full" in full and "free some space" in full
     assert "too many files are open" in files and "ulimit -n" in files
     assert "/proc/self/mem/x" in path and "a part of its path is a file" in path
+
+
+def test_an_unexpected_error_says_where_it_arose() -> None:
+    try:
+        {}["gone"]
+    except KeyError as error:
+        place = rf"unexpected KeyError in {test_an_unexpected_error_says_where_it_arose.__name__} \(test_errors\.py:\d+\): 'gone'"
+        assert re.match(place, unexpected(error).message)
+    assert unexpected(ValueError("x")).message == "unexpected ValueError: x"

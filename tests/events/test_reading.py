@@ -216,3 +216,4 @@ def test_a_run_costs_its_hours_also_while_it_runs() -> None:
     }
     state = fold([begun | BEGUN])  # type: ignore[list-item]
     assert state.dollars(1100.0) == pytest.approx(1.0)
+    assert state.dollars(99.5) == 0.0, "a clock that was set back earns nothing"

@@ -178,6 +178,13 @@ def test_the_derived_template_writes_what_the_tokenizers_own_does(name: str) -> 
             assert turns.render(chat, True) == own(chat, True)
 
 
+def test_what_stands_between_turns_is_written_before_users_alone() -> None:
+    plain = Turns("", dict.fromkeys(("system", "user", "assistant"), ("<", ">")), "<")
+    system, user, assistant = plain.to_go().split("{{ if eq .Role")[1:]
+    between = user.replace('"user" }}', '"user" }}{{ if gt $i 0 }}; {{ end }}')
+    assert plain._replace(between="; ").to_go().split("{{ if eq .Role")[1:] == [system, between, assistant]
+
+
 def test_a_template_whose_turns_depend_on_each_other_is_left_out(tmp_path: Path) -> None:
     from tests.export.test_gguf import byte_level
 

@@ -26,7 +26,9 @@ def test_the_script_fits_the_shortest_graph(
     write_json(tmp_path / "export.json", document)
     write_json(tmp_path / "config.json", {"model_type": "bert", "pad_token_id": padding})
     write_readme(tmp_path, {"task": "classification", "dtype": "float32", "rows_compared": 2, "max_difference": 1e-7})
-    (script,) = re.findall("```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
+    text = (tmp_path / "README.md").read_text()
+    assert "of each row, in float32" in text
+    (script,) = re.findall("```python\n(.*?)```", text, re.DOTALL)
     given: dict[str, Any] = {}
 
     def load(folder: str, asked: int) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.code_closure import closure, closure_files
 from trnflow.tasks.keys.code_hash import code_hash
+from trnflow.tasks.keys.distributions import distributions_of
 from trnflow.tasks.keys.hash_cache import Memo, stamp
 
 
@@ -184,6 +185,21 @@ def test_a_closure_that_is_remembered_sees_files_that_come_and_go(package: Path,
     (package / "rooms/side.py").unlink()
     memo.save()
     assert closure("house.stage", Memo(tmp_path / "memo.db")) == before
+
+
+def test_a_file_that_no_record_has_is_of_what_claims_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an operating system installs packages."""
+    packages = tmp_path / "dist-packages"
+    for name, text in {"by_system/deep.py": "", "Of_System-1.0.egg-info/PKG-INFO": "Name: Of_System\nVersion: 1.0\n",
+                       "Of_System-1.0.egg-info/top_level.txt": "by_system\n", "by_hand.py": ""}.items():  # fmt: skip
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text)
+    monkeypatch.syspath_prepend(packages)
+    memo = Memo(tmp_path / "memo.db")
+    assert distributions_of(str(packages / "by_system/deep.py"), memo) == ["of-system"]
+    assert distributions_of(str(packages / "by_hand.py"), memo) == []
 
 
 def test_plumbing_counts_by_its_schema(tmp_path: Path) -> None:

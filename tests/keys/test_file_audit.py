@@ -23,7 +23,7 @@ from tests.store.conftest import s3_endpoint, s3_root  # noqa: F401 -- fixtures
 from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.keys.code_hash import code_hash
-from trnflow.tasks.keys.file_audit import OF_TORCH, Permit, Witness
+from trnflow.tasks.keys.file_audit import OF_TORCH, Permit, Witness, watch_process
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -236,3 +236,8 @@ def test_afterwards_nothing_is_watched(project: Project) -> None:
     assert type(other) is ModuleType
     assert other.VALUE == 3
     assert (project.folder / "house/letter.txt").read_text() == "Dear all"
+
+
+def test_an_error_of_a_stage_that_read_nothing_else_is_told_as_it_is() -> None:
+    with pytest.raises(ValueError, match="of its own"), watch_process(Permit("train", (), frozenset(), (), {})):
+        raise ValueError("of its own")

@@ -26,7 +26,8 @@ from tests.training.run_stage import (
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.compute_reference import compute_reference
 from trnflow.tasks.data.chunks import open_chunks
-from trnflow.tasks.errors import DataError
+from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
 
@@ -85,6 +86,23 @@ def test_a_pair_of_which_one_answer_is_too_long_is_dropped_and_counted(tmp_path:
     tokens = bench.tokens(texts, {"config": {"model_type": "llama"}}, max_length=50, train=trains, overlong="drop")
     assert np.load(tokens.path / "train/source_row.npy").tolist() == [1]
     assert tokens.meta["splits"] == {"train": 1} and tokens.meta["dropped"] == {"overlong": 2}
+
+
+def test_a_pair_of_which_one_answer_is_too_long_is_cut_or_refused(tmp_path: Path) -> None:
+    bench, texts = texts_of(tmp_path, SHAPES["texts"] | {"chosen": " and so on" * 20})
+    model, settings = (
+        {"config": {"model_type": "llama"}},
+        {"max_length": 50, "train": {"kind": "bpe", "vocab_size": 260}},
+    )
+    assert bench.tokens(texts, model, overlong="truncate", **settings).meta["longest"] <= 2 * 50
+    with pytest.raises(DataError, match=r"tokens, more than tokenize\.max_length 50"):
+        bench.tokens(texts, model, overlong="error", **settings)
+
+
+def test_rows_that_suit_another_task_are_told_which() -> None:
+    for columns, fix in ((("prompt", "completion"), "instruction"), (("completion", "label"), "unpaired_preference")):
+        with pytest.raises(ConfigError, match=f"set format.task={fix}$"):
+            FORMATS["preference"].check_rows(None, {"columns": list(columns)})
 
 
 @pytest.mark.parametrize(

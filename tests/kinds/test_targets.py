@@ -89,3 +89,13 @@ def test_a_class_label_and_a_missing_column_are_refused_before_rows_are_read() -
         FORMATS["regression"].check_rows(config, meta)
     with pytest.raises(ConfigError, match=r"data\.label makes one class of each row, and format\.task is regression"):
         FORMATS["regression"].check_rows(config, {**meta, "labels": ["a", "b"]})
+
+
+def test_numbers_of_two_models_are_the_same_to_a_thousandth() -> None:
+    import torch
+
+    first, second = (
+        torch.tensor([[1.0, 0.0], [1.0, 0.01], [2000.0, 0.0]]),
+        torch.tensor([[1.0005, 0.0], [1.0, 0.0], [2001.0, 0.0]]),
+    )
+    assert FORMATS["regression"].agree(first, second).tolist() == [True, False, True]

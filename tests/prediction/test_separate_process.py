@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -72,4 +73,4 @@ def test_an_answer_that_nobody_waited_for_is_not_that_to_the_next_question(
     monkeypatch.setattr(process._connection, "recv_bytes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         process.predict(["b"])
-    assert process.ended
+    assert process.ended and process._process.returncode == -signal.SIGKILL, "it leaves no process behind"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,7 @@ def test_the_page_of_a_run_is_whole_in_its_frame(tmp_path: Path) -> None:
     Frames().feed(Report(tmp_path / "run.html")._repr_html_())
     (frame,) = found
     assert (frame["tag"], frame["srcdoc"], "sandbox" in frame) == ("iframe", page, True)
+
+
+def test_a_run_that_is_awaited_is_asked_for_as_any_other() -> None:
+    assert signature(tr.Recipe.run_async) == signature(tr.Recipe.run)

@@ -12,6 +12,7 @@ from tests.helpers.command_line import Shell
 from tests.helpers.serving import address_of, serving
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.load_data import DataConfig
+from trnflow.tasks.sources.remote_errors import explain_error
 
 NO_METADATA = {"AWS_EC2_METADATA_DISABLED": "true"}  # botocore asks the cloud's own server for credentials last
 
@@ -69,3 +70,10 @@ def test_a_web_server_that_is_not_there_is_told_so(bench) -> None:
         DataError, match=r"http://127.0.0.1:9/rows.csv: can't be read: .*\. Fix: check the URL, the net"
     ):
         bench.source(DataConfig(source="http://127.0.0.1:9/rows.csv"))
+
+
+def test_the_first_cause_is_told_in_its_own_words() -> None:
+    caused, silent = OSError("request failed"), OSError("request failed")
+    caused.__cause__, silent.__cause__ = ValueError("the  host\nhung up"), TimeoutError()
+    assert explain_error(caused, "https://h/x.csv")[0] == "can't be read: the host hung up"
+    assert explain_error(silent, "https://h/x.csv")[0] == "can't be read: TimeoutError"

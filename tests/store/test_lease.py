@@ -227,6 +227,7 @@ def test_a_release_leaves_a_lease_alone_that_came_meanwhile(store: Store, monkey
     assert store.backend.names(f"leases/{KEY}") == [f"leases/{KEY}/2.json", f"leases/{KEY}/2.other"]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_holder_that_wakes_hears_of_it_by_its_heartbeat(store: Store) -> None:
     old = taken(store.backend, SHORT)
     new = awaited(waiter(store.backend))

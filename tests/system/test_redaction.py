@@ -52,6 +52,11 @@ def test_a_secret_that_holds_another_is_hidden_whole() -> None:
     assert scrub("token hunter42-of-the-staging-server, not hunter42") == "token ***, not ***"
 
 
+def test_a_user_is_a_secret_where_a_url_has_no_password() -> None:
+    add_secrets_of({"a": "https://ghp_0123456@host/x", "b": "https://reader:p4ssw0rd@host/x"})
+    assert scrub("401 for ghp_0123456; reader may not use p4ssw0rd") == "401 for ***; reader may not use ***"
+
+
 @given(SECRET, SECRET, CREDENTIAL)
 @example("p@ss/w0rd?#", "a&b=c%20d", "token")
 def test_no_credential_of_a_url_is_left(password: str, token: str, name: str) -> None:
@@ -160,10 +165,13 @@ def test_what_libraries_log_is_scrubbed(caplog: pytest.LogCaptureFixture) -> Non
             raise ValueError("hunter2hunter2")
         except ValueError:
             logging.getLogger("library").exception("at %s: %d", urlsplit("http://u:p4ssw0rd@h/").geturl(), 401)
+        logging.getLogger("library").warning("again with hunter2hunter2")
+        logging.getLogger("library").error("outside of any error: hunter2hunter2", exc_info=True)
     finally:
         logging.setLogRecordFactory(before)
     assert "at http://***@h/: 401" in caplog.text
     assert "ValueError: ***" in caplog.text
+    assert "again with ***" in caplog.text and "outside of any error: ***" in caplog.text
     assert "hunter2" not in caplog.text
 
 

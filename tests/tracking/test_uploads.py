@@ -23,7 +23,8 @@ def database(tmp_path: Path) -> None:
 def test_a_log_is_left_to_the_run_that_writes_it_and_to_one_follower(tmp_path):
     with tracked(tmp_path, is_sent=False):
         assert Unsent(tmp_path, "r1").is_growing()
-        assert send_logs(tmp_path) == 0
+        trained(tmp_path, "r2", "e" * 64, range(1, 3))
+        assert send_logs(tmp_path) == 1
     unsent = Unsent(tmp_path, "r1")
     assert not unsent.is_growing()
     with unsent.lock() as first, unsent.lock() as second:

@@ -147,6 +147,13 @@ def test_time_and_memory_stop_the_run_and_never_drop_a_row(bench: Bench, tmp_pat
         bench.texts(rows, task="chat", chat_template=when("bad", does), bad_rows="drop")
 
 
+def test_a_template_of_rows_can_not_take_all_memory(bench: Bench, tmp_path: Path) -> None:
+    bench.limited = True
+    rows = rows_of(tmp_path, "q", ["a"], response=["x"])
+    with pytest.raises(ConfigError, match="split train row 1: .*takes too much memory"):
+        bench.texts(rows, task="instruction", prompt_template="{{ q.ljust(5 * 10 ** 9) }}")
+
+
 def test_constants_that_are_computed_as_a_template_is_read_stop_the_run(bench: Bench, tmp_path: Path) -> None:
     bench.limited = True
     rows = rows_of(tmp_path, "q", ["a"], response=["x"])

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 
 from tests.helpers.command_line import Shell
 from tests.helpers.data_stages import files, loaded_rows, table
-from trnflow.tasks.artifact import Input
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.format.row_makers import MAKERS, context_column, unread_columns
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.format_prompts import needs
 from trnflow.tasks.prediction.prompts import shape_of
+from trnflow.tasks.stage import Known
 
 
 def parts(texts: Input) -> list[list[tuple[str, bool]]]:
@@ -200,3 +202,17 @@ def test_alpaca_s_input_is_its_context_where_no_setting_names_one(bench, tmp_pat
 def test_columns_that_nothing_reads(settings, unread):
     meta = {"columns": ["instruction", "input", "output", "messages"], "text": []}
     assert unread_columns(FormatConfig(**settings), meta) == unread
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"), [(["text"], "no column"), (["question", "response"], None), (None, None)]
+)
+def test_a_column_that_is_known_to_be_missing_is_told_before_a_run(columns: list[str] | None, error: str | None):
+    config = FormatConfig(task="instruction", instruction="question")
+    rows = {"labels": None, "nested": []} | ({"columns": columns} if columns else {})
+    known = Known({"model": Source("model", {}, {"tokenizer": None})}, {"rows": rows})
+    if error:
+        with pytest.raises(ConfigError, match=error):
+            [*needs(config, known)]
+    else:
+        assert [*needs(config, known)] == []

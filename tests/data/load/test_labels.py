@@ -133,6 +133,13 @@ def test_nan_is_no_number_for_a_rule(bench, tmp_path):
     assert "a.csv row 2: the label is missing" in failure(bench, DataError, source=str(path), label="stars >= 4")
 
 
+def test_a_rule_on_numbers_names_the_row_without_one(bench, tmp_path):
+    path = write(tmp_path / "a.csv", {"text": ["x", "y"], "stars": ["5", "many"]})
+    assert "a.csv row 2: stars is 'many', which is no number" in failure(
+        bench, DataError, source=str(path), label="stars >= 4"
+    )
+
+
 def test_labels_that_blanks_alone_distinguish_are_told(bench, tmp_path):
     path = write(tmp_path / "a.csv", {"text": ["x", "y", "z"], "label": ["joy", "joy ", "anger"]})
     assert bench.rows(source=str(path), label="label").meta["labels"] == ["anger", "joy", "joy "]

@@ -214,7 +214,8 @@ def test_key_takes_the_tokenizer_alone():
 def test_more_ids_than_the_model_takes(bench, tmp_path):
     folder = character_tokenizer(tmp_path / "model", {"eos_token": "</s>"})
     texts = instructions(bench, ("a", "b"))
-    for config, fits in (({"vocab_size": 97}, True), ({"text_config": {"vocab_size": 96}}, False)):
+    padded = {"vocab_size": 128}
+    for config, fits in (({"vocab_size": 97}, True), (padded, True), ({"text_config": {"vocab_size": 96}}, False)):
         write_json(folder / "config.json", {"model_type": "llama", **config})
         if fits:
             assert bench.tokens(texts, {"source": str(folder)}).meta["vocab_size"] == 97

@@ -15,6 +15,7 @@ import pytest
 
 from trnflow.flows.authoring.choose import choose
 from trnflow.flows.authoring.draft import Draft, Question
+from trnflow.flows.authoring.headers import refuse_tags
 from trnflow.flows.authoring.look import look
 from trnflow.flows.authoring.write import SCRATCH
 from trnflow.tasks.data.load.config import SourceConfig
@@ -277,6 +278,10 @@ def test_answers_are_obeyed(tmp_path: Path) -> None:
     named = {"task": "instruction", "instruction": "en", "response": "de"}
     draft = taken(tmp_path, "p.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)), {"format": named})
     assert roles(draft) == {"instruction": ["en"], "response": ["de"]}
+    named = {"task": "embedding", "text_pair": "de"}
+    draft = taken(tmp_path, "p.csv", table("en", "de", en=sentence, de=lambda n: sentence(n + 99)),
+                  {"data": {"text": "en"}, "format": named})  # fmt: skip
+    assert roles(draft) == {"text": ["en"], "text_pair": ["de"]}
     with pytest.raises(Question, match="holds numbers from 0"):  # no class is a fraction
         taken(tmp_path, "f.csv", table("text", "score", score=lambda n: n / 7), {"data": {"label": "score"}})
     with pytest.raises(ConfigError, match="there is no column colour"):
@@ -404,3 +409,10 @@ def test_answers_name_what_is_to_be_predicted(tmp_path: Path) -> None:
     assert roles(draft) == {"text": ["text"], "target": ["label"]} and draft.base == "multi-label"
     with pytest.raises(ConfigError, match=r"format\.target: there is no column x"):
         taken(tmp_path, "t.csv", scores, {"format": {"task": "regression", "target": "x"}})
+
+
+def test_a_table_of_tokens_and_tags_is_known_by_all_its_whole_lines() -> None:
+    """The last line may be cut."""
+    with pytest.raises(ConfigError, match=r"t\.txt has a token and its tag in each line .*data\.format=conll reads it"):
+        refuse_tags("t.txt", b"Ann B-name\nsits O\nand")
+    refuse_tags("t.txt", b"Ann B-name\nsits O\nno tag here\nand")

@@ -59,6 +59,8 @@ def test_firings_that_leave_no_entry_stand_between_the_decisions(tmp_path: Path)
         ("kept", "not better", f"trnflow report {RUN}"),
     ]
     assert {frozenset(one) for one in past} == {frozenset(past[0])}, "all have the same fields"
+    (kept,) = (line.split() for line in shell("history", "toy").stdout.splitlines() if "not better" in line)
+    assert kept[0] == str(past[2]["n"]), "a decision is shown with its number"
 
 
 def test_the_file_of_firings_is_bounded(tmp_path: Path) -> None:

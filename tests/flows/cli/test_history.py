@@ -53,6 +53,8 @@ def test_diff_names_the_setting_and_what_it_changed(past: Shell) -> None:
     found = past.json("diff", "last~2", "last")
     assert found["settings"] == [{"name": "tokenize.max_length", "before": 64, "after": 16}]
     assert found["data"] == found["code"] == []
+    newest, _, first = (run["run"] for run in past.json("runs")["runs"])
+    assert (found["before"]["run"], found["after"]["run"]) == (first, newest)
     assert "tokenize_text" in [change["stage"] for change in found["artifacts"]]
     said = past("diff", "last~2", "last").stdout
     assert "tokenize.max_length: 64 -> 16" in said

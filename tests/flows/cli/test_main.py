@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import DATA, Shell
+from tests.helpers.command_line import DATA, InProcessShell, Shell
 from trnflow.flows.cli.main import GROUPS, parser
 
 
@@ -226,3 +228,9 @@ def test_with_json_lines_wrong_usage_is_one_error(
 
 def test_a_wrong_kind_of_log_is_one_clear_error(trnflow: Shell) -> None:
     assert "TRNFLOW_LOG is 'xml', and can be text or json" in trnflow.error("runs", code=2, TRNFLOW_LOG="xml")
+
+
+def test_the_garbage_of_a_program_that_calls_is_still_collected(tmp_path: Path) -> None:
+    frozen = gc.get_freeze_count()
+    InProcessShell(tmp_path)("runs")
+    assert gc.get_freeze_count() == frozen

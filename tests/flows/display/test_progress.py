@@ -156,6 +156,18 @@ def test_loss_evaluation_speed_and_time_fit_into_60_columns(
     assert {"loss", "eval_loss", "eval_accuracy", "tokens/s,", "ETA"} <= set(log_line(training.at, clock.now).split())
 
 
+@pytest.mark.parametrize(
+    ("speed", "shown"),
+    [(999, "999"), (1_234, "1.2k"), (9_949, "9.9k"), (9_960, "10k"), (34_400, "34k"), (5.6e6, "5.6M")],
+)
+def test_a_narrow_terminal_shows_a_speed_in_four_characters(
+    speed: float, shown: str, clock: Clock, training: Training
+) -> None:
+    training.steps(123_456, 1_000_000)
+    training.log_point(123_456, loss=1.2345e-5, eval_loss=1.2345e-5, eval_accuracy=0.9, real_tokens_per_second=speed)
+    assert f" {shown} tok/s" in terminal_line(training.at, 59, clock.now)
+
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(tmp_path_factory.mktemp("training"))

@@ -117,3 +117,9 @@ def test_the_digest_of_data_goes_by_bytes_and_not_by_names_and_times(store: Stor
     with (tmp_path / "rows/train.jsonl").open("a") as file:
         file.write("\n" + json.dumps({"text": "more", "label": "pos"}))
     assert present_data(recipe, store) != first
+
+
+def test_a_retrain_that_compared_nothing_has_no_metrics() -> None:
+    document = Retrained("mine", None, False, "nothing changed").to_json()
+    assert document["metrics"] is None and document["report"] is None
+    assert Retrained("mine", "r1", True, "new rows").to_json()["report"] == "trnflow report r1"

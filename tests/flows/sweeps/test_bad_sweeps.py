@@ -157,3 +157,10 @@ def test_trials_at_a_time_use_the_gpus_that_the_recipe_names(tmp_path: Path, mon
         pool.check_fit(settings.load("tiny.yaml", [*pairs, "sweep.parallel=3"]))
     unnamed = settings.load("tiny.yaml", ["train.device=cuda", "sweep.parallel=2"])
     assert pool.on_slot(unnamed, 1).launch.environment[pool.VISIBLE] == "1"
+
+
+def test_a_deployed_sweep_reads_what_all_trials_have_in_common() -> None:
+    from trnflow.flows.deployments import sweep
+
+    with pytest.raises(ConfigError, match=r"train\.unknown is not a setting"):
+        sweep.fn("demo", vary=["train.not_there_either=1,2"], overrides=["train.unknown=1"])

@@ -61,6 +61,16 @@ def test_a_study_that_was_killed_proposes_what_it_would_have_proposed(tmp_path: 
     assert opened(tmp_path / "two", trials=9).queue_again() == []
 
 
+def test_a_connection_that_was_lost_meanwhile_is_renewed(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    pool = study.study._storage._backend.engine.pool
+    kept = pool.connect()
+    lost = kept.driver_connection
+    kept.close()
+    lost.close()
+    assert run(study, 1) == 1
+
+
 def test_a_grid_tries_every_combination_once(tmp_path: Path) -> None:
     study = opened(tmp_path, sampler="grid")
     for _ in range(3):
