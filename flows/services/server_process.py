@@ -100,9 +100,11 @@ def main() -> None:
 
 
 def own_names() -> list[str]:
-    """Return the names by which the server may be called: this machine's, and that of PREFECT_UI_URL."""
+    """Return the names by which the server may be called: this machine's, that of PREFECT_UI_URL, and those by which Prefect's
+    services call the server that they are part of."""
     page = urllib.parse.urlsplit(os.environ.get("PREFECT_UI_URL", "")).hostname
-    return ["127.0.0.1", "localhost", "[::1]", *([page] if page else [])]
+    own = ["prefect-in-memory", "ephemeral-prefect"]  # no name that a page of another site could have
+    return ["127.0.0.1", "localhost", "[::1]", *own, *([page] if page else [])]
 
 
 def take_turns() -> None:

@@ -52,6 +52,13 @@ def crown(store: Store, number: int, artifact: str) -> None:
     assert append_ledger(store, "tiny", entry, number - 1)
 
 
+@pytest.fixture(autouse=True)
+def no_address_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's client sets the variable."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # so that it is taken back
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> MlflowClient:
     from mlflow import MlflowClient

@@ -312,8 +312,8 @@ def test_a_run_whose_worker_and_process_are_killed_is_resumed(deployed: Api) -> 
     waits = ["Scheduled", "Late", "Pending", "Submitting", "InfrastructurePending"]
     passed = [name for name in states(deployed, run) if name not in waits]
     assert passed == ["Running", "Crashed", "Running", "Completed"]
-    said = [log["message"] for log in deployed.post("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
-    assert any("resumes at step" in line for line in said)
+    # not Prefect's logs of the run: those of its last two seconds may be missing there
+    assert any("resumes at step" in log.read_text() for log in (deployed.home / "runs").rglob("events.jsonl"))
 
 
 @pytest.mark.slow

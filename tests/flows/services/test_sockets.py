@@ -53,7 +53,7 @@ def address(hexadecimal: str) -> str:
 def test_everything_listens_on_this_machine_alone(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRNFLOW_"))}
-    environ = kept | {"HOME": str(tmp_path), "TRNFLOW_HOME": str(tmp_path / "home"), "TEST_MARK": mark}
+    environ = kept | {"HOME": str(tmp_path), "TRNFLOW_HOME": str(tmp_path / "home"), "TRNFLOW_TEST_MARK": mark}
     trnflow = [sys.executable, "-m", "trnflow"]
     quiet = {"cwd": PROJECT, "env": environ, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     found: set[tuple[str, str]] = set()
@@ -61,7 +61,7 @@ def test_everything_listens_on_this_machine_alone(tmp_path: Path) -> None:
     try:
         with subprocess.Popen([*trnflow, "run", "demo", "--until", "train", *RUN], **quiet) as run:
             while run.poll() is None:
-                found |= {one for pid in marked(f"TEST_MARK={mark}") for one in listeners(pid)}
+                found |= {one for pid in marked(f"TRNFLOW_TEST_MARK={mark}") for one in listeners(pid)}
                 time.sleep(0.2)
         assert run.returncode == 0
     finally:
