@@ -62,14 +62,14 @@ class StageConfig(BaseModel):
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true and false for a number: pydantic takes them for 1 and 0."""
-        if isinstance(value, bool) and not _takes(cls.model_fields[str(info.field_name)].annotation, bool):
-            raise PydanticCustomError("bool_type", "a truth value stands where another belongs")
+        if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+            raise PydanticCustomError("bool_type", "true or false stands where another value belongs")
         return value
 
 
-def _takes(annotation: Any, kind: type) -> bool:
+def _takes_bool(annotation: Any) -> bool:
     inner = get_args(annotation)
-    return annotation in (Any, kind) or kind in map(type, inner) or any(_takes(part, kind) for part in inner)
+    return annotation in (Any, bool) or bool in map(type, inner) or any(map(_takes_bool, inner))
 
 
 @cache

@@ -28,6 +28,7 @@ WHOLE = 6
 OVER = 1.2
 """So many times its budget a folder may take."""
 
+STARTED = ("processes", "warm_parents", "whole_runs")
 Cost = tuple[float, float]
 """Seconds, processor seconds."""
 
@@ -165,13 +166,17 @@ class Measured:
         seconds, processor = self.tests[file].get(name, (0.0, 0.0))
         self.tests[file][name] = seconds + report.duration, processor
         if report.when == "teardown":
-            self._add(file, name, dict(report.user_properties))
+            for key, value in report.user_properties:
+                self._add(file, name, key, value)
 
-    def _add(self, file: str, name: str, found: dict[str, Any]) -> None:
-        self.tests[file][name] = self.tests[file][name][0], found.pop("processor", 0.0)
-        if fixture := found.pop("slow_fixture", None):
-            self.fixtures[file][fixture[0]] = fixture[1], fixture[2]
-        self.started[file].update({key: value for key, value in found.items() if isinstance(value, int)})
+    def _add(self, file: str, name: str, key: str, value: Any) -> None:
+        if key == "processor":
+            self.tests[file][name] = self.tests[file][name][0], value
+        elif key == "slow_fixture":
+            fixture, *cost = value
+            self.fixtures[file][fixture] = (cost[0], cost[1])
+        elif key in STARTED:
+            self.started[file][key] += value
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.INTERRUPTED:

@@ -103,7 +103,7 @@ def test_a_pure_test_starts_no_process_and_measuring_finds_what_each_starts(smal
     refused = run(small, "-m", "pure")
     assert "1 failed, 2 passed" in refused and "is of the tier pure, and starts a process" in refused
     assert "3 passed" in run(small, "--measure")
-    found = json.loads((small / "tests/measured.json").read_text())
+    found = measured_in(small)
     started = {
         name: {key: n for key, n in file.items() if not key.startswith(("s", "processor"))}
         for name, file in found.items()
@@ -165,6 +165,24 @@ def test_the_tests_of_a_slow_fixture_are_slow_whichever_is_the_first_to_use_it(r
     assert suite.tier(request.node, file) == "pure"
     request.node.fixturenames.append("trained")
     assert suite.tier(request.node, file) == "slow"
+
+
+def test_each_slow_fixture_of_a_test_is_known(small: Path) -> None:
+    text = (small / "tests/measuring.py").read_text()
+    (small / "tests/measuring.py").write_text(text.replace("SLOW_SECONDS = 5.0", "SLOW_SECONDS = 0.1"))
+    fixture = '@pytest.fixture(scope="module")\ndef {}():\n    time.sleep(0.2)\n\n\n'
+    test = "def test_both(first, second):\n    pass\n\n\ndef test_next(first):\n    pass\n"
+    (small / "tests/test_two.py").write_text(
+        f"import time\n\nimport pytest\n\n\n{fixture.format('first')}{fixture.format('second')}{test}"
+    )
+    assert "2 passed" in run(small, "--measure")
+    assert {*measured_in(small)["tests/test_two.py"]["slow"]} == {"first", "second", "test_both"}
+    assert "2 passed" in run(small, "-m", "slow")
+
+
+def measured_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "tests/measured.json").read_text())
+    return found
 
 
 def test_a_folder_that_takes_a_fifth_more_than_its_budget_is_named() -> None:

@@ -22,6 +22,7 @@ from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run_log import begin_log
+from trnflow.flows.runner.work_folders import make_store
 from trnflow.flows.sweeps.files import SweepDocument, document, write_best
 from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import Plan
@@ -226,7 +227,7 @@ def sweep(
     """
     check_fit(plan.recipe)
     store = open_store(plan.recipe)
-    store.prepare()
+    make_store(store)
     leases = Leases(plan.recipe, store, plan.name, say, wait)
     with leases.hold_study():
         study = TimedStudy(plan, store, run, say, offline=offline) if plan.recipe.sweep.within else _opened(plan, store)

@@ -70,7 +70,7 @@ def drawn_faults() -> list[Fault]:
     return [
         one.fault._replace(tests=one.killed.partition("::")[0].removeprefix("tests/"))
         for one in mutants()
-        if one.seed == PLANTED_SEED and one.killed
+        if one.seed == PLANTED_SEED and one.killed and one.killed.startswith("tests/")
     ]
 
 
@@ -119,7 +119,8 @@ def _imported(node: ast.AST) -> list[str]:
 def kill(mutant: Mutant, project: Path, *, more: bool) -> None:
     """Plant a mutant and write down the test that kills it, and its tier."""
     with planted(mutant.fault, project):
-        if mutant.killed and (found := first_failure([mutant.killed], project, marks=f"({FAST}) or ({MORE})")):
+        known = [mutant.killed] if mutant.killed and mutant.killed.startswith("tests/") else []
+        if known and first_failure(known, project, marks=f"({FAST}) or ({MORE})"):
             return
         mutant.killed, mutant.tier = "", ""
         for tier, marks in (("test", FAST), ("more", MORE))[: 1 + more]:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +85,8 @@ def planted(fault: Fault, project: Path) -> Iterator[None]:
 
 
 def first_failure(tests: Sequence[str], project: Path, *, marks: str = FAST, patience: float = 600.0) -> str:
-    """Return the id of the first test that fails, "hangs" or "ends the process" if none reports it, or "".
+    """Return the id of the first test that fails, "hangs" or "ends the process" if none reports it, or "": also where there is
+    no such test.
 
     Args:
         tests: files, folders and ids, relative to the project.
@@ -99,7 +100,8 @@ def first_failure(tests: Sequence[str], project: Path, *, marks: str = FAST, pat
         code = _wait(pid, patience)
         output.seek(0)
         printed = output.read()
-    if code == 0 or code == 5:  # 5: no test has these marks
+    # 5: no test has these marks; 4: also a conftest that can't be imported
+    if code in (0, 5) or (code == 4 and "not found: " in printed):
         return ""
     if code is None:
         return "hangs"
@@ -112,6 +114,7 @@ def _become_pytest(arguments: list[str], project: Path, output: int) -> None:
         os.setsid()
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
+        sys.stdout, sys.stderr = (os.fdopen(descriptor, "w") for descriptor in (1, 2))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(project)
         # bytecode would be looked up by size and second, and a fault may have its original's
@@ -123,7 +126,8 @@ def _become_pytest(arguments: list[str], project: Path, output: int) -> None:
         import pytest
 
         code = int(pytest.main(arguments))
-        sys.stdout.flush()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         os._exit(code)
     except BaseException:
         os._exit(70)
@@ -131,19 +135,13 @@ def _become_pytest(arguments: list[str], project: Path, output: int) -> None:
 
 def _wait(pid: int, patience: float) -> int | None:
     """Return the child's exit code, or None if it was killed for taking longer than the patience."""
-    until = time.monotonic() + patience
-    try:
-        while time.monotonic() < until:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
-        return None
-    finally:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        else:
-            if time.monotonic() >= until:
-                os.waitpid(pid, 0)
+    until, done, status = time.monotonic() + patience, 0, 0
+    while not done and time.monotonic() < until:
+        time.sleep(0.02)
+        done, status = os.waitpid(pid, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # also what its tests left
+    if done:
+        return os.waitstatus_to_exitcode(status)
+    os.waitpid(pid, 0)
+    return None

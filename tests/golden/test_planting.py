@@ -1,0 +1,41 @@
+"""What counts as found when a fault is planted: a test that fails, and no test that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden.planting import Fault, first_failure, planted
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "answer.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "tests/test_it.py").write_text(
+        "import answer\n\ndef test_first():\n    pass\n\ndef test_answer():\n    assert answer.answer() == 42\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    more\n    slow\n    nightly\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("new", "found"),
+    [
+        ("return 42", ""),
+        ("return 43", "tests/test_it.py::test_answer"),
+        ("import os; os._exit(3)", "ends the process"),
+        ("while True: pass", "hangs"),
+        ("return return", "tests/test_it.py"),
+    ],
+)
+def test_a_planted_fault_is_found_by_the_test_that_fails(project: Path, new: str, found: str) -> None:
+    with planted(Fault("", "answer.py", "return 42", new, ""), project):
+        assert first_failure(["tests/test_it.py"], project, patience=3.0) == found
+    assert first_failure(["tests/test_it.py"], project) == ""
+
+
+@pytest.mark.parametrize("test", ["tests/test_gone.py", "tests/test_it.py::test_gone"])
+def test_a_test_that_is_not_there_finds_nothing(project: Path, test: str) -> None:
+    assert first_failure([test], project) == ""
