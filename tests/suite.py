@@ -1,6 +1,7 @@
 """How the suite is split: each test's tier, and the order in which workers take the files.
 
-Tiers are markers. `make test` runs `pure` (starts no Python process) and `process` (may start some). `make test-more` runs `more`
+Tiers are markers. `make test` runs `pure` (starts no Python process, but what a session starts once) and
+`process` (may start some). `make test-more` runs `more`
 (of a file whose quick tests take QUICK_SECONDS or more and that is none of KEPT: it finds fewer faults a second) and `slow`
 (SLOW_SECONDS or more, or marked by hand for a costly fixture; a test that is marked `process` by hand stays in `make test`
 whatever it takes, for want of a cheaper proof). `nightly` is marked by hand: whole products of settings, for which samples are

@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 
+from tests.measuring import once_a_session
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.private_files import make_home
 
@@ -108,7 +109,8 @@ def hash_cache() -> bytes:
     with tempfile.TemporaryDirectory() as home:
         file = Path(home) / "memo.db"
         # not in this process, which a test may have changed
-        subprocess.run([sys.executable, "-c", FILL, str(file)], cwd=Path(__file__).parents[2], check=True)
+        with once_a_session():
+            subprocess.run([sys.executable, "-c", FILL, str(file)], cwd=Path(__file__).parents[2], check=True)
         return file.read_bytes()
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.measuring import once_a_session
+
 _LOG = tempfile.NamedTemporaryFile(prefix="trnflow-s3-", suffix=".log")  # noqa: SIM115 - open as long as this process lives
 
 
@@ -59,11 +61,12 @@ def start_server() -> str:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=_LOG,
-    )
+    with once_a_session():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=_LOG,
+        )
     atexit.register(process.kill)
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL": url,

@@ -153,6 +153,7 @@ def test_the_first_evaluation_shows_which_metrics_there_are(metric: str) -> None
             emit(first)
 
 
+@pytest.mark.process  # it starts a warm parent, unless a test before it has
 @pytest.mark.parametrize("of", ["the stage", "the devices"])
 def test_a_trial_that_waits_for_another_run_says_so_and_ends_when_the_sweep_stops(folder: Path, of: str) -> None:
     """The other run has the lease of the stage's key, or that of its devices, and does not end."""
