@@ -20,7 +20,7 @@ from trnflow.flows.recipes.sections import LaunchConfig
 UNITS = sorted(file.stem for file in SERVICES.glob("*.service"))
 SERVERS = {"prefect": "trnflow-prefect", "mlflow": "trnflow-mlflow", "worker": "trnflow-worker"}
 """{service of compose.yaml: unit}"""
-SECRET = ("PASSWORD", "SECRET", "ENCRYPTION_KEY", "ACCESS_KEY")
+SECRET = ("AUTH_STRING", "PASSWORD", "SECRET", "ENCRYPTION_KEY", "ACCESS_KEY")
 LIBPQ = {"PGPASSWORD"}
 PASSED_ON = {"AWS_ENDPOINT_URL"}
 """Variables that compose.yaml gives no value: a container has them where the environment of compose has."""
@@ -112,8 +112,8 @@ def test_no_file_has_a_secret(compose: Any) -> None:
 
 def test_git_and_the_image_leave_out_the_files_that_hold_secrets() -> None:
     in_image = (PROJECT / ".dockerignore").read_text().split()
-    assert {".env*", "services/*.env", "*.key"} <= set(in_image)
-    assert {".env", "*.key"} <= {*(PROJECT / ".gitignore").read_text().split()}
+    assert {".env*", "services/*.env", "*.key", "*.login"} <= set(in_image)
+    assert {".env", "*.key", "*.login"} <= {*(PROJECT / ".gitignore").read_text().split()}
 
 
 def test_a_stop_of_the_worker_signals_no_training() -> None:

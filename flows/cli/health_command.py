@@ -12,12 +12,12 @@ import shutil
 import threading
 import time
 from argparse import ArgumentParser, Namespace
-from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from trnflow.flows.champions.lost import lost_champion
@@ -40,7 +40,9 @@ from trnflow.flows.cli.output import emit, exit_at_once
 from trnflow.flows.recipes.names import model_name, root_of
 from trnflow.flows.recipes.sections import StoreConfig
 from trnflow.flows.retraining.firings import Firing, read_firings
+from trnflow.flows.services.login import CLIENT, encoded
 from trnflow.flows.services.prefect_address import api_url
+from trnflow.flows.services.prefect_server import asks_for_login, client_login
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError, unexpected
 from trnflow.tasks.events import log_file, unsent_runs
@@ -140,7 +142,7 @@ def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problem
 
 def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealth:
     url = api_url(home)
-    nothing: PrefectHealth = {"url": None, "next": None, "running": 0, "waiting": 0, "late": 0}
+    nothing: PrefectHealth = {"url": None, "login": True, "next": None, "running": 0, "waiting": 0, "late": 0}
     if url is None:
         return nothing
     wanted = {
@@ -148,16 +150,21 @@ def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealt
         "flows": {"name": {"any_": ["finetune", "prepare", "retrain", "sweep"]}}, "sort": "EXPECTED_START_TIME_ASC",
     }  # fmt: skip
     request = Request(f"{url}/flow_runs/filter", json.dumps(wanted).encode(), {"content-type": "application/json"})
-    if login := os.environ.get("PREFECT_API_AUTH_STRING"):
-        request.add_header("authorization", f"Basic {b64encode(login.encode()).decode()}")
+    if login := client_login(home, url):
+        request.add_header("authorization", f"Basic {encoded(login)}")
     elif key := os.environ.get("PREFECT_API_KEY"):
         request.add_header("authorization", f"Bearer {key}")
     try:
         with urlopen(request, timeout=SOCKET_SECONDS) as answer:
             runs = json.loads(answer.read())
+    except HTTPError as error:
+        said = f"asks for a login: set {CLIENT}" if error.code == 401 else f"refuses: {error}"
+        problems.append(f"prefect: the server at {hide_secrets(url)} {said}")
+        return {**nothing, "url": url}
     except OSError as error:
         problems.append(f"prefect: the server at {hide_secrets(url)} does not answer: {error}")
         return {**nothing, "url": url}
+    login_asked = asks_for_login(url)
     if recipe is not None:
         runs = [run for run in runs if Path(str(run["parameters"].get("recipe"))).stem == Path(recipe).name]
     waits = {run["id"]: run["expected_start_time"] for run in runs if run["state_type"] == "SCHEDULED"}
@@ -166,7 +173,8 @@ def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealt
         problems.append(f"prefect: {len(late)} runs should have begun, the first at {late[0]}: does a worker run?")
     coming = [start for start in waits.values() if _age(start) <= 0]
     return {
-        "url": url, "next": next(iter(coming), None), "running": sum(run["state_type"] == "RUNNING" for run in runs),
+        "url": url, "login": login_asked, "next": next(iter(coming), None),
+        "running": sum(run["state_type"] == "RUNNING" for run in runs),
         "waiting": sum(run["state_type"] == "PENDING" for run in runs) + len(waits) - len(coming), "late": len(late),
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import TypedDict
 from trnflow.flows.champions.forced import told
 from trnflow.flows.display import report
 from trnflow.flows.retraining.firings import Firing
+from trnflow.flows.services.login import OPEN
 from trnflow.tasks.store.ledger.entries import Forced
 from trnflow.tasks.store.verify import LastVerified
 
@@ -28,9 +29,10 @@ td, p { overflow-wrap: anywhere; }
 
 
 class PrefectHealth(TypedDict):
-    """next: when the next flow run is due. running, waiting, late: flow runs."""
+    """login: whether the server asks for one; next: when the next flow run is due. running, waiting, late: flow runs."""
 
     url: str | None
+    login: bool
     next: str | None
     running: int
     waiting: int
@@ -132,7 +134,8 @@ def _rows(found: Health) -> list[tuple[str, str]]:
     states = {
         "prefect": prefect
         and f"{prefect['url'] or 'no server'}; next firing {prefect['next'] or 'none'}; {prefect['running']} running, "
-        f"{prefect['waiting']} waiting, {prefect['late']} late",
+        f"{prefect['waiting']} waiting, {prefect['late']} late"
+        f"{'' if prefect['login'] else f'; {OPEN}'}",
         "mlflow": mlflow and mlflow["address"],
         "store": store and f"{store['root']}: {_gb(store['bytes'])} in use, {_gb(store['free'])} free",
         "spool": spool and f"{spool['runs']} runs that MLflow lacks, the oldest {spool['oldest_seconds']:.0f} s old",

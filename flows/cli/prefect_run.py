@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.services.events import unreachable
-from trnflow.flows.services.prefect_server import ensure_server
+from trnflow.flows.services.prefect_server import use_server
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, TAG
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
@@ -101,7 +101,7 @@ def reach_server(home: Path) -> ConfigError | None:
     """Set Prefect's environment variables, and start the local server if no other is configured. Return why the server
     does not answer or refuses; None if it answers. Raises as `ensure_server`."""
     quiet()
-    url = os.environ["PREFECT_API_URL"] = ensure_server(home)
+    url = use_server(home)
 
     with no_collections():
         from httpx import TransportError

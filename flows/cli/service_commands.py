@@ -41,10 +41,21 @@ def doctor(options: Namespace) -> int:
 
 def up(options: Namespace) -> int:
     """Start the local Prefect server, until `trnflow down`, and print its address."""
-    from trnflow.flows.services.prefect_server import ensure_server
+    from trnflow.flows.services.login import sourced
+    from trnflow.flows.services.prefect_address import configured_url
+    from trnflow.flows.services.prefect_server import ensure_server, stop_open_server
 
-    url = ensure_server(open_home(), stays=True)
-    emit(options, {"url": url}, f"Prefect: {hide_secrets(url.removesuffix('/api'))}")
+    home = open_home()
+    lost = None if configured_url() else stop_open_server(home)
+    url = ensure_server(home, stays=True)
+    lines = [f"Prefect: {hide_secrets(url.removesuffix('/api'))}"]
+    if not configured_url():
+        lines += ["`trnflow ui` names the file that opens its page", f"for prefect's own commands: . {sourced(home)}"]
+    if lost is not None:
+        lines += ["restarted: the server of an earlier version asked for no login"]
+    if lost:
+        lines += [f"its page does not show how these runs in progress end: {', '.join(lost)}"]
+    emit(options, {"url": url, "lost": lost or []}, *lines)
     return 0
 
 
@@ -61,14 +72,16 @@ def down(options: Namespace) -> int:
 def deploy(options: Namespace) -> int:
     """Register the deployments of ./prefect.yaml and their automations, and print their names."""
     from trnflow.flows.services.deploy import deploy
+    from trnflow.flows.services.login import OPEN
     from trnflow.flows.services.notification import VARIABLE
 
     deployed = deploy(open_home(), Path.cwd(), replace=options.replace)
     document = {"deployments": deployed.names, "automations": deployed.automations, "notify": deployed.notified}
-    document |= {"project": deployed.project, "others": deployed.others}
+    document |= {"project": deployed.project, "others": deployed.others, "login": deployed.login}
     notified = f"go to {deployed.notified}" if deployed.notified else f"are off; {VARIABLE} turns them on"
     text = f"deployed {', '.join(deployed.names)}; `trnflow worker` runs them"
     others = [f"deployments of other checkouts stay: {', '.join(deployed.others)}"] if deployed.others else []
+    others += [] if deployed.login else [f"Prefect's server: {OPEN}"]
     emit(options, document, text, f"notifications {notified}", *others)
     return 0
 

@@ -27,7 +27,7 @@ from trnflow.flows.services.checkouts import (
 from trnflow.flows.services.deployed_recipes import PREFECT_FILE, Case, check_recipes, offer_recipes
 from trnflow.flows.services.events import FIRST, PROJECT, connected
 from trnflow.flows.services.notification import Block, check_block, take_setting
-from trnflow.flows.services.prefect_server import cause_of_failure, ensure_server, last_error
+from trnflow.flows.services.prefect_server import asks_for_login, cause_of_failure, last_error, use_server
 from trnflow.flows.services.recovery import HEARTBEATS, PATIENT, PROMPT, TAG, our_flows, recovery_automations, tend_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, ProcessFailed
@@ -57,7 +57,7 @@ class Deployed(NamedTuple):
     """What `deploy` registered.
 
     notified: `TYPE/NAME` of the block that notifies, or None; project: the checkout's name on the server; others: the folders of
-    other checkouts with deployments there.
+    other checkouts with deployments there; login: whether the server asks for one.
     """
 
     names: list[str]
@@ -65,6 +65,7 @@ class Deployed(NamedTuple):
     notified: str | None
     project: str
     others: list[str]
+    login: bool
 
 
 def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, replace: bool = False) -> Deployed:
@@ -80,14 +81,14 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
     document = _declared(folder / PREFECT_FILE)
     recipes = check_recipes(document, folder / PREFECT_FILE)
     notify = take_setting()
-    os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
+    url = use_server(home)  # before Prefect is imported, below
     project, others = _prepare_server(home, folder, document, notify, replace=replace)
     names = [named(str(deployment["name"]), project) for deployment in document["deployments"]]
     with project_file(folder / PREFECT_FILE, document, project, POOL) as file:
         _register(home, folder, file)
     automations, block = _complete(names, recipes, notify, project)
     _wait_scheduled(home, names, seconds)
-    return Deployed(sorted(names), automations, str(block) if block else None, project, others)
+    return Deployed(sorted(names), automations, str(block) if block else None, project, others, asks_for_login(url))
 
 
 def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
@@ -96,7 +97,7 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
 
     report: reports the retrains that crashed too often.
     """
-    os.environ["PREFECT_API_URL"] = ensure_server(home)  # read when Prefect is imported, below
+    use_server(home)  # before Prefect is imported, below
     enter_project(Path.cwd())
     tend_runs()
     report()

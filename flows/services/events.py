@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from trnflow.flows.services.login import CLIENT
 from trnflow.flows.services.prefect_server import cause_of_failure
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError
@@ -93,6 +94,8 @@ def unreachable(error: Exception) -> ConfigError:
     server = f"Prefect's server at {hide_secrets(str(PREFECT_API_URL.value()))}"
     if isinstance(error, HTTPStatusError):
         message = scrub(str(error).splitlines()[0])
+        if error.response.status_code == 401:
+            return ConfigError(f"{server} asks for a login", f"set {CLIENT} (docs/services.md#logins)")
         if not error.response.is_server_error:
             return ConfigError(f"{server} refused a request: {message}", "read the server's log")
         cause, fix = cause_of_failure(home_folder())

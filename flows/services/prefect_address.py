@@ -15,7 +15,8 @@ URL_VARIABLE = "PREFECT_API_URL"
 
 
 class ServerRecord(TypedDict, total=False):
-    """`<home>/prefect/server.json`. url: of the API; process: a `Process.tag`; stays: until `trnflow down`."""
+    """`<home>/prefect/server.json`. url: of the API; process: a `Process.tag`; stays: until `trnflow down`; login: asked of
+    clients, None of a server of an earlier version."""
 
     url: str
     page: str
@@ -25,6 +26,7 @@ class ServerRecord(TypedDict, total=False):
     started: str
     log: str
     stays: bool
+    login: bool
 
 
 def api_url(home: Path) -> str | None:

@@ -18,12 +18,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from trnflow.flows.services.login import CLIENT, SERVER, make_login, read_login, write_helpers
 from trnflow.flows.services.prefect_address import ServerRecord, configured_url, recorded_server
 from trnflow.tasks.errors import ConfigError, ProcessFailed
+from trnflow.tasks.system.child_environ import LOGINS
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.private_files import make_home
 from trnflow.tasks.system.process import process_of, read_tag
@@ -38,6 +41,8 @@ DATABASE_SETTINGS = tuple(
     f"PREFECT_{of}_DATABASE_{what}" for what in ("CONNECTION_URL", "HOST") for of in ("SERVER", "API")
 )
 """Prefect's variables that name the server's database."""
+ASK_SECONDS = 1.5
+"""How long a server may take for a question that is no part of a run."""
 LEAST_FREE = 1 << 20
 """Bytes; a disk with fewer free counts as full."""
 DATABASE_TROUBLES = {
@@ -73,6 +78,37 @@ def ensure_server(home: Path, *, stays: bool = False) -> str:
     return _wait(home)
 
 
+def use_server(home: Path) -> str:
+    """Set the variables by which Prefect, imported later, finds the API of `ensure_server`, and logs in; return its URL. Raises
+    as `ensure_server`."""
+    url = os.environ["PREFECT_API_URL"] = ensure_server(home)
+    if login := client_login(home, url):
+        os.environ[CLIENT] = login
+    else:
+        os.environ.pop(CLIENT, None)
+    return url
+
+
+def client_login(home: Path, url: str) -> str | None:
+    """Return the login for Prefect's API at `url`: the home's for its own running server, and for no other; else the user's, if
+    any."""
+    server = running_server(home)
+    own = make_login(home) if server and server.get("login") else None
+    if server and url == server["url"]:
+        return own or os.environ.get(CLIENT)
+    configured = os.environ.get(CLIENT)
+    return None if configured and configured == read_login(home) else configured
+
+
+def asks_for_login(url: str) -> bool:
+    """Return whether Prefect's API at `url` refuses whoever has no login; True if it does not answer in time."""
+    try:
+        with urllib.request.urlopen(f"{url}/admin/version", timeout=ASK_SECONDS):
+            return False
+    except OSError:
+        return True
+
+
 def start_server(home: Path, *, stays: bool = False) -> None:
     """Start the local server of `home` unless it runs, and return before it answers. stays: also changes a running
     server.
@@ -90,7 +126,9 @@ def start_server(home: Path, *, stays: bool = False) -> None:
                 _record(folder, server | {"stays": True})
             return
         with contextlib.closing(_listener((PREFERRED_PORT, recorded_server(home).get("port", 0), 0))) as listener:
-            _record(folder, _spawn(folder, listener, seconds) | {"stays": stays})
+            server = _spawn(home, listener, seconds)
+            write_helpers(home, server["page"])
+            _record(folder, server | {"stays": stays})
 
 
 def stop_server(home: Path) -> bool:
@@ -108,6 +146,23 @@ def stop_server(home: Path) -> bool:
             (home / "prefect" / "server.json").unlink(missing_ok=True)
             return True
     raise ProcessFailed(f"the local Prefect server (process {server['pid']}) does not stop", f"kill -9 {server['pid']}")
+
+
+def stop_open_server(home: Path) -> list[str] | None:
+    """Stop a local server of an earlier version, which asks for no login; return the names of its flow runs in progress, None
+    if no such server runs. Raises as `stop_server`."""
+    server = running_server(home)
+    if server is None or server.get("login"):
+        return None
+    wanted = json.dumps({"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}).encode()
+    request = urllib.request.Request(f"{server['url']}/flow_runs/filter", wanted, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_SECONDS) as answer:
+            names = [str(run["name"]) for run in json.load(answer)]
+    except (OSError, ValueError):  # it does not answer: no page shows a run
+        names = []
+    stop_server(home)
+    return names
 
 
 def running_server(home: Path) -> ServerRecord | None:
@@ -197,14 +252,15 @@ def _one_starter(folder: Path) -> Iterator[None]:
         yield
 
 
-def _spawn(folder: Path, listener: socket.socket, seconds: float) -> ServerRecord:
+def _spawn(home: Path, listener: socket.socket, seconds: float) -> ServerRecord:
     """Start the server on a listening socket, in its own session, and return its record."""
+    folder = home / "prefect"
     port = listener.getsockname()[1]
     log = folder / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM), str(listener.fileno()), str(seconds)],
-            env=_environment(folder, port),
+            env=_environment(folder, port) | {SERVER: make_login(home)},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -216,7 +272,7 @@ def _spawn(folder: Path, listener: socket.socket, seconds: float) -> ServerRecor
     page = f"http://{HOST}:{port}"
     return {
         "url": f"{page}/api", "page": page, "port": port, "pid": server.pid, "process": process_of(server.pid).tag,
-        "started": now(), "log": str(log),
+        "started": now(), "log": str(log), "login": True,
     }  # fmt: skip
 
 
@@ -238,7 +294,8 @@ def _idle_seconds() -> float:
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
     """Return the variables of the server's process: Prefect's and those that a program needs to run, no keys and tokens."""
-    foreign = {"PREFECT_PROFILE", "PREFECT_PROFILES_PATH"}
+    foreign = {"PREFECT_PROFILE", "PREFECT_PROFILES_PATH", *LOGINS}
+    page = os.environ.get("PREFECT_UI_URL")
     environ = {
         name: value for name, value in os.environ.items() if SERVER_NEEDS.fullmatch(name) and name not in foreign
     }
@@ -246,7 +303,11 @@ def _environment(folder: Path, port: int) -> dict[str, str]:
         "PREFECT_HOME": str(folder.resolve()),
         "PREFECT_SERVER_API_HOST": HOST,
         "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_UI_URL": os.environ.get("PREFECT_UI_URL") or f"http://{HOST}:{port}",  # for links in notifications
+        "PREFECT_UI_URL": page or f"http://{HOST}:{port}",  # for links in notifications
+        # the page calls the API by 127.0.0.1, also where it was opened by another name
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
+            [f"http://{name}:{port}" for name in (HOST, "localhost")] + ([_origin(page)] if page else [])
+        ),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
@@ -254,6 +315,12 @@ def _environment(folder: Path, port: int) -> dict[str, str]:
     if prefect and prefect.origin and not os.access(Path(prefect.origin).parent / "server", os.W_OK):
         environ["PREFECT_UI_STATIC_DIRECTORY"] = str(folder.resolve() / "ui")
     return environ
+
+
+def _origin(url: str) -> str:
+    """Return the origin of a page: scheme, host and port."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _listener(ports: tuple[int, ...]) -> socket.socket:

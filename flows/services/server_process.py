@@ -85,10 +85,15 @@ def main() -> None:
     import uvicorn
     from prefect.server.api.server import create_app
     from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import HTMLResponse
+    from starlette.routing import Route
+
+    from trnflow.flows.services.login import LOGIN_PAGE, PAGE_PATH
 
     listener = socket.socket(fileno=int(sys.argv[1]))
     take_turns()
     app = create_app(final=True)
+    app.router.routes.insert(0, Route(PAGE_PATH, lambda request: HTMLResponse(LOGIN_PAGE)))
     # a page of another site could else call the server by a name that it lets point here; any port: ssh forwards
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=own_names(), www_redirect=False)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -177,9 +182,12 @@ def is_scheduled(port: int) -> bool:
 
 
 def _ask(port: int, path: str, body: object) -> Any:
+    from trnflow.flows.services.login import SERVER, encoded
+
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {encoded(os.environ.get(SERVER, ''))}"}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60.0)
     with contextlib.closing(connection):
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), headers)
         answer = connection.getresponse()
         content = answer.read()
     if answer.status != 200:

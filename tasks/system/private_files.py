@@ -41,17 +41,21 @@ def is_lookup_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _secret(home: Path) -> bytes:
-    """Return the home's secret (`<home>/secret`, mode 0600), created if missing."""
-    file = home / "secret"
+def made_once(file: Path, content: bytes) -> bytes:
+    """Return a file's content; without the file, make it with `content` and mode 0600. Of two processes that do at once, both
+    get the first one's. Its folder is made private unless it exists."""
     with contextlib.suppress(FileNotFoundError):
         return file.read_bytes()
-    make_home(home)
-    aside = home / f"secret.{os.getpid()}.{secrets.token_hex(4)}"
+    make_home(file.parent)
+    aside = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
-        handle.write(secrets.token_bytes(32))
+        handle.write(content)
     with contextlib.suppress(FileExistsError):
-        # of two processes that create the secret at once, both get the first
         os.link(aside, file)
     aside.unlink()
     return file.read_bytes()
+
+
+def _secret(home: Path) -> bytes:
+    """Return the home's secret (`<home>/secret`, mode 0600), created if missing."""
+    return made_once(home / "secret", secrets.token_bytes(32))

@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +28,8 @@ from trnflow.flows.services.prefect_server import stop_server
 PROJECT = Path(__file__).resolve().parents[2]
 TABLES = Path(tempfile.gettempdir()) / f"trnflow-tests-{os.getuid()}-prefect-{version('prefect')}.db"
 """A database that a server has just begun."""
+LOGINS: dict[str, str] = {}
+"""{API's URL: login} of the servers started."""
 
 
 @contextlib.contextmanager
@@ -63,6 +66,7 @@ def _started(home: Path) -> str:
         url = prefect_server.ensure_server(home)
     if not TABLES.exists():
         _keep_tables(home)
+    LOGINS[url] = (home / "prefect/login").read_text()
     return url
 
 
@@ -91,16 +95,31 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def login_to(home: Path, url: str) -> str:
+    """The login to a server that a test started, in this home or another; "" if it asks for none."""
+    file = home / "prefect/login"
+    return LOGINS.get(url) or (file.read_text() if file.exists() else "")
+
+
+def authorization(login: str) -> dict[str, str]:
+    """The header of a request with a login."""
+    return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"} if login else {}
+
+
 class Api:
     """A standing server, and a home for the runs that use it."""
 
-    def __init__(self, home: Path, url: str) -> None:
+    def __init__(self, home: Path, url: str, login: str = "") -> None:
         self.home = home
         self.url = url
         self.environ = {
             **os.environ, "PREFECT_API_URL": url, "PREFECT_HOME": str(home / "client"), "TRNFLOW_HOME": str(home),
             "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }  # fmt: skip
+        self.headers = {"Content-Type": "application/json"}
+        if login := login or login_to(home, url):
+            self.environ["PREFECT_API_AUTH_STRING"] = login
+            self.headers |= authorization(login)
 
     def post(self, path: str, **body: Any) -> Any:
         return self._ask(path, "POST", body)
@@ -117,8 +136,7 @@ class Api:
     def _ask(self, path: str, method: str, body: Any = None, patience: int = 5) -> Any:
         """What the API answers. It says 503 while SQLite is locked, and asks to try again."""
         content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/{path}", content, headers, method=method)
+        request = urllib.request.Request(f"{self.url}/{path}", content, self.headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=180) as answer:
                 return json.loads(answer.read() or "null")

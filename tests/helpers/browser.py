@@ -63,13 +63,14 @@ class Page:
 
 
 @contextmanager
-def browser_at(url: str, folder: Path) -> Iterator[Page]:
-    """Open a page in a browser of its own. folder: for its profile. Skips the test where there is no chromium."""
+def browser_at(url: str, folder: Path, *options: str) -> Iterator[Page]:
+    """Open a page in a browser of its own. folder: for its profile; options: further ones of the browser. Skips the test where
+    there is no chromium."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("no browser: apt-get install chromium")
     profile = folder / "profile"
-    command = [program, *OPTIONS, f"--user-data-dir={profile}", "about:blank"]
+    command = [program, *OPTIONS, *options, f"--user-data-dir={profile}", "about:blank"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             with connect(_debugger(profile / "DevToolsActivePort"), max_size=None) as socket:

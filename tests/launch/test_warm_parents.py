@@ -79,6 +79,16 @@ def test_variables_that_no_library_reads_start_no_second_parent_and_reach_the_st
     assert seen(tmp_path, ("json",))["parent"] != first["parent"]
 
 
+def test_no_login_of_prefect_reaches_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what a warm parent forks, nor what is started without one."""
+    for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY"):
+        monkeypatch.setenv(name, "planted")
+    monkeypatch.setenv("PREFECT_API_URL", "kept")
+    for modules in (("json",), ()):
+        environ = seen(tmp_path, modules)["environ"]
+        assert "planted" not in environ.values() and environ["PREFECT_API_URL"] == "kept"
+
+
 @pytest.mark.slow
 def test_no_module_that_is_imported_before_the_fork_reads_a_variable_that_starts_no_parent(tmp_path: Path) -> None:
     """Both readings count: in Python, and in the C of torch, OpenMP, BLAS and Arrow. What goes through all variables takes those

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -88,15 +87,14 @@ def _act(options: Namespace, found: Look) -> str:
     """Send a change's event to Prefect's server if there is one, and return what was done."""
     from trnflow.flows.cli.prefect_run import quiet
     from trnflow.flows.services.prefect_address import configured_url
-    from trnflow.flows.services.prefect_server import running_server
+    from trnflow.flows.services.prefect_server import running_server, use_server
 
     if options.retrain:
         return "retraining it"
-    server = running_server(open_home())
-    url = configured_url() or (server["url"] if server else None)
-    if not url:
+    home = open_home()
+    if not (configured_url() or running_server(home)):
         return "no event was sent, because no Prefect server runs (`trnflow up` starts one; --retrain needs none)"
-    os.environ["PREFECT_API_URL"] = url  # read when Prefect is imported, below
+    url = use_server(home)  # before Prefect is imported, below
     quiet()
     from trnflow.flows.services.deploy import enter_project
     from trnflow.flows.services.events import data_changed, send_events

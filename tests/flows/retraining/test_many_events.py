@@ -17,6 +17,7 @@ import pytest
 
 from tests.chaos.data import NAMES
 from tests.chaos.house import House, is_final, time_of, wait_for
+from tests.flows.prefect_api import Api
 from tests.helpers.ledgers import entries, titles
 from trnflow.flows.services.deploy import AT_ONCE
 
@@ -34,9 +35,9 @@ class Asker(threading.Thread):
         errors: Of requests that were not answered within a minute, or with another status than 200.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, api: Api) -> None:
         super().__init__()
-        self.url = url
+        self.api = api
         self.running: list[int] = []
         self.slowest = 0.0
         self.errors: list[str] = []
@@ -44,11 +45,10 @@ class Asker(threading.Thread):
 
     def run(self) -> None:
         body = b'{"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}'
-        headers = {"Content-Type": "application/json"}
         while not self.is_over.wait(1.0):
             begun = time.monotonic()
             try:
-                request = urllib.request.Request(f"{self.url}/flow_runs/count", body, headers)
+                request = urllib.request.Request(f"{self.api.url}/flow_runs/count", body, self.api.headers)
                 with urllib.request.urlopen(request, timeout=60) as answer:
                     self.running.append(int(answer.read()))
             except OSError as error:
@@ -57,8 +57,8 @@ class Asker(threading.Thread):
 
 
 @contextmanager
-def asking(url: str) -> Iterator[Asker]:
-    asker = Asker(url)
+def asking(api: Api) -> Iterator[Asker]:
+    asker = Asker(api)
     asker.start()
     try:
         yield asker
@@ -102,7 +102,7 @@ def most_at_once(runs: list[dict[str, Any]]) -> int:
 @pytest.mark.nightly  # half an hour on two cores that many other processes share
 def test_of_a_hundred_events_at_once_one_trains(house: House) -> None:
     begun = time.monotonic()
-    with asking(house.api.url) as asker:
+    with asking(house.api) as asker:
         house.api.post_list("events", [changed() for _ in range(COUNT)])
         wait_for(lambda: len(house.runs()) >= COUNT, SECONDS, "a flow run for each event")
         print(f"{COUNT} flow runs made after {time.monotonic() - begun:.0f} s")

@@ -25,6 +25,7 @@ from tests.helpers.units import start_unit
 pytestmark = pytest.mark.nightly  # its six tests take minutes each
 
 KEY = "q8b1C0mWm8dJ2mNf0xT3yZk5uPz7rVh9sLw4aEo6iB8="
+LOGIN = "trnflow:a-login-of-a-team-0123456789"
 TOKEN = "n0tify-s3cret-token"
 """A part of the address of notifications, which Prefect keeps encrypted in its database."""
 DATABASES = ("prefect", "mlflow", "optuna", "own")
@@ -42,7 +43,8 @@ class Operated(House):
         self.ports = {"prefect": free_port(), "mlflow": free_port()}
         self.mlflow_url = f"http://127.0.0.1:{self.ports['mlflow']}"
         self.worker_environ = KEYS | {
-            "PREFECT_API_URL": f"http://127.0.0.1:{self.ports['prefect']}/api", "MLFLOW_TRACKING_URI": self.mlflow_url,
+            "PREFECT_API_URL": f"http://127.0.0.1:{self.ports['prefect']}/api", "PREFECT_API_AUTH_STRING": LOGIN,
+            "MLFLOW_TRACKING_URI": self.mlflow_url,
             "TRNFLOW_STORE": f"s3://{BUCKET}/store", "AWS_ENDPOINT_URL": store.url,
         }  # fmt: skip
         super().__init__(folder / "house", 10**6, environ=self.worker_environ)
@@ -51,12 +53,13 @@ class Operated(House):
 
     @property
     def api(self) -> Api:
-        return Api(self.home, self.worker_environ["PREFECT_API_URL"])
+        return Api(self.home, self.worker_environ["PREFECT_API_URL"], LOGIN)
 
     def start_prefect(self) -> subprocess.Popen[bytes]:
         filled = {
             "PGPASSWORD": PASSWORD, "PREFECT_SERVER_ENCRYPTION_KEY": KEY, "PREFECT_HOME": str(self.outside / "prefect"),
-            "PREFECT_SERVER_API_PORT": str(self.ports["prefect"]), "PREFECT_UI_STATIC_DIRECTORY": str(self.outside / "ui"),
+            "PREFECT_SERVER_API_AUTH_STRING": LOGIN, "PREFECT_SERVER_API_PORT": str(self.ports["prefect"]), 
+            "PREFECT_UI_STATIC_DIRECTORY": str(self.outside / "ui"),
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": self.database.url(
                 "prefect", "postgresql+asyncpg", has_password=False
             ),
@@ -244,5 +247,5 @@ def test_no_log_no_record_and_no_command_line_has_the_password(house: Operated) 
     texts |= {f"process {number}": line for number, line in house.processes().items()}
     assert len(bucket) > 20 and len(house.processes()) > 2
     assert "trnflow.retrain" in texts["database prefect"]
-    hidden = forms(PASSWORD) | {KEY, TOKEN}
+    hidden = forms(PASSWORD) | forms(LOGIN) | {KEY, TOKEN}
     assert not [name for name, text in texts.items() if any(form in text for form in hidden)]

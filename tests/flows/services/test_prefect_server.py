@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.flows.prefect_api import Api
 from trnflow.flows.services import prefect_server as server
 from trnflow.tasks.errors import ProcessFailed
 
@@ -66,8 +67,7 @@ def test_two_starters_end_with_one_server_which_the_next_reuses(home):
 
 def test_the_api_and_the_page_answer(home):
     status = server.running_server(home)
-    with urllib.request.urlopen(f"{status['url']}/admin/settings") as answer:
-        settings = json.load(answer)["server"]
+    settings = Api(home, status["url"]).get("admin/settings")["server"]
     assert settings["analytics_enabled"] is False
     assert settings["services"]["scheduler"]["enabled"] is True
     assert str(home.resolve()) in json.dumps(settings["memo_store_path"])

@@ -14,8 +14,7 @@ from tests.flows.prefect_api import Api
 
 def post(api: Api, path: str, **body: Any) -> Any:
     """What the server answers at once: an error such as 503 is raised, and the request is not repeated."""
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{api.url}/{path}", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(f"{api.url}/{path}", json.dumps(body).encode(), api.headers)
     with urllib.request.urlopen(request, timeout=180) as answer:
         return json.loads(answer.read())
 

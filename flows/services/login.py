@@ -1,0 +1,85 @@
+"""The login of a home's local Prefect server: a text that the server asks of all who call it, but for its health.
+
+Without it a web page that someone opens could call the server of its viewer's machine, and run commands through it. In
+`<home>/prefect`, readable for their owner alone: `login` holds the text, `login.sh` sets the variables of Prefect's own
+commands, and `login.html` opens Prefect's page.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from pathlib import Path
+
+from trnflow.tasks.system.private_files import made_once
+from trnflow.tasks.system.redaction import add_secret
+from trnflow.tasks.system.whole_file import write_whole
+
+CLIENT, SERVER = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
+"""The variables from which Prefect's clients and its server read a login."""
+PAGE_PATH = "/trnflow-login"
+"""Where the local server serves LOGIN_PAGE."""
+
+OPEN = "whoever reaches it can run commands through a worker, since it asks for no login (docs/services.md#logins)"
+"""Said of a Prefect server."""
+
+LOGIN_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Prefect</title></head><body><p id="said">Opening Prefect's page</p><script>
+const login = location.hash.slice(1);
+fetch("/api/admin/version", {headers: {Authorization: "Basic " + login}}).then(answer => {
+  if (!answer.ok) throw answer.status;
+  localStorage.setItem("prefect-password", login);
+  location.replace("/");
+}).catch(() => {
+  history.replaceState(null, "", location.pathname);
+  document.getElementById("said").textContent = "This login is of another server: `trnflow ui` names the page to open.";
+});
+</script></body></html>
+"""
+"""Keeps the login that follows `#` where Prefect's page looks for it, if the server takes it, and opens that page."""
+
+OPENS = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Prefect</title></head><body><script>
+location.replace("{address}");
+</script></body></html>
+"""
+
+
+def make_login(home: Path) -> str:
+    """Return the home's login, made when it is first needed; a secret from now on."""
+    login = made_once(home / "prefect" / "login", f"trnflow:{secrets.token_urlsafe(32)}".encode()).decode()
+    add_secret(login)
+    add_secret(encoded(login))
+    return login
+
+
+def read_login(home: Path) -> str | None:
+    """Return the home's login, None if none was made."""
+    try:
+        return (home / "prefect" / "login").read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def encoded(login: str) -> str:
+    """Return a login as the header `Authorization: Basic` carries it."""
+    return b64encode(login.encode()).decode()
+
+
+def write_helpers(home: Path, page: str) -> None:
+    """Write `login.sh` and `login.html`. page: the address of Prefect's page."""
+    login = make_login(home)
+    for file, text in (
+        (sourced(home), f"export PREFECT_API_URL='{page}/api' {CLIENT}='{login}'\n"),
+        (opened(home), OPENS.format(address=f"{page}{PAGE_PATH}#{encoded(login)}")),
+    ):
+        made_once(file, b"")  # the mode of a file that is there is kept
+        write_whole(file, text)
+
+
+def sourced(home: Path) -> Path:
+    return home / "prefect" / "login.sh"
+
+
+def opened(home: Path) -> Path:
+    return home / "prefect" / "login.html"
