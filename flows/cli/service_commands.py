@@ -10,6 +10,7 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit, exit_at_once
 from trnflow.flows.recipes.sections import TrackingConfig
 from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets
 
@@ -76,7 +77,7 @@ def deploy(options: Namespace) -> int:
     from trnflow.flows.services.notification import VARIABLE
 
     deployed = deploy(open_home(), Path.cwd(), replace=options.replace)
-    document = {"deployments": deployed.names, "automations": deployed.automations, "notify": deployed.notified}
+    document: Meta = {"deployments": deployed.names, "automations": deployed.automations, "notify": deployed.notified}
     document |= {"project": deployed.project, "others": deployed.others, "login": deployed.login}
     notified = f"go to {deployed.notified}" if deployed.notified else f"are off; {VARIABLE} turns them on"
     text = f"deployed {', '.join(deployed.names)}; `trnflow worker` runs them"

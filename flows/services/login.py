@@ -1,8 +1,6 @@
 """The login of a home's local Prefect server: a text that the server asks of all who call it, but for its health.
 
-Without it a web page that someone opens could call the server of its viewer's machine, and run commands through it. In
-`<home>/prefect`, readable for their owner alone: `login` holds the text, `login.sh` sets the variables of Prefect's own
-commands, and `login.html` opens Prefect's page.
+Else a web page could call the server of its viewer's machine, and run commands through it.
 """
 
 from __future__ import annotations
@@ -78,8 +76,10 @@ def write_helpers(home: Path, page: str) -> None:
 
 
 def sourced(home: Path) -> Path:
+    """Return the file that a shell reads for Prefect's own commands."""
     return home / "prefect" / "login.sh"
 
 
 def opened(home: Path) -> Path:
+    """Return the file that opens Prefect's page in a browser."""
     return home / "prefect" / "login.html"
