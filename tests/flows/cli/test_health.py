@@ -171,7 +171,9 @@ def test_the_queue_and_the_next_firing_are_told(tmp_path: Path) -> None:
     with serving(HTTPServer(("127.0.0.1", 0), Runs)) as server:
         url = f"{address_of(server)}/api"
         found = health(shell, "tiny", code=1, PREFECT_API_URL=url)
-    assert found["prefect"] == {"url": url, "next": "2099-01-01T03:00:00Z", "running": 1, "waiting": 2, "late": 1}
+    assert found["prefect"] == {
+            "url": url, "login": True, "next": "2099-01-01T03:00:00Z", "running": 1, "waiting": 2, "late": 1,
+        }  # fmt: skip
     assert found["problems"] == [
         "prefect: 1 runs should have begun, the first at 2026-01-01T00:00:00Z: does a worker run?"
     ]

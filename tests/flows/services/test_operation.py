@@ -54,7 +54,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         state = json.loads((empty / "home/prefect/server.json").read_text())
         assert state["url"].removesuffix("/api") in printed
         api = Api(empty / "home", state["url"])
-        api.environ = environ | {"PREFECT_API_URL": state["url"]}  # as someone who sets the address alone
+        api.environ = environ | {name: api.environ[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
         yield api
 
 
