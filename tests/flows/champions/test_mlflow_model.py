@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -145,6 +146,26 @@ def test_predict_names_what_helps_against_a_lost_blob_of_the_champion(classifier
     finally:
         shutil.rmtree(blobs)
         shutil.move(kept, blobs)
+
+
+def test_weights_that_someone_changed_in_the_store_are_not_loaded(classifier: Champion, tmp_path: Path) -> None:
+    """The bytes have to be those of the digest that MLflow keeps, also where size and time of the file are as before."""
+    blobs, kept = classifier.shell.folder / ".trnflow/store/blobs", tmp_path / "blobs"
+    shutil.copytree(blobs, kept)
+    classifier.shell("get", "last", "consolidate", str(tmp_path / "model"))
+    digest = hashlib.sha256((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()
+    (weights,) = (file for file in blobs.rglob("*") if digest.endswith(file.name))
+    content, times = bytearray(weights.read_bytes()), weights.stat()
+    content[-1] ^= 1
+    weights.chmod(0o600)
+    weights.write_bytes(content)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    try:
+        loaded = classifier.alone("-c", LOAD, json.dumps(ROWS))
+        assert loaded.returncode == 1 and "the blob of model.safetensors" in loaded.stderr.splitlines()[-1]
+    finally:
+        shutil.rmtree(blobs)
+        shutil.copytree(kept, blobs)
 
 
 def test_a_lost_model_is_one_line_with_the_fix(classifier: Champion, tmp_path: Path) -> None:
