@@ -20,7 +20,7 @@ from typing import Any
 
 from trnflow.tasks.launch.python import WITHOUT_THREADS, python
 from trnflow.tasks.launch.warm_parent import RESERVED, StageRequest
-from trnflow.tasks.system.child_environ import inherited_environ
+from trnflow.tasks.system.child_environ import without_logins
 from trnflow.tasks.system.home import remove_temporary_folders, temporary_folder
 from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 
@@ -191,7 +191,7 @@ def preload(stages: Iterable[tuple[Mapping[str, str], tuple[str, ...]]]) -> None
 
 def process_environ(variables: Mapping[str, str]) -> dict[str, str]:
     """Return a stage's environment: this process's without logins of Prefect, with the stage's variables and TRNFLOW_STARTER."""
-    return {**inherited_environ(), "PYTHONUNBUFFERED": "1", STARTER: this_process().tag, **variables}
+    return {**without_logins(os.environ), "PYTHONUNBUFFERED": "1", STARTER: this_process().tag, **variables}
 
 
 def start_guard(

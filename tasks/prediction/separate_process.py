@@ -28,6 +28,7 @@ from trnflow.tasks.prediction.carried import carried_columns
 from trnflow.tasks.prediction.predict import open_model, predictor
 from trnflow.tasks.prediction.prompts import columns_of
 from trnflow.tasks.sources.frames import plain_cell, rows_of
+from trnflow.tasks.system.child_environ import without_logins
 from trnflow.tasks.system.model_process import predicting_environ
 from trnflow.tasks.system.process import how_ended
 
@@ -52,7 +53,8 @@ class PredictingProcess:
             # in a session of its own: Ctrl-C is for the caller, who ends the process
             self._process = subprocess.Popen(
                 python(f"{__name__}:serve", str(theirs.fileno())),
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=predicting_environ(), start_new_session=True,
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=without_logins(predicting_environ()),
+                start_new_session=True,
             )  # fmt: skip
         self._connection, self._owner, self._alone = Connection(ours.detach()), os.getpid(), threading.Lock()
         self._end = weakref.finalize(self, _end, self._process, self._connection, self._owner)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 
 LOGINS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY")
 """The variables with which a process may log in to Prefect's server, and so run commands through a worker."""
 
 
-def inherited_environ() -> dict[str, str]:
-    """Return this process's variables without LOGINS."""
-    return {name: value for name, value in os.environ.items() if name not in LOGINS}
+def without_logins(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are none of LOGINS."""
+    return {name: value for name, value in environ.items() if name not in LOGINS}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
-from trnflow.tasks.system.child_environ import inherited_environ
 from trnflow.tasks.system.devices import THREAD_VARIABLES, cores
 
 # Threads wait passively: on two busy cores a small BERT does 542 rows a second, 163 with threads that spin.
@@ -23,7 +23,7 @@ QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "USE_TORCH_XLA": "0"}
 
 def predicting_environ() -> dict[str, str]:
     """Return the environment of a process that predicts: this process's, whose own variables win."""
-    return {**EAGER, **ENVIRON, **QUIET, **inherited_environ()}
+    return {**EAGER, **ENVIRON, **QUIET, **os.environ}
 
 
 def model_environ() -> dict[str, str]:

@@ -219,7 +219,7 @@ FAULTS = [
     Fault("services: the page keeps a login that the server refuses", "flows/services/login.py",
           "  if (!answer.ok) throw answer.status;\n", "", "flows/services/test_login.py"),
     Fault("services: a stage has the login", "tasks/launch/warm_parents.py",
-          "{**inherited_environ(), ", "{**os.environ, ", "launch/test_warm_parents.py"),
+          "{**without_logins(os.environ), ", "{**os.environ, ", "launch/test_warm_parents.py"),
     Fault("services: an event carries a secret", "flows/services/events.py",
           "if [hide_override(text) for text in overrides] != overrides:", "if False:", "flows/retraining/test_watch.py"),
     Fault("services: a webhook's token is no secret", "flows/services/notification.py",
