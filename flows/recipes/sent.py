@@ -97,8 +97,9 @@ def _check(where: str, mark: Mark, value: Any, folder: Path, hosts: frozenset[tu
 
 def _may_read(text: str, folder: Path, hosts: frozenset[tuple[str, str]]) -> bool:
     """Return whether a text is a hub's name, a relative path that stays below `folder`, or a URL with one of `hosts`."""
-    # a variable's value would be sent to the host; the URL before `::` says how the one after it is read
-    if "${" in text or "::" in text:
+    # a variable's value would be sent to the host; what stands before `::` says how the rest is read; of `\\` URL parsers
+    # make different hosts
+    if any(sign in text for sign in ("${", "::", "\\")):
         return False
     path = local_path(text)
     if path is None:
@@ -120,7 +121,8 @@ def _host(text: str) -> tuple[str, str] | None:
         parts = urlsplit(text)
     except ValueError:
         return None
-    return (parts.scheme, parts.netloc) if parts.netloc and parts.scheme not in ("file", "local") else None
+    host = parts.netloc.rpartition("@")[2]
+    return (parts.scheme, host) if host and parts.scheme not in ("file", "local") else None
 
 
 def _foreign(path: tuple[str, ...], origins: Origins) -> Path | None:

@@ -193,7 +193,7 @@ FAULTS = [
     Fault("sent: own code runs from any folder", "flows/recipes/sent.py",
           "if folder and not place_of(setting, named, folder).is_relative_to(_here()):", "if False:",
           "flows/recipes/test_sent.py"),
-    Fault("sent: a variable's value goes to a host", "flows/recipes/sent.py", 'if "${" in text or ', "if ",
+    Fault("sent: a variable's value goes to a host", "flows/recipes/sent.py", 'in ("${", "::"', 'in ("::"',
           "flows/recipes/test_sent.py"),
     Fault("deployments: an interrupted run shows as completed", "flows/deployments.py",
           "    if isinstance(error, Interrupted):\n        return Cancelled(message=error.message)\n    if error",

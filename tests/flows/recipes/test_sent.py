@@ -188,8 +188,10 @@ def test_a_value_that_the_recipe_has_or_that_takes_away_passes(deployed: Path) -
     [
         ("org/rows", True), ("imdb", True), ("builtin:stdlib", True), ("rows", True), ("rows/*.csv", True),
         ("s3://ours/rows/2027", True), ("s3://ours/${AWS_SECRET_ACCESS_KEY}", False), ("s3://theirs/rows", False),
-        ("s3://ours.evil/rows", False), ("s3://ours@theirs/rows", False), ("https://ours/rows", False),
-        ("zip://a.csv::s3://ours/rows", False), ("https://[::1", False), ("file:///etc", False), ("file://rows", True),
+        ("s3://ours.evil/rows", False), ("s3://ours@theirs/rows", False), ("s3://key@ours/rows", True),
+        ("s3://theirs\\@ours/rows", False), ("https://ours/rows", False),
+        ("zip://a.csv::s3://ours/rows", False), ("https://[::1", False),
+        ("file:///etc", False), ("file://rows", True),
         ("local:///etc", False), ("/etc", False), ("~/rows", False), ("../other/rows", False), ("rows/../../other", False),
         ("linked/rows", False),
     ],
