@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trnflow.flows.recipes.files import ON, Origins, RecipeTree, read_tree
+from trnflow.flows.recipes.files import ON, Origins, RecipeTree, origin_of, read_tree
 from trnflow.flows.recipes.recipe import Recipe, validated
 from trnflow.flows.recipes.schema import below, cut
 from trnflow.flows.recipes.yaml_tree import OVERRIDE
@@ -43,10 +43,10 @@ def check_sent(read: RecipeTree, overrides: Iterable[str]) -> None:
     # hardware files are shipped
     own = read.with_overrides(text for text in texts if text.partition("=")[0].strip() == ON[0])
     hosts = frozenset[tuple[str, str]]() if is_outside(read) else frozenset(_hosts(own))
-    tree = read.with_overrides(texts).tree
-    for path, mark in guarded(tree, read.root):
-        value = _at(tree, path)
-        if value and value != _at(own.tree, path):
+    sent = read.with_overrides(texts)
+    for path, mark in guarded(sent.tree, read.root):
+        value = _at(sent.tree, path)
+        if value and (value != _at(own.tree, path) or _is_moved(path, value, sent)):
             _check(f"{OVERRIDE}{'.'.join(path)}", mark, value, Path.cwd(), hosts)
     for path, mark in guarded(own.tree, read.root) if is_outside(read) else ():
         value = _at(own.tree, path)
@@ -123,6 +123,13 @@ def _host(text: str) -> tuple[str, str] | None:
         return None
     host = parts.netloc.rpartition("@")[2]
     return (parts.scheme, host) if host and parts.scheme not in ("file", "local") else None
+
+
+def _is_moved(path: tuple[str, ...], value: Any, sent: RecipeTree) -> bool:
+    """Return whether an override repeats a recipe's path that it may lead out of the project."""
+    # a recipe's relative path is joined to the folder of its file, an override's to the working directory
+    is_override = origin_of(path, sent.origins).startswith(OVERRIDE) and sent.folder not in (None, _here())
+    return is_override and any(".." in Path(text).parts for text in _texts(value))
 
 
 def _foreign(path: tuple[str, ...], origins: Origins) -> Path | None:

@@ -175,6 +175,11 @@ def test_a_value_that_the_recipe_has_or_that_takes_away_passes(deployed: Path) -
     )
     load_sent("own.yaml", ["launch.environment={A: '1'}", "tracking.uri=http://ours:5000", "train.max_steps=2"])
     load_sent("own.yaml", ["launch.environment=null", "tracking.uri=null", "store.root=null", "on=cpu"])
+    (deployed / "below").mkdir()
+    (deployed / "below/own.yaml").write_text("extends: ../tiny.yaml\ndata: {source: ../rows}\n")
+    load_sent("below/own.yaml", ["train.max_steps=2"])
+    with pytest.raises(ConfigError, match="is neither a hub's name"):  # of the working directory it is another folder
+        load_sent("below/own.yaml", ["data.source=../rows"])
     with pytest.raises(
         ConfigError, match="environment: it may run code, and a run that Prefect starts takes it from rec"
     ):
