@@ -1,4 +1,4 @@
-"""`plan`, `show`, `explain`, `config` and what `deploy` reads run nothing that a recipe names: a canary in each such setting."""
+"""`plan`, `show`, `explain`, `config` and `deploy` run nothing that a recipe names: a canary in each such setting."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from tests.flows.champions.conftest import RECIPE, write_rows
+from tests.flows.prefect_api import Api, own_server
 from tests.flows.recipes.test_sent import fields_of, flagged
 from tests.helpers.command_line import InProcessShell
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.services.deployed_recipes import check_recipes
 from trnflow.tasks.config import RUNS_CODE, is_hook
 
 TOUCH = "from pathlib import Path\n\nPath({ran!r}).touch()\n\n"
@@ -119,7 +119,7 @@ RECIPES = ("classes.yaml", "language.yaml", "flags.yaml")
 
 
 def test_what_only_reads_a_recipe_runs_nothing_that_it_names(shell: InProcessShell, listening: socket.socket) -> None:
-    folder, ran = shell.folder, shell.folder / "ran"
+    ran = shell.folder / "ran"
     # that the canaries sing: `preview` asks own.identity
     assert shell("preview", "classes.yaml", "1").returncode == 0 and ran.exists()
     ran.unlink()
@@ -130,13 +130,27 @@ def test_what_only_reads_a_recipe_runs_nothing_that_it_names(shell: InProcessShe
             assert done.returncode == 0, done.stderr
             assert not ran.exists(), command
         traced = []
-    document = {"deployments": [{"name": name, "parameters": {"recipe": name}} for name in RECIPES]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        check_recipes(document, "prefect.yaml")
-    assert not ran.exists()
     with pytest.raises(BlockingIOError):  # nobody called the cluster
         listening.accept()
+
+
+DEPLOYMENT = """
+  - name: {name}
+    entrypoint: trnflow.flows.deployments.finetune
+    parameters: {{recipe: {name}.yaml}}
+    work_pool: {{name: local}}
+"""
+
+
+def test_deploy_runs_nothing_that_its_recipes_name(shell: InProcessShell, tmp_path: Path) -> None:
+    names = "".join(DEPLOYMENT.format(name=name.removesuffix(".yaml")) for name in RECIPES)
+    (tmp_path / "prefect.yaml").write_text(f"name: mine\ndeployments:{names}")
+    with own_server(tmp_path / "server/.trnflow") as url:
+        environ = Api(tmp_path / "server/.trnflow", url).environ
+        command = [sys.executable, "-m", "trnflow", "deploy"]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0 and "flags" in done.stdout, done.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 def test_each_setting_that_may_run_code_has_a_canary_that_sings(shell: InProcessShell) -> None:
