@@ -27,14 +27,14 @@ from pydantic import Field
 from trnflow.flows.finetune import DATA_STAGES
 from trnflow.flows.finetune import finetune as finetune_graph
 from trnflow.flows.recipes.names import FILES
-from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.recipes.sent import load_sent
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining import watch as watching
 from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.retraining.crashed import report_crashed
 from trnflow.flows.retraining.firings import note_firing
 from trnflow.flows.retraining.outcome import Retrained
-from trnflow.flows.runner.context import RunContext, open_context
+from trnflow.flows.runner.context import RunContext, context_of, open_store
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
@@ -54,7 +54,6 @@ from trnflow.flows.sweeps.trial import direct_runs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
 from trnflow.tasks.events import EventLog, Reader
-from trnflow.tasks.keys.hooks import place_of
 from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets, raisable, scrub, scrub_all, scrub_logs, scrubbed
@@ -289,7 +288,7 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     refuse_fixed(vary)
     given = [f"sweep.{option}={json.dumps(value)}" for option, value in options.items() if value is not None]
     plan = read_plan(named, [*overrides, *vary, *given])
-    _refuse_code_elsewhere(plan.recipe)
+    plan.check_sent()
     page = Page()
     RunName(page, plan.recipe.name).say(f"sweep {plan.name}")
     shown, runs = SweepPage(page), direct_runs(Answers())
@@ -320,21 +319,10 @@ def _opened(name: str, overrides: Iterable[str], *, offline: bool) -> tuple[Sess
     session = SESSION.get(Session())
     if session.on_sigterm is not None:
         signal.signal(signal.SIGTERM, session.on_sigterm)
-    context = session.context or open_context(name, overrides, offline=offline)
-    if session.context is None:
-        _refuse_code_elsewhere(context.recipe)
-    return session, context
-
-
-def _refuse_code_elsewhere(recipe: Recipe) -> None:
-    """Raise ConfigError for own code outside the folder of the deployment: the recipe's path is a free parameter."""
-    here = Path.cwd().resolve()
-    for setting, (named, folder) in recipe.hooks.items():
-        if folder and not place_of(setting, named, folder).is_relative_to(here):
-            raise ConfigError(
-                f"{setting}: {named} lies in {folder}, outside the deployment's folder {here}, where own code may run",
-                "put the recipe and its code there, or run it with `trnflow run`",
-            )
+    if session.context is not None:
+        return session, session.context
+    recipe = load_sent(name, overrides)
+    return session, context_of(recipe, open_store(recipe), offline=offline, create=True)
 
 
 def _ended(error: TrnflowError | None) -> State[Any] | None:

@@ -23,6 +23,7 @@ from trnflow.tasks.evaluate_model import evaluate_model
 from trnflow.tasks.evaluation.chosen_metric import chosen_source, reads_texts
 from trnflow.tasks.evaluation.generation import refuse_messages
 from trnflow.tasks.evaluation.harness import harness_source
+from trnflow.tasks.evaluation.harness_files import harness_files
 from trnflow.tasks.export_neuron import export_neuron
 from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.kinds.registry import FORMATS
@@ -97,7 +98,7 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
             "packed": packed,
             "rows": data,
             "code": own_code(recipe, "evaluate.metrics"),
-            "harness": source_of(harness_source, recipe.evaluate.harness) if recipe.evaluate.harness else None,
+            "harness": source_of(harness_files, recipe.evaluate.harness) if recipe.evaluate.harness else None,
             "weights": weights,
             "exported": exported,
             "reference": reference,
@@ -203,5 +204,7 @@ def _check_run(recipe: Recipe, plan: Plan, until: str | None, parent: Callable[[
     """Raise a TrnflowError if the training of a run is bound to fail. Data stages need neither vocabulary nor memory."""
     if until in DATA_STAGES:
         return
+    if recipe.evaluate.harness:
+        plan.resolver.ask_once(harness_source, recipe.evaluate.harness)  # which runs code of the tasks
     refuse_unknown_vocabulary(recipe, plan)
     refuse_what_cannot_fit(recipe, plan, *parent(ROLES["graphs"]))

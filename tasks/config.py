@@ -37,9 +37,14 @@ class Mark(Enum):
     HOOK = "the field names a function of the user's: its code is in the key of the stages that call it"
     WHEN_SET = "the field is newer than results that are kept: it is in keys where it differs from its default"
     ORDERED = "the order of the table's names counts: its key has it"
+    RUNS_CODE = "it may run code"
+    REACHES_OUT = "it says where a run's data goes, or what a run reads of the machine"
+    SOURCE = "it names bytes to read, by a path, a URL or a hub's name"
 
 
-NOT_KEYED, GRAPH, HOOK, WHEN_SET, ORDERED = Mark
+NOT_KEYED, GRAPH, HOOK, WHEN_SET, ORDERED, RUNS_CODE, REACHES_OUT, SOURCE = Mark
+GUARDED = (RUNS_CODE, REACHES_OUT, SOURCE)
+"""Marks of fields that Prefect may not set as it likes (`flows/recipes/sent.py`). They are left out of the hashes of code."""
 
 
 def _names_a_function(value: str) -> str:

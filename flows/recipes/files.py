@@ -270,6 +270,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 def _refuse_hooks(value: Any, path: tuple[str, ...], annotation: Any) -> None:
     """Raise ConfigError if an override sets a function: whoever reaches Prefect's API can send one."""
+    # what else runs code may be typed, and is checked where Prefect sends it (`sent.py`)
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if not inner and is_hook(annotation):
         raise ConfigError(

@@ -12,6 +12,8 @@ from pydantic import field_validator, model_validator
 
 from trnflow.tasks.config import (
     NOT_KEYED,
+    REACHES_OUT,
+    RUNS_CODE,
     Hook,
     NonNegative,
     Parallel,
@@ -45,7 +47,7 @@ class StoreConfig(StageConfig):
     """The store: where artifacts are kept, and how long a run that gives no sign of life keeps the right to make a
     stage's result."""
 
-    root: str | None = None
+    root: Annotated[str | None, REACHES_OUT] = None
     """The folder or fsspec URL (`s3://bucket/prefix`) of the store. Default: the variable TRNFLOW_STORE, else
     `store` in the home (TRNFLOW_HOME)."""
     min_free_gb: NonNegative = 1.0
@@ -65,7 +67,7 @@ class LaunchConfig(StageConfig):
     memory_gib: Positive | None = None
     """The memory that the processes of a stage may hold together, in GiB (2^30 bytes), files that they map aside; a stage
     that holds more is ended. Default: what the machine, or its cgroup, has less a tenth (at least 1 GiB), but at least half."""
-    environment: dict[str, str] = {}
+    environment: Annotated[dict[str, str], RUNS_CODE] = {}
     """Further environment variables of the processes of stages that load PyTorch. Their values are never shown."""
     device_names: tuple[str, ...] | None = None
     """The names of the devices that training uses, of which each serves one training at a time: another training of this
@@ -91,7 +93,7 @@ class TaskRunnerConfig(StageConfig):
     workers: Parallel | None = None
     """The number of workers; with `address`, the largest number of parts that are sent to the cluster at once. Default:
     the number of CPU cores of this machine."""
-    address: str | None = None
+    address: Annotated[str | None, RUNS_CODE] = None
     """The address of a Ray or Dask cluster. Default: a local cluster is started."""
 
     @model_validator(mode="after")
@@ -119,12 +121,12 @@ class TrackingConfig(StageConfig):
 
     enabled: bool = True
     """Whether runs are recorded in MLflow."""
-    uri: str | None = None
+    uri: Annotated[str | None, REACHES_OUT] = None
     """The address of the MLflow tracking server. Default: the variable MLFLOW_TRACKING_URI, else
     `sqlite:///<home>/mlflow.db`."""
     experiment: str = "trnflow"
     """The name of the MLflow experiment."""
-    also: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    also: Annotated[tuple[Literal["tensorboard", "wandb", "trackio"], ...], REACHES_OUT] = ()
     """Other trackers, each with the extra of its name: `tensorboard` writes its files to `<home>/tensorboard`, `wandb` an
     offline run to `<home>/wandb` (unless the variable WANDB_MODE says otherwise), `trackio` to `<home>/trackio`."""
 
@@ -189,7 +191,7 @@ class SweepConfig(StageConfig):
     """The seed of the sampler."""
     name: str | None = None
     """The name of the study and of its folder in `<home>/sweeps`. Default: the recipe's name."""
-    database: str | None = None
+    database: Annotated[str | None, REACHES_OUT] = None
     """The SQLAlchemy URL of Optuna's database. Default: `sqlite:///<home>/optuna.db`."""
 
     @field_validator("within", mode="before")

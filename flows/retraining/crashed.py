@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
-from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.sent import load_sent
 from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.lease import hold_lease
 from trnflow.flows.retraining.outcome import Retrained
@@ -34,7 +34,7 @@ def report(run: CrashedRun) -> bool:
     error = ProcessFailed(f"the retrain crashed {run.starts} times, and is not scheduled again", fix)
     with ExitStack() as held:
         try:
-            recipe = settings.load(run.recipe, run.overrides)
+            recipe = load_sent(run.recipe, run.overrides)
             store = open_store(recipe)
             lease = held.enter_context(hold_lease(recipe, store, wait=False))
             if isinstance(lease, str):

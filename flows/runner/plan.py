@@ -181,6 +181,7 @@ class Plan:
         begun = time.monotonic()
         self.graph = graph
         self.store = store
+        self.resolver = resolver
         self.notes: list[str] = []
         self.lost = lost
         self._foreseen: dict[str, Meta] = {}

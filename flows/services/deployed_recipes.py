@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import recipe_names
+from trnflow.flows.recipes.sent import load_sent
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 
@@ -55,7 +55,7 @@ def check_recipes(document: Meta, file: object) -> dict[Case, str]:
         if parameters.get(PARAMETER) is None or is_template(case):
             continue
         try:
-            names[case] = settings.load(case[0], case[1:]).name
+            names[case] = load_sent(case[0], case[1:]).name
         except ConfigError as error:
             raise ConfigError(f"{file}: deployment {deployment}: {error.message}", error.fix) from error
     return names

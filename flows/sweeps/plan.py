@@ -13,6 +13,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.recipes.reference import UNKEYED
+from trnflow.flows.recipes.sent import check_sent, is_outside, refuse_code_elsewhere
 from trnflow.flows.sweeps.space import FORM, Dimension, combinations, override, parse, separate
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
@@ -71,6 +72,16 @@ class Plan:
         # not read again: all trials have the recipe that the sweep began with, whatever happens to its file
         varied = [override(*pair) for pair in {**values, "name": name}.items()]
         return settings.validated(self.read.with_overrides([*self.overrides, *varied]), self.named)
+
+    def check_sent(self) -> None:
+        """Raise ConfigError for overrides and values of trials that Prefect may not send (`flows/recipes/sent.py`)."""
+        check_sent(self.read, self.overrides)
+        section = {} if is_outside(self.read) else self.read.tree.get("sweep") or {}
+        own = parse(section.get("settings") or {}, lambda setting, value: None)
+        for dimension in self.space:
+            for value in dimension.ends() if dimension not in own else ():
+                check_sent(self.read, [*self.overrides, override(dimension.setting, value)])
+        refuse_code_elsewhere(self.recipe)
 
     def definition(self) -> Meta:
         """Return what must be unchanged when a sweep is resumed: all that shapes the metric of a trial."""

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.config import NOT_KEYED, BatchRows, NonNegativeCount, Positive, StageConfig
+from trnflow.tasks.config import NOT_KEYED, RUNS_CODE, BatchRows, NonNegativeCount, Positive, StageConfig
 from trnflow.tasks.data.limited_process import PASSED_ON, PLAIN
 from trnflow.tasks.errors import ConfigError, ProcessFailed, from_json
 from trnflow.tasks.evaluation.harness_process import harness_process
@@ -42,7 +42,7 @@ class HarnessConfig(StageConfig):
 
     tasks: Annotated[tuple[TaskName, ...], Field(min_length=1)]
     """The names of tasks, groups or tags that files in `include_path` define."""
-    include_path: Annotated[str, NOT_KEYED]
+    include_path: Annotated[str, NOT_KEYED, RUNS_CODE]
     """The folder with the task files (YAML), their data and their Python functions. Paths in task files are relative to it.
     Each file in it, hidden ones apart, is in the key by its content."""
     num_fewshot: NonNegativeCount | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from trnflow.tasks.config import NOT_KEYED, BatchRows, Parallel, Positive, StageConfig, Tokens
+from trnflow.tasks.config import NOT_KEYED, RUNS_CODE, BatchRows, Parallel, Positive, StageConfig, Tokens
 
 
 class ExportConfig(StageConfig):
@@ -32,5 +32,5 @@ class ExportConfig(StageConfig):
     """The type that the Neuron compiler casts to (target `neuron`)."""
     instance_type: Literal["inf2", "trn1", "trn1n", "trn2"] | None = None
     """The instance family to compile for (target `neuron`). Default: the compiler's choice."""
-    neuron_python: Annotated[str | None, NOT_KEYED] = None
+    neuron_python: Annotated[str | None, NOT_KEYED, RUNS_CODE] = None
     """The Python interpreter of an environment with optimum-neuron (target `neuron`). Default: this one."""

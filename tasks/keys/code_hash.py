@@ -1,7 +1,7 @@
 """Hash the code of a Python file, and list what it imports.
 
-This program's own files count without docstrings, comments, layout and the texts of `raise`; all other code counts with
-every text in it, since `__doc__` may be a prompt.
+This program's own files count without docstrings, comments, layout, the texts of `raise` and marks that say who may set a
+setting (`GUARDED`); all other code counts with every text in it, since `__doc__` may be a prompt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
 from typing import TypedDict
 
+from trnflow.tasks.config import GUARDED
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.keys.hash_cache import Memo, sha256_bytes, sha256_file, stamp
 from trnflow.tasks.keys.module_finder import is_of_trnflow
@@ -25,6 +26,8 @@ ANALYSIS = "code with relative imports"
 
 # Strings in these expressions of a `raise` count: they decide what is formatted in, and are no text.
 FORMATTED = (ast.FormattedValue, ast.Subscript, ast.Compare)
+
+UNCOUNTED = frozenset(mark.name for mark in GUARDED)
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """The fields of a statement that hold statements."""
@@ -79,7 +82,7 @@ def _tree(data: bytes, path: Path) -> ast.Module:
 
 
 def code_hash(tree: ast.Module) -> str:
-    """Return `sha256:<hex>` of a module without docstrings, texts of `raise` and TYPE_CHECKING. Changes `tree`."""
+    """Return `sha256:<hex>` of a module without docstrings, texts of `raise`, `UNCOUNTED` and TYPE_CHECKING. Changes `tree`."""
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             # a string as a statement has no effect: a docstring, or the text below a constant
@@ -87,6 +90,10 @@ def code_hash(tree: ast.Module) -> str:
             node.body = kept or [ast.Pass()]
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             _drop_texts(node.exc)
+        elif isinstance(node, ast.ImportFrom):
+            node.names = [alias for alias in node.names if alias.name not in UNCOUNTED]
+        elif isinstance(node, ast.AnnAssign):
+            _drop_marks(node.annotation)
     return sha256_bytes(ast.dump(tree).encode())
 
 
@@ -114,6 +121,13 @@ def _drop_texts(expression: ast.AST) -> None:
     for below in ast.iter_child_nodes(expression):
         if not isinstance(below, FORMATTED):
             _drop_texts(below)
+
+
+def _drop_marks(annotation: ast.expr) -> None:
+    """Remove from `Annotated[...]` the marks that change no result."""
+    match annotation:
+        case ast.Subscript(ast.Name("Annotated"), ast.Tuple(entries)):
+            entries[:] = [entry for entry in entries if not (isinstance(entry, ast.Name) and entry.id in UNCOUNTED)]
 
 
 def _is_string(node: object) -> bool:

@@ -6,12 +6,12 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from pydantic import field_validator, model_validator
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.config import StageConfig
+from trnflow.tasks.config import SOURCE, StageConfig
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.hub_errors import asked, hub_errors
 from trnflow.tasks.sources.paths import in_folder
@@ -35,7 +35,7 @@ _SIZE_NAME = re.compile(r"(size|layers?|heads|embeddings|positions|dim|experts|l
 class ModelConfig(StageConfig):
     """The model: a pretrained one, or the configuration of a model that is trained from scratch."""
 
-    source: str | None = None
+    source: Annotated[str | None, SOURCE] = None
     """A pretrained model: a folder with config.json and safetensors, or a name on the Hugging Face hub. Default: a
     model from scratch."""
     revision: str | None = None
@@ -48,7 +48,7 @@ class ModelConfig(StageConfig):
     Ignored when `source` is set."""
     overrides: Meta = {}
     """Fields of the model's configuration to replace, such as `{hidden_dropout_prob: 0.0}`."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, SOURCE] = None
     """A folder or hub name with the tokenizer, where it does not lie beside the model."""
 
     @field_validator("name")

@@ -188,7 +188,7 @@ def test_report_and_page_have_a_table_of_tasks(shell: Shell, tmp_path: Path) -> 
 
 
 DATA = "data_files: {test: data/*.jsonl}"
-BAD = {
+READ = {
     "no file of": ("sums.yaml", GROUP.replace("sums", "totals")),
     "choose.yaml: ParserError: while parsing a flow node": ("choose.yaml", "task: [\n"),
     "choose reads allenai/ai2_arc from the hub (dataset_path)": (
@@ -196,27 +196,54 @@ BAD = {
         CHOOSE.replace("json", "allenai/ai2_arc", 1),
     ),
     "choose names no file": ("choose.yaml", CHOOSE.replace(DATA, "split: test")),
+}
+LOADED = {
     "choose reads https://a.b/c.jsonl": ("choose.yaml", CHOOSE.replace("data/*.jsonl", "https://a.b/c.jsonl")),
     "and TASKS has no such file": ("choose.yaml", CHOOSE.replace("*", "other")),
     "which is not in TASKS": ("choose.yaml", CHOOSE.replace("data/*", "../rows/test")),
     "choose can't be loaded: UndefinedError": ("choose.yaml", CHOOSE.replace("{{question}}", "{{question.a.b}}")),
     "sums can't be loaded: AttributeError": ("lengths.py", ""),
 }
-"""What is said, and the file that is broken, with its content. TASKS: the folder."""
+"""What is said, and the file that is broken, with its content: by `plan`, which reads the files, and by `run`, which loads the
+tasks. TASKS: the folder."""
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("said", [*BAD])
+@pytest.mark.parametrize("said", [*READ, *LOADED])
 def test_a_broken_task_is_said_in_a_line_before_anything_runs(said: str, shell: Shell) -> None:
-    file, text = BAD[said]
-    tasks = shell.folder / "tasks"
+    file, text = (READ | LOADED)[said]
+    command = ["plan"] if said in READ else ["run", "--direct"]
+    tasks, made = shell.folder / "tasks", attempts(shell)
     before = (tasks / file).read_text()
     (tasks / file).write_text(text)
     try:
-        printed = shell.error("plan", "tiny.yaml", code=2 if said == "no file of" else 1)
+        printed = shell.error(*command, "tiny.yaml", code=2 if said == "no file of" else 1)
     finally:
         (tasks / file).write_text(before)
     assert said.replace("TASKS", str(tasks)) in printed and "evaluate.harness" in printed
+    assert attempts(shell) == made
+
+
+MARKS = "from pathlib import Path\n\nPath({!r}).touch()\n\ndef docs(dataset):\n    return dataset\n"
+
+
+def test_plan_show_explain_and_config_run_neither_functions_nor_templates_of_tasks_and_run_does(shell: Shell) -> None:
+    tasks = shell.folder / "tasks"
+    function, template = shell.folder / "function-ran", shell.folder / "template-ran"
+    (tasks / "marks.py").write_text(MARKS.format(str(function)))
+    touch = "{{ cycler.__init__.__globals__.os.mknod('MARK') }}".replace("MARK", str(template))
+    canary = CHOOSE.replace("choose", "canary", 1).replace("{{question}}", touch)
+    (tasks / "canary.yaml").write_text(canary + "process_docs: !function marks.docs\n")
+    named = "evaluate.harness.tasks=[canary]"
+    try:
+        for command in (["plan"], ["show"], ["config"], ["explain", "tiny.yaml", "evaluate_model"]):
+            shell.json(*command, *["tiny.yaml"] * (len(command) == 1), named)
+        assert not function.exists() and not template.exists()
+        shell("run", "tiny.yaml", "--direct", named)
+        assert function.exists() and template.exists()
+    finally:
+        for file in ("marks.py", "canary.yaml"):
+            (tasks / file).unlink()
 
 
 def test_a_task_of_the_hub_is_refused_before_training_and_a_challenger_below_a_bound_before_promotion(

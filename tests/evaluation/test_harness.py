@@ -13,9 +13,11 @@ from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.evaluation.harness import HarnessConfig, harness_version
+from trnflow.tasks.evaluation.harness import HarnessConfig, harness_source, harness_version
+from trnflow.tasks.evaluation.harness_files import harness_files
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.run_harness import needs, run_harness
+from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import Known, Workdir
 
 LANGUAGE = """
@@ -74,6 +76,51 @@ def test_a_chat_template_that_the_model_lacks_is_refused_once_the_texts_are_know
         else:
             assert [*needs(config, known)] == []
     assert [*needs(config, Known(sources))] == []
+
+
+DATA = "dataset_path: json\ndataset_kwargs: {data_files: {test: '*.jsonl'}}\n"
+FILES = {
+    "base.yml": DATA, "sums.yaml": "task: sums\ninclude: base.yml\ntag: [numbers]\nprocess_docs: !function nothing.docs\n",
+    "hub.yaml": "task: hub\ndataset_path: org/rows\ntag: numbers\n", "none.yaml": "task: none\ntag: bare\n",
+    "class.yaml": "task: class\nclass: !function nothing.Task\n",
+    "made.yaml": f"task: made\n{DATA}custom_dataset: !function nothing.made\n",
+    "group.yaml": "group: mine\ntask: [sums, {group: in, task: [{task: hub, dataset_path: json}]}]\n" + DATA.partition("\n")[2],
+    "mixed.yaml": "group: mixed\ntask: [numbers]\n", "circle.yaml": "include: circle.yaml\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sums", ""), ("mine", ""), ("mixed", "the task hub reads org/rows from the hub"), ("numbers", "reads org/rows"),
+        ("bare", "the task none names no data"), ("class", "is a class"), ("made", "by a function (custom_dataset)"),
+        ("gone", "circle.yaml: ValueError: circle.yaml includes itself"),
+    ],
+)  # fmt: skip
+def test_a_plan_reads_task_files_and_runs_no_function_of_theirs(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    for file, text in FILES.items():
+        (tasks / file).write_text(text)
+    config, resolver = HarnessConfig(tasks=(name,), include_path=str(tasks)), Resolver(tmp_path, offline=True)
+    assert harness_files(config, resolver) == harness_source(config, resolver)  # which checks nothing without lm-eval
+    monkeypatch.setattr("trnflow.tasks.evaluation.harness_files.harness_version", lambda: "0.4.9")
+    if name != "gone":
+        (tasks / "circle.yaml").unlink()
+    if not said:
+        assert {*harness_files(config, resolver).identity["files"]} == {*FILES} - {"circle.yaml"}
+        return
+    with pytest.raises(DataError) as caught:
+        harness_files(config, resolver)
+    assert said in caught.value.message
+    if name == "gone":
+        (tasks / "circle.yaml").unlink()
+        with pytest.raises(
+            ConfigError, match=r"defines gone \(it has: bare, class, hub, made, mine, mixed, none, numbers, sums"
+        ):
+            harness_files(config, resolver)
 
 
 def row(task: str, metric: str, value: float, stderr: float | None = None, filter: str = "none") -> Meta:

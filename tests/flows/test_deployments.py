@@ -53,12 +53,12 @@ def test_a_deployed_run_completes_and_the_next_shows_cached_tasks(api: Api) -> N
 def test_a_deployed_run_that_changes_nothing_adds_nothing_to_mlflow(api: Api, tmp_path: Path) -> None:
     """Nor does it start an upload, for which it would have to wait."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    settings = ["data.limit=50", f"store.root={tmp_path / 'store'}", f"tracking.uri={uri}"]
-    script = "import sys; from trnflow.flows.deployments import prepare; prepare('demo', sys.argv[1:])"
+    (tmp_path / "mine.yaml").write_text(f"extends: demo\nstore: {{root: store}}\ntracking: {{uri: '{uri}'}}\n")
+    script = "from trnflow.flows.deployments import prepare; prepare('mine.yaml', ['data.limit=50'])"
     environ = api.environ | {"TRNFLOW_HOME": str(tmp_path / "home")}
 
     def actions() -> list[str]:
-        subprocess.run([sys.executable, "-c", script, *settings], cwd=PROJECT, env=environ, check=True)
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environ, check=True)
         newest = max((tmp_path / "store/runs").iterdir())
         return [stage["action"] for stage in json.loads(newest.read_text())["stages"]]
 

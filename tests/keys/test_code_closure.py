@@ -36,6 +36,13 @@ CALL = 'DataError("{0}", f"{0}{{name}}{0}{{found.rows:.2f}}", fix=f"{0}" + why, 
 WORDS = st.text(st.characters(whitelist_categories=("L", "N", "Zs"), max_codepoint=0x17F), max_size=20)
 
 
+def test_marks_that_say_who_may_set_a_setting_do_not_count_and_others_do() -> None:
+    text = "from trnflow.tasks.config import NOT_KEYED{}\nclass A:\n    a: Annotated[str | None, NOT_KEYED{}] = {}\n"
+    before = hashed(text.format("", "", "None"))
+    assert hashed(text.format(", RUNS_CODE, SOURCE", ", SOURCE, RUNS_CODE", "None")) == before
+    assert hashed(text.format(", WHEN_SET", ", WHEN_SET", "None")) != before != hashed(text.format("", "", "SOURCE"))
+
+
 @given(WORDS, WORDS)
 def test_the_texts_of_a_raise_do_not_count(before: str, after: str) -> None:
     assert hashed(RAISE.format(call=CALL.format(before))) == hashed(RAISE.format(call=CALL.format(after)))

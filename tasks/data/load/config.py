@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trnflow.tasks.config import NOT_KEYED, WHEN_SET, Hook, Positive, PositiveCount, Seconds, Seed, StageConfig
+from trnflow.tasks.config import (
+    NOT_KEYED,
+    REACHES_OUT,
+    SOURCE,
+    WHEN_SET,
+    Hook,
+    Positive,
+    PositiveCount,
+    Seconds,
+    Seed,
+    StageConfig,
+)
 from trnflow.tasks.data.texts import in_order
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.sources.data_files import FORMATS
@@ -31,7 +42,7 @@ NO_TEST_SPLIT = "the data has no test split: 10 % of the rows of train, chosen b
 class SourceConfig(StageConfig):
     """Where rows come from, and which of their columns are used."""
 
-    source: Annotated[str | None, NOT_KEYED] = None
+    source: Annotated[str | None, NOT_KEYED, SOURCE] = None
     """The data: a folder with one file per split, a glob, a file, a URL, a name on the Hugging Face hub, or a built-in
     corpus (`builtin:stdlib`, and `tickets`, `questions`, `passages`, `triplets`, `chats` of shipped recipes). Required
     unless `mix` names several sources."""
@@ -41,7 +52,7 @@ class SourceConfig(StageConfig):
     """The branch, tag or commit of a hub dataset. Default: its main branch."""
     format: Annotated[Format | None, NOT_KEYED] = None
     """The format of the files, where their names do not show it."""
-    splits: Annotated[dict[Split, str], NOT_KEYED] = Field(default_factory=dict)
+    splits: Annotated[dict[Split, str], NOT_KEYED, SOURCE] = Field(default_factory=dict)
     """The name or file at the source of each split, such as `{test: held-out.csv}`. Splits that are not named here are
     found by their own names."""
     text: str | tuple[str, ...] | None = None
@@ -88,7 +99,7 @@ class DataConfig(SourceConfig):
     """The state of what `make` reads, such as a date or a snapshot's name. Another version loads the rows anew."""
     arguments: Annotated[dict[str, Any], NOT_KEYED] = Field(default_factory=dict)
     """What `make` gets, such as a query. Other arguments load the rows anew."""
-    variables: Annotated[tuple[str, ...], NOT_KEYED] = ()
+    variables: Annotated[tuple[str, ...], NOT_KEYED, REACHES_OUT] = ()
     """The names of environment variables that `make` gets, such as a database's password. Their values are in no key."""
     row_seconds: Annotated[Seconds, NOT_KEYED] = 60.0
     """The seconds that `make` may take until the next row."""

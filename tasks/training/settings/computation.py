@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import field_validator, model_validator
 
-from trnflow.tasks.config import GRAPH, NOT_KEYED, Positive, PositiveCount
+from trnflow.tasks.config import GRAPH, NOT_KEYED, RUNS_CODE, Positive, PositiveCount
 from trnflow.tasks.system.compiler_flags import check_flags
 from trnflow.tasks.training.settings.group import Group
 
@@ -35,11 +35,11 @@ class ComputationSettings(Group):
     compile: Annotated[bool, GRAPH] = False
     """Run torch.compile for each layer (engine native, data parallel, also with zero1 and fsdp)."""
 
-    compile_cache: Annotated[bool, GRAPH, NOT_KEYED] = False
+    compile_cache: Annotated[bool, GRAPH, NOT_KEYED, RUNS_CODE] = False
     """Keep torch.compile's cache in precompile's artifact, one for each device, and read it in train, which then compiles
     nothing. PyTorch pickles this cache: use it only with a store whose writers you trust."""
 
-    compiler_flags: Annotated[tuple[str, ...], GRAPH] = ()
+    compiler_flags: Annotated[tuple[str, ...], GRAPH, RUNS_CODE] = ()
     """Engine xla: flags for neuronx-cc (device neuron) or XLA (device cpu), added after those in NEURON_CC_FLAGS or XLA_FLAGS."""
 
     deterministic: Annotated[bool, GRAPH] = True

@@ -84,6 +84,8 @@ def test_wrong_parameters_fail_the_run_with_one_line_before_a_trial(deployed: Ap
         "fixed": ({"vary": ["train.learning_rate=1e-4"]}, "neither a range nor choices"),
         "nothing": ({"vary": []}, "varies nothing"),
         "many": ({"parallel": 4000}, "trials at a time"),
+        "code": ({"overrides": ["launch.environment={PYTHONPATH: /tmp}"]}, "launch.environment: it may run code"),
+        "read": ({"vary": ["model.source=/root/a,/root/b"]}, "/root/a is neither a hub's name"),
         "../there": ({}, "can't be named"),
     }
     runs = {begin(deployed, name, **parameters): said for name, (parameters, said) in wrong.items()}

@@ -1,34 +1,13 @@
-"""How Prefect's flows end: what is refused, what shows as cancelled, and what an error that Prefect keeps may hold."""
+"""How Prefect's flows end: what shows as cancelled, and what an error that Prefect keeps may hold."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from tests.flows.champions.conftest import write_tiny
-from trnflow.flows.deployments import _ended, _raisable, _refuse_code_elsewhere
-from trnflow.flows.recipes.recipe import load
-from trnflow.tasks.errors import ConfigError, DataError, Interrupted
-
-
-def test_own_code_outside_the_deployments_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts a flow run chooses the recipe's path."""
-    for name in ("deployed", "other"):
-        (tmp_path / name).mkdir()
-        write_tiny(tmp_path / name)
-        recipe = (tmp_path / name / "tiny.yaml").read_text()
-        own = recipe.replace("task: classification", "task: classification, make: 'formats:make'")
-        (tmp_path / name / "own.yaml").write_text(own)
-        (tmp_path / name / "formats.py").write_text("def make(row):\n    return row['text']\n")
-    monkeypatch.chdir(tmp_path / "deployed")
-    _refuse_code_elsewhere(load("own.yaml"))
-    _refuse_code_elsewhere(load("../other/tiny.yaml"))
-    with pytest.raises(
-        ConfigError, match=r"format\.make: formats:make lies in .*other, outside the deployment's folder"
-    ):
-        _refuse_code_elsewhere(load("../other/own.yaml"))
+from trnflow.flows.deployments import _ended, _raisable
+from trnflow.tasks.errors import DataError, Interrupted
 
 
 def test_an_interrupted_flow_is_cancelled_and_another_error_fails_it() -> None:
