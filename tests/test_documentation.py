@@ -13,7 +13,12 @@ from trnflow.flows.cli.main import parser
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.reference import settings_of
 
-PAGES = [PROJECT / "README.md", PROJECT / "ARCHITECTURE.md", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "SECURITY.md",
+    PROJECT / "ARCHITECTURE.md",
+    *sorted((PROJECT / "docs").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -29,6 +34,16 @@ def test_what_a_page_names_exists(page: Path) -> None:
     sections = "|".join(name for name in settings.Recipe.model_fields if f"{name}." in " ".join(known))
     named = set(re.findall(rf"(?<![\w.])(?:{sections})\.[a-z_]+(?:\.[a-z_]+)?(?![\w./(])", text))
     assert not {name for name in named if not any(f"{name}.".startswith(f"{one}.") for one in known)}
+
+
+def test_each_promise_of_security_has_its_test() -> None:
+    rows = [row for row in (PROJECT / "SECURITY.md").read_text().splitlines() if row.startswith("| ")][1:]
+    named = [re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row) for row in rows]
+    assert len(rows) > 10 and all(named)
+    assert not [
+        (file, test) for tests in named for file, test in tests
+        if not (PROJECT / file).exists() or (test and f"def {test}(" not in (PROJECT / file).read_text())
+    ]  # fmt: skip
 
 
 def test_the_recipe_of_the_readme_loads(tmp_path: Path) -> None:
