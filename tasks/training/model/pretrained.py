@@ -29,22 +29,24 @@ def at_random(task: str, config: Any, source: Source, dtype: str) -> tuple[Any, 
 def load_pretrained(task: str, config: Any, source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
     """Load a model in `dtype`; return it and the sorted parameters that the weights lack or have in another shape.
 
-    These are initialised at random. Raises ModelError when one is not in the head.
+    These are initialised at random. Raises ModelError when one is not in the head, and when the files hold tensors that
+    the model does not use.
     """
     import torch
 
-    return _checked(
-        source,
-        *auto_class(task).from_pretrained(
-            model_folder(source),
-            config=config,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **OPTIONS,
-        ),
+    from trnflow.tasks.training.model.unused_weights import refuse_unused
+
+    model, info = auto_class(task).from_pretrained(
+        model_folder(source),
+        config=config,
+        dtype=getattr(torch, dtype),
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **OPTIONS,
     )
+    refuse_unused(model, info["unexpected_keys"], source)
+    return _checked(source, model, info)
 
 
 def blank_model(empty: Any, source: Source, stored: StoredWeights) -> tuple[Any, tuple[str, ...]]:
