@@ -14,13 +14,10 @@ from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.export.targets import TARGETS
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.prediction.prompts import Parts, Shape, shape_of
+from trnflow.tasks.prediction.prompts import Named, Parts, Shape, shape_of
 
 if TYPE_CHECKING:
     from trnflow.tasks.prediction.classification import Classifier
-
-Named = tuple[str, Row]
-"""A row's name in errors, and the row."""
 
 Predict = Callable[[Iterable[Named]], Iterator[Meta]]
 
@@ -81,9 +78,8 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
 
 def _classified(model: Model, classifier: Classifier, rows: Iterator[Named]) -> Iterator[Meta]:
     while window := list(islice(rows, WINDOW)):
-        given = [(row, model.shape.of_row(row, where)) for where, row in window]
-        empty = [_is_empty(model, row, parts) for row, parts in given]
-        texts = [parts for _, parts in given]
+        texts = model.shape.of_rows(window)
+        empty = [_is_empty(model, row, parts) for (_, row), parts in zip(window, texts, strict=True)]
         answers = iter(
             classifier.predict([parts for parts, is_empty in zip(texts, empty, strict=True) if not is_empty])
         )

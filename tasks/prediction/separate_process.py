@@ -22,6 +22,7 @@ from typing import Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import read_row_format
+from trnflow.tasks.data.limited_process import keep_servers
 from trnflow.tasks.errors import DataError, ProcessFailed, from_json, unexpected
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.prediction.carried import carried_columns
@@ -132,6 +133,7 @@ def serve(descriptor: str) -> None:
     An answer is [null, the answer], or [an error, its traceback], as JSON.
     """
     predict: Callable[[list[Any]], list[Meta]] | None = None
+    keep_servers()
     with Connection(int(descriptor)) as connection, suppress(EOFError, ConnectionError):  # the caller has ended
         while True:
             try:

@@ -23,7 +23,8 @@ from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.carried import CUT, REMARK, ROW, answer_types, carried_columns
 from trnflow.tasks.prediction.outputs import goes_to_stdout, json_text, new_rows, output_format
-from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
+from trnflow.tasks.prediction.predict import Model, open_model, predictions, predictor
+from trnflow.tasks.prediction.prompts import Named
 from trnflow.tasks.prediction.row_files import RowFile
 from trnflow.tasks.system.model_process import predicting_environ
 

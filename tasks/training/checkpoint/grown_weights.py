@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.sources.model_source import model_folder
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from trnflow.tasks.training.model.heads import refuse_unused
 from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, blank_model
-from trnflow.tasks.training.model.unused_weights import refuse_unused
 from trnflow.tasks.training.shared_types import StoredWeights
 
 if TYPE_CHECKING:

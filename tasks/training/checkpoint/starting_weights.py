@@ -16,7 +16,7 @@ from trnflow.tasks.sources.model_source import model_folder
 from trnflow.tasks.training.checkpoint.grown_weights import GrownWeights
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from trnflow.tasks.training.checkpoint.shards import Reader
-from trnflow.tasks.training.model.unused_weights import refuse_unused
+from trnflow.tasks.training.model.heads import refuse_unused
 from trnflow.tasks.training.shared_types import PARAMETER, StoredWeights
 
 

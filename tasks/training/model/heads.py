@@ -1,4 +1,4 @@
-"""Tensors of a model's files for which the model that is trained has no place.
+"""Which parameters belong to a head, and which tensors of a model's files the model that is trained must have a place for.
 
 Heads that a task replaces, and buffers that a model computes itself, are left out without a word; anything else means
 that config.json describes another model than the files hold.
@@ -10,19 +10,26 @@ import re
 import sys
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import UNUSED
-from trnflow.tasks.training.model.pretrained import in_head
 
+HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
+"""Names of the parts of a classifier's head."""
 COMPUTED = re.compile(
     r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|(attn|attention)\.bias|num_batches_tracked)$"
 )
 """Buffers that older files hold, and that models compute today."""
 OTHER_SENSES = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision)\.")
 """Parts that read images or sounds, of which a language model within the model needs none."""
+
+
+def in_head(name: str) -> bool:
+    """Return whether a parameter or module belongs to a classifier's head."""
+    # by name: trained parameters must be known before weights are read
+    return any(part in HEADS for part in name.split("."))
 
 
 def refuse_unused(model: Any, names: Collection[str], source: Source) -> None:
@@ -58,11 +65,12 @@ def _heads(model: Any) -> frozenset[str]:
     from transformers import PreTrainedModel
 
     heads: set[str] = set()
-    for built_by in vars(sys.modules[type(model).__module__]).values():
+    classes: list[Any] = list(vars(sys.modules[type(model).__module__]).values())
+    for built_by in classes:
         if isinstance(built_by, type) and issubclass(built_by, PreTrainedModel):
             # a class that refuses this configuration is none whose files these are
             with suppress(Exception), torch.device("meta"):
-                built = built_by._from_config(model.config)
+                built = cast(Any, built_by)._from_config(model.config)
                 if built.base_model is not built:
                     heads |= {part for part, _ in built.named_children()} - {built.base_model_prefix}
     return frozenset(heads)
