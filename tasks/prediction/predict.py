@@ -56,8 +56,10 @@ def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Ite
     yield from predictor(model, max_new_tokens)(rows)
 
 
-def predictor(model: Model, max_new_tokens: int) -> Predict:
+def predictor(model: Model, max_new_tokens: int, seconds: float | None = None) -> Predict:
     """Load the weights; return a function from rows to predictions, in order.
+
+    seconds: after which a generated text ends where it is; None: never.
 
     A prediction is {text} and the `Kind`'s answer of a text classifier, {prompt, generated, tokens, ended} of a language
     model; `cut` counts tokens left out. An empty text gets None for an answer, and a `remark`. The function raises
@@ -72,7 +74,7 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
         return lambda rows: _classified(model, classifier, iter(rows))
     from trnflow.tasks.prediction.generation import Generator
 
-    generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens)
+    generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens, seconds)
     return lambda rows: (generator.predict(shape.of_row(row, where), where) for where, row in rows)
 
 

@@ -21,7 +21,7 @@ from trnflow.tasks.data.format.row_makers import (
     row_template,
     texts_of_row,
 )
-from trnflow.tasks.data.format.templates import Limit, no_limit
+from trnflow.tasks.data.format.templates import IMPORTS, Limit, no_limit
 from trnflow.tasks.data.limited_process import call_limited
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
@@ -137,7 +137,8 @@ def _limited(config: FormatConfig, rows: RowFormat, chat: Meta | None) -> Writer
     """Return what calls `write_rows` in a limited process."""
 
     def write(given: Sequence[Named]) -> list[Parts]:
-        asked = {"config": config.model_dump(mode="json"), "rows": rows._asdict(), "chat": chat, "given": given}
+        document = config.model_dump(mode="json")
+        asked = {"config": document, "rows": rows._asdict(), "chat": chat, "given": given, "imports": IMPORTS}
         return cast(list[Parts], call_limited(f"{__name__}:write_rows", asked)["parts"])
 
     return write

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnflow.flows.cli.arguments import add_command, add_model, number
-from trnflow.flows.cli.model.serve import check_installed, serve
+from trnflow.flows.cli.model.serve import SECONDS, check_installed, serve
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import FoundModel, find_model
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
+from trnflow.tasks.data.limited_process import keep_servers
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.kinds.kind import Kind
@@ -154,7 +155,8 @@ def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
             sys.stdout.write(f"{options.recipe} at {url} (Ctrl-C ends it)\n")
         sys.stdout.flush()
 
-    serve(model, predictor(model, options.max_new_tokens), options.recipe, options.port, show)
+    keep_servers()
+    serve(model, predictor(model, options.max_new_tokens, SECONDS), options.recipe, options.port, show)
     return 0
 
 

@@ -13,7 +13,7 @@ from trnflow.tasks.data.format.conversation import Conversation
 from trnflow.tasks.data.format.row_makers import chat_document, chat_templates_of
 from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
-from trnflow.tasks.data.format.templates import Limit
+from trnflow.tasks.data.format.templates import IMPORTS, Limit
 from trnflow.tasks.data.limited_process import call_limited
 from trnflow.tasks.data.texts import HELD_OUT
 
@@ -31,7 +31,7 @@ def prompt_writer(config: FormatConfig, folder: Path) -> PromptWriter:
 
     def write(given: Sequence[tuple[Conversation, str]]) -> list[Example]:
         conversations = [[conversation._asdict(), where] for conversation, where in given]
-        asked = {"config": config.model_dump(mode="json"), "chat": chat, "given": conversations}
+        asked = {"config": config.model_dump(mode="json"), "chat": chat, "given": conversations, "imports": IMPORTS}
         written = call_limited(f"{__name__}:write_prompts", asked)
         return cast(list[Example], written["prompts"])
 
