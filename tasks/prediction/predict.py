@@ -15,6 +15,7 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.export.targets import TARGETS
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.prompts import Named, Parts, Shape, shape_of
+from trnflow.tasks.sources.model_sizes import check_folder
 
 if TYPE_CHECKING:
     from trnflow.tasks.prediction.classification import Classifier
@@ -37,16 +38,19 @@ class Model(NamedTuple):
 def open_model(folder: Path, kind: str, meta: Meta, code: Source | None = None) -> Model:
     """Open a model's folder without loading its weights. kind, meta: of its artifact; code: see `shape_of`.
 
-    Raises ConfigError or MissingDependency for an export that can't predict here, ModelError without `trnflow.json`.
+    Raises ConfigError or MissingDependency for an export that can't predict here, ModelError without `trnflow.json`, and
+    for sizes in config.json that its weights do not hold.
     """
     exported = kind == "exported"
     if exported:
         TARGETS[meta["target"]].check_runner()
-    if exported and not kind_of(meta["task"]).per_row:
-        raise ConfigError(
-            "the export of a language model computes logits of fixed shapes and can't generate",
-            "leave --export out: the consolidated model generates",
-        )
+        if not kind_of(meta["task"]).per_row:
+            raise ConfigError(
+                "the export of a language model computes logits of fixed shapes and can't generate",
+                "leave --export out: the consolidated model generates",
+            )
+    else:
+        check_folder(folder)
     rows = read_row_format(folder)
     return Model(folder, rows, shape_of(rows, folder, code), exported)
 

@@ -12,6 +12,7 @@ from typing import Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.weight_files import shapes_in
+from trnflow.tasks.stage import read_json
 
 LABELS = 10_000
 """Most labels, as of `data.label`."""
@@ -107,6 +108,15 @@ def check_sizes(fields: Meta, where: str) -> None:
     wrong = size_error(fields)
     if wrong:
         raise ModelError(f"{where}: {wrong}", "correct it, or get the model anew from where it was published")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ModelError if config.json in a model's folder has sizes that no model can have, or its weights do not hold."""
+    file = folder / "config.json"
+    fields = read_json(file) if file.is_file() else {}
+    check_sizes(fields, str(file))
+    if any(folder.glob("*.safetensors")):
+        check_held(folder, fields, unused=True)
 
 
 def check_held(folder: Path, fields: Meta, *, unused: bool = False) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.sources.test_model_sizes import shapes_of, write_weights
 from trnflow.tasks.data.format.config import FormatConfig
-from trnflow.tasks.data.format.row_format import RowFormat
-from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.data.format.row_format import FORMAT, ROW_FORMAT_FILE, VERSION, RowFormat
+from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.prediction.predict import open_model
 from trnflow.tasks.prediction.prompts import Shape, columns_of, shape_of
+from trnflow.tasks.stage import write_json
 
 GIB = "{% set held = 'x'.ljust(10 ** 9) %}{{ held | length }}"
 ENDLESS = "{{ 7 ** (10 ** 9) % 2 }}"
@@ -62,6 +65,20 @@ def test_rows_are_named_and_written_in_order(tmp_path: Path, shared: Path) -> No
     assert ["".join(part["text"] for part in parts) for parts in written] == [f"É{number}" for number in range(300)]
     with pytest.raises(DataError, match="row 2: the column messages is missing"):
         rows.of_rows([("row 1", {"messages": asked("a")}), ("row 2", {})])
+
+
+def test_a_folder_shaped_as_7b_is_opened_and_one_with_a_billion_labels_is_not(tmp_path: Path) -> None:
+    """The weights are a hole in a file of 13 GB."""
+    config = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "vocab_size": 32000}
+    write_weights(tmp_path / "model.safetensors", shapes_of(config))
+    rows = {"settings": FormatConfig(task="text").model_dump(), "text": ["text"], "columns": ["text"], "nested": []}
+    write_json(tmp_path / ROW_FORMAT_FILE, {"format": FORMAT, "version": VERSION, "task": "causal_lm", "rows": rows,
+                                            "max_length": 64})  # fmt: skip
+    write_json(tmp_path / "config.json", {"model_type": "llama", **config})
+    assert open_model(tmp_path, "model", {"task": "causal_lm"}).shape.columns == ["text"]
+    write_json(tmp_path / "config.json", {"model_type": "llama", **config, "num_labels": 10**9})
+    with pytest.raises(ModelError, match="num_labels is 1,000,000,000"):
+        open_model(tmp_path, "model", {"task": "causal_lm"})
 
 
 def test_what_a_model_reads_is_known_without_a_process(tmp_path: Path) -> None:

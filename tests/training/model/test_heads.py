@@ -18,6 +18,7 @@ from trnflow.tasks.training.checkpoint.started_model import build_started
 ROBERTA = {**BERT, "model_type": "roberta", "pad_token_id": 1}
 ELECTRA = {**BERT, "model_type": "electra", "embedding_size": 16}
 ALBERT = {**BERT, "model_type": "albert", "embedding_size": 16}
+MODERNBERT = {**BERT, "model_type": "modernbert", "pad_token_id": 0}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
 
@@ -52,6 +53,7 @@ def started(source: Source, packed: Input, parts: bool) -> Any:
         ("ElectraForMaskedLM", ELECTRA),
         ("AlbertForPreTraining", ALBERT),
         ("GPT2DoubleHeadsModel", GPT2),
+        ("ModernBertForMaskedLM", MODERNBERT),
         ("LlamaForCausalLM", LLAMA),
         ("LlamaForTokenClassification", LLAMA),
     ],
