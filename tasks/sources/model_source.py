@@ -26,6 +26,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 WEIGHT_ENDS = (".safetensors", ".safetensors.index.json")
 GENERATION = "generation_config.json"
+CONFIG = 16 << 20
+"""Most bytes of config.json, and of the other JSON files that a plan reads."""
 UNUSED = "unused"
 """In a Source's location: files may hold tensors that the model does not use (`model.allow_unused_weights`)."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -214,6 +216,8 @@ def _refuse_pickles(place: str, names: list[str]) -> None:
 
 
 def _read_config(file: Path) -> Any:
+    if file.stat().st_size > CONFIG:
+        raise ModelError(f"model.source: {file} has more than {CONFIG >> 20} MiB", "save the model anew")
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -209,6 +209,28 @@ def test_published_folders_hold_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ('{"weight_map": {"a": "/etc/passwd"}}', "/etc/passwd is no name of a file"),
+        ('{"weight_map": []}', "is no list of files"),
+        ("[" * 10**6, "is no list of files"),
+        (" " * (64 << 20) + "{}", "it has more than 64 MiB"),
+    ],
+    ids=["elsewhere", "shape", "nested", "large"],
+)
+def test_a_list_of_files_that_is_none_is_named(tmp_path: Path, index: str, error: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=error):
+        shapes_in(tmp_path)
+
+
+def test_a_large_config_is_not_read(tmp_path: Path) -> None:
+    write_weights(tmp_path / "model/model.safetensors", shapes_of(LLAMA))
+    with pytest.raises(ModelError, match=r"config\.json has more than 16 MiB"):
+        resolve(tmp_path, {**LLAMA, "note": "x" * (16 << 20)})
+
+
+@pytest.mark.parametrize(
     ("content", "error"),
     [
         (b"weights", "can't be read as safetensors"),
