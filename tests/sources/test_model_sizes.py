@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import PROJECT
+from trnflow.flows.recipes.recipe import load
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_sizes import check_held, size_error
@@ -104,6 +106,13 @@ def resolve(tmp_path: Path, config: Meta, **more: Any) -> None:
 def test_sizes_of_published_models_are_not_refused(name: str) -> None:
     assert size_error(PUBLIC[name]) is None
     assert ModelConfig(config=PUBLIC[name])
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT / "conf").glob("*.yaml")), ids=lambda file: file.stem)
+def test_sizes_of_shipped_recipes_are_not_refused(file: Path) -> None:
+    model = load(str(file)).model
+    assert model.source or model.config["hidden_size"] > 0
+    assert not model.allow_unused_weights
 
 
 @pytest.mark.parametrize(
