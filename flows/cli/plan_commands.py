@@ -7,6 +7,7 @@ import secrets
 import shutil
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def plan(options: Namespace) -> int:
     recipe, steps = context.recipe, list(found.steps.values())
     refuse_unknown_vocabulary(recipe, found)
     error = _refusal(found)
-    memory = report_memory(recipe, found, trace_in_process if options.trace and not error else None)
+    trace = partial(trace_in_process, memory_gib=recipe.launch.memory_gib)
+    memory = report_memory(recipe, found, trace if options.trace and not error else None)
     error = error or memory.error
     if error is not None:
         complete(error, options)

@@ -109,7 +109,8 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
             small = _Small(replace(context, store=store), plan, rehearsal, readers)
             sampled = small.sample()
             variables, modules = small.read(sampled)
-            trace = partial(trace_in_process, environ=variables, preload=modules)
+            limit = context.recipe.launch.memory_gib
+            trace = partial(trace_in_process, environ=variables, preload=modules, memory_gib=limit)
             memory = report_memory(context.recipe, plan, trace)
             if memory.error is not None:
                 raise memory.error

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from trnflow.flows.recipes.recipe import Recipe, load, store_root
@@ -149,7 +149,8 @@ def context_of(
         # a model that can't be found or traced is an error of the plan that follows
         with contextlib.suppress(TrnflowError):
             model = resolver.ask_once(model_source, recipe.model)
-            recipe = fit_to_machine(recipe, model, store.memo, trace_in_process if create else None)
+            trace = partial(trace_in_process, memory_gib=recipe.launch.memory_gib) if create else None
+            recipe = fit_to_machine(recipe, model, store.memo, trace)
     return RunContext(recipe, store, resolver)
 
 

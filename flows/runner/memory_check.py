@@ -140,7 +140,8 @@ def refuse_what_cannot_fit(recipe: Recipe, plan: Plan, environ: Mapping[str, str
     rows = expected_rows(recipe, plan)
     if rows.packed or not rows.sure:
         return
-    report = report_memory(recipe, plan, partial(trace_in_process, environ=environ, preload=preload))
+    limited = partial(trace_in_process, memory_gib=recipe.launch.memory_gib)
+    report = report_memory(recipe, plan, partial(limited, environ=environ, preload=preload))
     if report.error is not None:
         raise report.error
 

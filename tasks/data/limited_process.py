@@ -29,17 +29,20 @@ from trnflow.tasks.launch.python import WITHOUT_THREADS, python
 SECONDS = 5.0
 """Processor time that one rendering may take, in seconds."""
 
-MEMORY = 4 << 30
-"""Bytes by which the process may grow in LOOK_EVERY renderings."""
+MEMORY = 512 << 20
+"""Bytes by which the process may grow in LOOK_EVERY renderings of a template."""
 
-LOOK_EVERY = 1024
+OWN_MEMORY = 4 << 30
+"""The same for own code, which the user has written or installed."""
+
+LOOK_EVERY = 128
 """The number of renderings after which the memory limit is set again."""
 
 PLACE = 256
 """Bytes of the shared file with the name of the row in work."""
 
 IDLE = 2.0
-"""Seconds that a server waits for its next call."""
+"""Seconds that a server waits for its next call, unless `keep_servers` was called."""
 
 LOOK_MS = 50
 """Milliseconds between two checks whether a call ended without an answer."""
@@ -51,6 +54,12 @@ PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0"}
 
 WATCHED = "trnflow.tasks.launch.watched:watched"
 """Named, not imported: it checks reads, and is in no key."""
+
+
+def keep_servers() -> None:
+    """Let each server that starts from now on wait for calls as long as this process lives: for one that answers requests."""
+    global _waits
+    _waits = -1.0  # poll's word for no end
 
 
 def call_limited(function: str, arguments: Meta) -> Meta:
@@ -109,7 +118,8 @@ class _Server:
     def __init__(self, function: str, around: str, environment: Mapping[str, str], folder: Path | None) -> None:
         self._row, self._errors = TemporaryFile(), TemporaryFile("a+b")  # noqa: SIM115, open as long as the process
         self._row.truncate(PLACE)
-        command = python("trnflow.tasks.data.limited_process:serve", function, str(self._row.fileno()), around)
+        numbers = str(self._row.fileno()), str(_waits)
+        command = python("trnflow.tasks.data.limited_process:serve", function, around, *numbers)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, encoding="utf-8",
             pass_fds=[self._row.fileno()], env=environment, cwd=folder,
@@ -154,28 +164,30 @@ class _Server:
 
 
 _idle: defaultdict[tuple[Any, ...], list[_Server]] = defaultdict(list)
+_waits = IDLE
 
 
-def serve(function: str, row: str, around: str) -> None:
+def serve(function: str, around: str, row: str, seconds: str) -> None:
     """Main function of a server: a line of arguments as JSON from stdin for each call, and a line of answer to stdout.
 
-    row: the descriptor of the file for the name of the row in work; around: "module:name" of the context in which the
-    function is called; "" for none.
+    around: "module:name" of the context in which the function is called; "" for none. row: the descriptor of the file for
+    the name of the row in work. seconds: to wait for the next call.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     place, told = mmap(int(row), PLACE), os.dup(1)
     os.dup2(2, 1)  # what a function prints is no answer
     called, context = _named(function), _named(around) if around else nullcontext
+    memory = OWN_MEMORY if around else MEMORY
     requests = select.poll()
     requests.register(0, select.POLLIN)
-    while requests.poll(IDLE * 1000) and (line := sys.stdin.readline()):
+    while requests.poll(float(seconds) * 1000) and (line := sys.stdin.readline()):
         arguments = json.loads(line)
         for name in arguments.get("imports", ()):
             import_module(name)
         gc.freeze()  # a collection in the call would copy all pages
         if (call := os.fork()) == 0:
-            _answer(called, context, arguments, place, told)
+            _answer(called, context, arguments, place, told, memory)
         if status := _status(call, requests):
             os.write(told, json.dumps({"status": status}).encode() + b"\n")
     os._exit(0)  # at once: unloading takes a tenth of a second
@@ -187,12 +199,13 @@ def _answer(
     arguments: Meta,
     row: mmap,
     told: int,
+    memory: int,
 ) -> NoReturn:
     """Make a call, and end this process."""
     answer: dict[str, Json] = {}
     try:
         with context():
-            answer["meta"] = called(arguments, Timer(row))
+            answer["meta"] = called(arguments, Timer(row, memory=memory))
     except TrnflowError as error:
         answer["error"] = error.to_json()
     except BaseException:
@@ -225,16 +238,18 @@ def _named(name: str) -> Any:
 
 
 class Timer:
-    """Limits a rendering: `with timer(row's name):` ends the process after SECONDS of processor time; every 1,024th
-    time its memory is limited to 4 GiB more (Linux)."""
+    """Limits a rendering: `with timer(row's name):` ends the process after SECONDS of processor time; every LOOK_EVERY
+    times its memory is limited to `memory` bytes more (Linux)."""
 
-    def __init__(self, place: mmap, clock: int = signal.ITIMER_PROF, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, place: mmap, clock: int = signal.ITIMER_PROF, seconds: float = SECONDS, memory: int = MEMORY
+    ) -> None:
         self._place, self._row, self._renderings, self._caller = place, "", 0, os.getppid()
-        self._clock, self._seconds = clock, seconds
+        self._clock, self._seconds, self._memory = clock, seconds, memory
 
     def by_the_wall(self, seconds: float) -> Timer:
         """Return a timer that counts the time in which a row waits, too."""
-        return Timer(self._place, signal.ITIMER_REAL, seconds)
+        return Timer(self._place, signal.ITIMER_REAL, seconds, self._memory)
 
     def __call__(self, where: str) -> Timer:
         if os.getppid() != self._caller:  # the parent was killed: nobody reads the answer
@@ -243,7 +258,7 @@ class Timer:
             self._place[:] = where.encode()[:PLACE].ljust(PLACE, b"\0")
             self._row = where
         if self._renderings % LOOK_EVERY == 0:
-            _limit_memory()
+            _limit_memory(self._memory)
         self._renderings += 1
         return self
 
@@ -256,8 +271,8 @@ class Timer:
         signal.setitimer(self._clock, 0)
 
 
-def _limit_memory() -> None:
-    """Limit the process to MEMORY bytes more than now; nothing without /proc."""
+def _limit_memory(more: int) -> None:
+    """Limit the process to `more` bytes than now; nothing without /proc."""
     import resource
 
     try:
@@ -265,7 +280,7 @@ def _limit_memory() -> None:
     except OSError:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = pages * resource.getpagesize() + MEMORY
+    most = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 

@@ -92,7 +92,8 @@ def given_prompts(given: Sequence[str | Sequence[Mapping[str, Any]]], folder: Pa
 
 def _written(write: PromptWriter, messages: Sequence[Mapping[str, Any]]) -> list[Meta]:
     try:
-        return write(Conversation(messages_of([*map(dict, messages)], WHERE)), WHERE)
+        (prompt,) = write([(Conversation(messages_of([*map(dict, messages)], WHERE)), WHERE)])
+        return prompt
     except DataError as error:
         fix = "write each message as {role: user, content: ...}, in the order that the template wants"
         raise ConfigError(error.message, fix) from error

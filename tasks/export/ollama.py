@@ -14,8 +14,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, RowFormat, read_row_format
+from trnflow.tasks.data.format.templates import Limit
+from trnflow.tasks.data.limited_process import call_limited
 from trnflow.tasks.data.special_tokens import chat_templates, special_tokens
 from trnflow.tasks.export.gguf_tokenizer import frames
 
@@ -23,6 +26,7 @@ FILE = "Modelfile"
 CONTENTS = {"system": "Sol7ar", "user": "Uni7ty", "assistant": "Ans7wer"}
 """What probes say, by role."""
 NO_TEMPLATE = "the Modelfile has no TEMPLATE, since Go's templates can't write what the model was trained on"
+RENDERS = "transformers.utils.chat_template_utils"
 
 Row = dict[str, str]
 Render = Callable[[list[Row], bool], str]
@@ -97,9 +101,10 @@ def write_modelfile(folder: Path, file: str, weights: Path, stops: Sequence[str]
     elif chat and "strftime_now" not in chat:
         special = special_tokens(weights) or {}
         # llama.cpp adds bos where the tokenizer does
-        turns = turns_of(renders(chat, special, special.get("bos_token", "") if frames(weights)[0] else ""))
-        written = turns and turns.to_go()
-        stops = stops or ([turns.around["assistant"][1].strip()] if turns else [])
+        bos = special.get("bos_token", "") if frames(weights)[0] else ""
+        asked = {"template": chat, "special": special, "bos": bos, "imports": [RENDERS]}
+        found = call_limited(f"{__name__}:derive", asked)
+        written, stops = found["written"], stops or found["stops"]
     lines = [f"FROM ./{file}", *([f'TEMPLATE """{written}"""'] if written and '"""' not in written else [])]
     lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]
     (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -116,6 +121,21 @@ def instruction_template(rows: RowFormat, end: str) -> str | None:
     if rows.own or len(around) != 2 or re.search("{[{%#]", "".join(around)):
         return None
     return "{{ .Prompt }}".join(map(_literal, around)) + "{{ .Response }}" + _literal(end)
+
+
+def derive(arguments: Meta, limit: Limit) -> Meta:
+    """Return {"written": the template for Ollama, or None, "stops": what ends an answer} of a tokenizer's `template`."""
+    render = renders(arguments["template"], arguments["special"], arguments["bos"])
+
+    def limited(messages: list[Row], begins_answer: bool) -> str:
+        with limit("the tokenizer's chat template"):
+            return render(messages, begins_answer)
+
+    turns = turns_of(limited)
+    return {
+        "written": turns and turns.to_go(),
+        "stops": [turns.around["assistant"][1].strip()] if turns else [],
+    }
 
 
 def renders(template: str, special: dict[str, str], bos: str = "") -> Render:

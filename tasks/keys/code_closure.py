@@ -29,9 +29,9 @@ PLUMBING = frozenset(
         "trnflow.tasks.keys.hash_cache", "trnflow.tasks.keys.key_document", "trnflow.tasks.keys.module_finder",
         "trnflow.tasks.sources", "trnflow.tasks.system",
         "trnflow.tasks.sources.download_cache", "trnflow.tasks.sources.hub_errors",
-        "trnflow.tasks.sources.model_source", "trnflow.tasks.sources.paths",
+        "trnflow.tasks.sources.model_sizes", "trnflow.tasks.sources.model_source", "trnflow.tasks.sources.paths",
         "trnflow.tasks.sources.remote_errors", "trnflow.tasks.sources.resolver",
-        "trnflow.tasks.sources.sentence_files",
+        "trnflow.tasks.sources.sentence_files", "trnflow.tasks.sources.weight_files",
         "trnflow.tasks.system.private_files", "trnflow.tasks.system.redaction", "trnflow.tasks.system.threads",
     }
 )  # fmt: skip

@@ -64,6 +64,7 @@ class Job:
         preload: Modules of the warm parent that forks the process; empty: a new interpreter. Not in the JSON.
         grace_seconds: Between SIGTERM and SIGKILL.
         memory_gib: What all its processes may hold; None: what the machine can spare.
+        seconds: After which the guard ends it; None: it may take any time.
     """
 
     function: str
@@ -84,6 +85,7 @@ class Job:
     preload: tuple[str, ...] = field(default=(), compare=False)
     grace_seconds: float = GRACE_SECONDS
     memory_gib: float | None = None
+    seconds: float | None = None
     phase: Phase = Phase()
 
     @classmethod

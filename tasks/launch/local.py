@@ -42,7 +42,7 @@ def run_job(job: Job, emit: Emit) -> Meta:
 
     Raises:
         TrnflowError: The stage's own error, with its traceback in `details`.
-        MachineError: It took too much memory.
+        MachineError: It took too much memory, or more than the job's `seconds`.
         ProcessFailed: The process died without a result.
         Interrupted: Ctrl-C stopped the stage.
     """
@@ -69,7 +69,8 @@ class Guarded:
         self._job = job
         self._interrupted = False
         self._saves = False
-        self._deadline = math.inf
+        self._is_late = False
+        self._deadline = math.inf if job.seconds is None else time.monotonic() + job.seconds
         self._worker: int | None = None
         self._status: int | None = None
         self._memory = memory_limit(job.memory_gib)
@@ -154,6 +155,8 @@ class Guarded:
         full.
         """
         written = json.loads(self._job.result.read_text(encoding="utf-8")) if self._job.result.exists() else None
+        if self._is_late and "meta" not in (written or {}):
+            raise self._stopped()
         if written is None:
             raise self._silent()
         if "error" in written:
@@ -172,6 +175,7 @@ class Guarded:
             while True:
                 ended = self._guard.poll() is not None
                 if time.monotonic() > self._deadline:
+                    self._is_late = self._is_late or not self._interrupted
                     self.interrupt()
                 # with a timeout, so that an exception sent to this thread is raised soon
                 chunk = self._read() if ended or selector.select(0.2) else None
@@ -215,6 +219,11 @@ class Guarded:
         )
 
     def _stopped(self) -> TrnflowError:
+        if self._is_late:
+            return MachineError(
+                f"{self._job.name} took longer than the {self._job.seconds:g} seconds that it may take",
+                "correct the sizes of the model, or end other programs and run it again",
+            )
         return Interrupted(f"{self._job.name} was interrupted", "run the same command again")
 
 

@@ -24,10 +24,14 @@ class Generator:
     """A language model, loaded from a folder.
 
     templates: The recipe's prompt templates. framed: Whether a chat template writes special tokens, so that the tokenizer
-    adds none. max_new_tokens: At most half of the model's positions; more is lowered to that.
+    adds none. max_new_tokens: At most half of the model's positions; more is lowered to that. seconds: after which a text
+    ends where it is; None: never.
     """
 
-    def __init__(self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int, seconds: float | None = None
+    ) -> None:
+        self._seconds = seconds
         self._tokenizer = read_tokenizer(folder)
         self._encoder = prompt_encoder(self._tokenizer, {"templates": templates, "framed": framed})
         self._model: Any = load_model(folder, "causal_lm")
@@ -53,6 +57,7 @@ class Generator:
                 attention_mask=torch.ones_like(row),
                 use_cache=True,
                 max_new_tokens=self._new,
+                max_time=self._seconds,
                 pad_token_id=next((end for end in (stop.pad_token_id, *ends) if end is not None), 0),
                 **position_ids(self._model, row),
             )[0, len(kept) :].tolist()

@@ -14,13 +14,11 @@ from trnflow.tasks.data.format.row_format import RowFormat, read_row_format
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.export.targets import TARGETS
 from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.prediction.prompts import Parts, Shape, shape_of
+from trnflow.tasks.prediction.prompts import Named, Parts, Shape, shape_of
+from trnflow.tasks.sources.model_sizes import check_folder
 
 if TYPE_CHECKING:
     from trnflow.tasks.prediction.classification import Classifier
-
-Named = tuple[str, Row]
-"""A row's name in errors, and the row."""
 
 Predict = Callable[[Iterable[Named]], Iterator[Meta]]
 
@@ -40,16 +38,19 @@ class Model(NamedTuple):
 def open_model(folder: Path, kind: str, meta: Meta, code: Source | None = None) -> Model:
     """Open a model's folder without loading its weights. kind, meta: of its artifact; code: see `shape_of`.
 
-    Raises ConfigError or MissingDependency for an export that can't predict here, ModelError without `trnflow.json`.
+    Raises ConfigError or MissingDependency for an export that can't predict here, ModelError without `trnflow.json`, and
+    for sizes in config.json that its weights do not hold.
     """
     exported = kind == "exported"
     if exported:
         TARGETS[meta["target"]].check_runner()
-    if exported and not kind_of(meta["task"]).per_row:
-        raise ConfigError(
-            "the export of a language model computes logits of fixed shapes and can't generate",
-            "leave --export out: the consolidated model generates",
-        )
+        if not kind_of(meta["task"]).per_row:
+            raise ConfigError(
+                "the export of a language model computes logits of fixed shapes and can't generate",
+                "leave --export out: the consolidated model generates",
+            )
+    else:
+        check_folder(folder)
     rows = read_row_format(folder)
     return Model(folder, rows, shape_of(rows, folder, code), exported)
 
@@ -59,8 +60,10 @@ def predictions(model: Model, rows: Iterable[Named], max_new_tokens: int) -> Ite
     yield from predictor(model, max_new_tokens)(rows)
 
 
-def predictor(model: Model, max_new_tokens: int) -> Predict:
+def predictor(model: Model, max_new_tokens: int, seconds: float | None = None) -> Predict:
     """Load the weights; return a function from rows to predictions, in order.
+
+    seconds: after which a generated text ends where it is; None: never.
 
     A prediction is {text} and the `Kind`'s answer of a text classifier, {prompt, generated, tokens, ended} of a language
     model; `cut` counts tokens left out. An empty text gets None for an answer, and a `remark`. The function raises
@@ -75,15 +78,14 @@ def predictor(model: Model, max_new_tokens: int) -> Predict:
         return lambda rows: _classified(model, classifier, iter(rows))
     from trnflow.tasks.prediction.generation import Generator
 
-    generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens)
+    generator = Generator(model.folder, shape.templates, shape.framed, max_new_tokens, seconds)
     return lambda rows: (generator.predict(shape.of_row(row, where), where) for where, row in rows)
 
 
 def _classified(model: Model, classifier: Classifier, rows: Iterator[Named]) -> Iterator[Meta]:
     while window := list(islice(rows, WINDOW)):
-        given = [(row, model.shape.of_row(row, where)) for where, row in window]
-        empty = [_is_empty(model, row, parts) for row, parts in given]
-        texts = [parts for _, parts in given]
+        texts = model.shape.of_rows(window)
+        empty = [_is_empty(model, row, parts) for (_, row), parts in zip(window, texts, strict=True)]
         answers = iter(
             classifier.predict([parts for parts, is_empty in zip(texts, empty, strict=True) if not is_empty])
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.chat_prompts import prompt_writer
@@ -21,7 +21,8 @@ from trnflow.tasks.data.format.row_makers import (
     row_template,
     texts_of_row,
 )
-from trnflow.tasks.data.format.templates import no_limit
+from trnflow.tasks.data.format.templates import IMPORTS, Limit, no_limit
+from trnflow.tasks.data.limited_process import call_limited
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import recorded_code, refuse_missing
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 Parts = list[Meta]
 """Dicts with `text`, `train` (false) and perhaps `plain`: special tokens in it are read as text. Of a pair of texts two."""
 
+Named = tuple[str, Row]
+"""A row's name in errors, and the row."""
+
+Writer = Callable[[Sequence[Named]], list[Parts]]
+
 
 class Shape(NamedTuple):
     """How a row becomes the text that a model reads.
@@ -44,14 +50,14 @@ class Shape(NamedTuple):
     Attributes:
         columns: That a row must have.
         optional: Read where a row has them.
-        parts: (row, its name in errors) -> parts.
+        write: Returns the parts of each row. Templates run in a process of their own with limits (`write_rows`).
         templates: The recipe's, in which a spelled special token counts.
         is_chat: Whether the only column holds a conversation.
     """
 
     columns: list[str]
     optional: list[str]
-    parts: Callable[[Row, str], Parts]
+    write: Writer
     templates: tuple[str, ...] = ()
     framed: bool = False
     is_chat: bool = False
@@ -67,11 +73,17 @@ class Shape(NamedTuple):
         return {**dict.fromkeys(self.optional, None if self.is_chat else ""), self.columns[0]: value}
 
     def of_row(self, row: Row, where: str) -> Parts:
-        """Return the parts of a row. Raises DataError for one that lacks a column."""
-        empty = [column for column in self.columns if row.get(column) is None]
-        if empty:
-            raise DataError(f"{where}: the column {empty[0]} is missing or null", "give every row a text")
-        return self.parts({**dict.fromkeys(self.optional), **row}, where)
+        """Return the parts of a row, as `of_rows`."""
+        (parts,) = self.of_rows([(where, row)])
+        return parts
+
+    def of_rows(self, rows: Sequence[Named]) -> list[Parts]:
+        """Return the parts of each row. Raises DataError for one that lacks a column."""
+        for where, row in rows:
+            empty = [column for column in self.columns if row.get(column) is None]
+            if empty:
+                raise DataError(f"{where}: the column {empty[0]} is missing or null", "give every row a text")
+        return self.write([(where, {**dict.fromkeys(self.optional), **row}) for where, row in rows])
 
 
 def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape:
@@ -97,17 +109,47 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
         return Shape(
             [config.instruction],
             optional,
-            lambda row, where: [{**part, "train": False, "ends_prompt": False} for part in write(row, where)],
+            _each(lambda row, where: [{**part, "train": False, "ends_prompt": False} for part in write(row, where)]),
         )
     if config.words:
         words = config.words
-        return Shape([words], [], lambda row, where: _plain(joined_words(row[words])))
+        return Shape([words], [], _each(lambda row, where: _plain(joined_words(row[words]))))
     columns = rows.text or [config.text]
     if FORMATS[config.task].apart:  # a vector is of one text, whichever it was in training
         columns = [name for name in columns if name not in (config.text_pair, config.negative)]
         config = config.model_copy(update={"text_pair": None, "negative": None})
     texts = texts_of_row(config, columns)
-    return Shape(columns, [], lambda row, where: [part for text in texts(row, where).values() for part in _plain(text)])
+    write_texts = _each(lambda row, where: [part for text in texts(row, where).values() for part in _plain(text)])
+    return Shape(columns, [], write_texts)
+
+
+def write_rows(arguments: Meta, limit: Limit) -> Meta:
+    """Return {"parts": of each row}, written by a template. arguments: config, rows (a `RowFormat`), chat, given: `Named`."""
+    config, rows = FormatConfig.model_validate(arguments["config"]), RowFormat(**arguments["rows"])
+    if config.prompt_template:
+        text, _ = row_template(config, "prompt_template", _columns(rows), limit)
+        return {"parts": [_plain(text(row, where)) for where, row in arguments["given"]]}
+    answer = _answer_writer(config, rows, arguments["chat"], limit)
+    return {"parts": [answer(row, where) for where, row in arguments["given"]]}
+
+
+def _limited(config: FormatConfig, rows: RowFormat, chat: Meta | None) -> Writer:
+    """Return what calls `write_rows` in a limited process."""
+
+    def write(given: Sequence[Named]) -> list[Parts]:
+        document = config.model_dump(mode="json")
+        asked = {"config": document, "rows": rows._asdict(), "chat": chat, "given": given, "imports": IMPORTS}
+        return cast(list[Parts], call_limited(f"{__name__}:write_rows", asked)["parts"])
+
+    return write
+
+
+def _each(parts: Callable[[Row, str], Parts]) -> Writer:
+    return lambda given: [parts(row, where) for where, row in given]
+
+
+def _columns(rows: RowFormat) -> RowColumns:
+    return {"columns": rows.columns, "nested": rows.nested}
 
 
 def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:
@@ -136,8 +178,17 @@ def _answered(config: FormatConfig, rows: RowFormat, folder: Path) -> Shape:
     """Return the shape of a prompt and an answer, which are written as those of pairs are."""
     framed = config.task == "chat" and config.chat_template != "sections"
     chat = chat_document(config, folder) if framed else None
-    columns = chat_columns(config, rows.columns)
-    read, write = reader_and_writer(rows.nested, columns, chat, chat_templates_of(config, chat) if chat else {})
+    write = _limited(config, rows, chat) if chat else _each(_answer_writer(config, rows, None, no_limit))
+    optional = [PROMPT, *(_around(config, rows) if config.task == "chat" else ())]
+    return Shape([ANSWER], optional, write, framed=framed)
+
+
+def _answer_writer(
+    config: FormatConfig, rows: RowFormat, chat: Meta | None, limit: Limit
+) -> Callable[[Row, str], Parts]:
+    """Return the function that writes a prompt and an answer. chat: as `chat_document`; None: without a template."""
+    templates = chat_templates_of(config, chat, limit) if chat else {}
+    read, write = reader_and_writer(rows.nested, chat_columns(config, rows.columns), chat, templates)
 
     def parts(row: Row, where: str) -> Parts:
         given = {**row, CHOSEN: row[ANSWER], REJECTED: row[ANSWER]}
@@ -145,19 +196,18 @@ def _answered(config: FormatConfig, rows: RowFormat, folder: Path) -> Shape:
         example: Parts = write(given, prompt, answer, where).examples[0]
         return example
 
-    return Shape([ANSWER], [PROMPT, *(_around(config, rows) if config.task == "chat" else ())], parts, framed=framed)
+    return parts
 
 
 def _templated(config: FormatConfig, rows: RowFormat) -> Shape:
     """Return the shape of `format.prompt_template`."""
     assert config.prompt_template is not None
-    meta: RowColumns = {"columns": rows.columns, "nested": rows.nested}
-    write, named = row_template(config, "prompt_template", meta, no_limit)
+    _, named = row_template(config, "prompt_template", _columns(rows), no_limit)
     # all columns but the context must be there
     optional = [name for name in named if name == config.context]
     columns = [name for name in named if name not in optional]
     templates = (config.prompt_template, *((config.response_template,) if config.response_template else ()))
-    return Shape(columns, optional, lambda row, where: _plain(write(row, where)), templates)
+    return Shape(columns, optional, _limited(config, rows, None), templates)
 
 
 def _chat(config: FormatConfig, rows: RowFormat, folder: Path) -> Shape:
@@ -173,13 +223,17 @@ def _own(config: FormatConfig, rows: RowFormat, folder: Path, code: Source) -> S
     is_chat = config.task == "chat"
     chat = _chat_parts(config, rows, folder) if is_chat else None
 
-    def parts(row: Row, where: str) -> Parts:
+    def made_of(row: Row, where: str) -> Row:
         made = make(row, where)
         if made is None:
             raise DataError(f"{where}: {config.make} leaves this row out", "give rows of which it makes a text")
-        return chat({**row, config.messages: made["messages"]}, where) if chat else _plain(made["text"])
+        return {**row, config.messages: made["messages"]} if is_chat else made
 
-    return Shape(columns, optional, parts, framed=is_framed(config, {}), is_chat=is_chat)
+    def write(given: Sequence[Named]) -> list[Parts]:
+        made = [(where, made_of(row, where)) for where, row in given]
+        return chat(made) if chat else [_plain(row["text"]) for _, row in made]
+
+    return Shape(columns, optional, write, framed=is_framed(config, {}), is_chat=is_chat)
 
 
 def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list[str]]:
@@ -191,12 +245,12 @@ def _own_columns(config: FormatConfig, rows: RowFormat) -> tuple[list[str], list
     return columns, [name for name in rows.columns if name not in columns]
 
 
-def _chat_parts(config: FormatConfig, rows: RowFormat, folder: Path) -> Callable[[Row, str], Parts]:
+def _chat_parts(config: FormatConfig, rows: RowFormat, folder: Path) -> Writer:
     names, write = chat_columns(config, rows.columns), prompt_writer(config, folder)
 
-    def parts(row: Row, where: str) -> Parts:
-        given = conversation_of(row, names, where)
-        return write(given._replace(messages=_asked(given.messages, where)), where)
+    def parts(given: Sequence[Named]) -> list[Parts]:
+        read = [(conversation_of(row, names, where), where) for where, row in given]
+        return write([(each._replace(messages=_asked(each.messages, where)), where) for each, where in read])
 
     return parts
 

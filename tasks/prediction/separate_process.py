@@ -7,6 +7,7 @@ To load a model changes a process for good: libraries read variables when they a
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -17,11 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import read_row_format
+from trnflow.tasks.data.limited_process import keep_servers
 from trnflow.tasks.errors import DataError, ProcessFailed, from_json, unexpected
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.prediction.carried import carried_columns
@@ -33,6 +35,13 @@ from trnflow.tasks.system.model_process import predicting_environ
 from trnflow.tasks.system.process import how_ended
 
 
+class Bounds(NamedTuple):
+    """What a request may take: megabytes (10^6 bytes) of its rows as JSON, and seconds until its answer."""
+
+    megabytes: float = math.inf
+    seconds: float = math.inf
+
+
 class PredictingProcess:
     """A model that another process has loaded. That process ends with this object, or with the process that made it.
 
@@ -41,12 +50,13 @@ class PredictingProcess:
         max_new_tokens: Of an answer.
     """
 
-    def __init__(self, folder: Path, kind: str, meta: Meta, max_new_tokens: int) -> None:
-        """Load the model in `folder`, which may be removed then. kind, meta: of its artifact.
+    def __init__(self, folder: Path, kind: str, meta: Meta, max_new_tokens: int, bounds: Bounds | None = None) -> None:
+        """Load the model in `folder`, which may be removed then. kind, meta: of its artifact; bounds: of each `predict`.
 
         Raises as `open_model` and `predictor`, and ProcessFailed if the process ended.
         """
         self.rows, self.max_new_tokens = read_row_format(folder), max_new_tokens
+        self._bounds = bounds or Bounds()
         self._columns = [name for names in columns_of(self.rows) for name in names]
         ours, theirs = socket.socketpair()
         with theirs:
@@ -59,7 +69,7 @@ class PredictingProcess:
         self._connection, self._owner, self._alone = Connection(ours.detach()), os.getpid(), threading.Lock()
         self._end = weakref.finalize(self, _end, self._process, self._connection, self._owner)
         try:
-            self._ask([str(folder), kind, meta, max_new_tokens])
+            self._ask([str(folder), kind, meta, max_new_tokens], Bounds())
         except BaseException:
             self._end()
             raise
@@ -70,13 +80,14 @@ class PredictingProcess:
         data: A DataFrame, or a list of dicts or texts. columns: Of the rows, for their predictions (`carried_columns`).
 
         Raises as `rows_of`, `carried_columns` and a `Predict` function, ConfigError for a bare text of a model that reads
-        several columns, and ProcessFailed if the process ended.
+        several columns, DataError for more than the bounds, and ProcessFailed if the process ended.
         """
         rows = rows_of(data)
         given = [row for row in rows if not isinstance(row, str)]
         there = dict.fromkeys(name for row in given for name in row)
         carried = carried_columns(self.rows, there, columns).columns
-        predicted: list[Meta] = self._ask([(f"row {number}", self._read(row)) for number, row in enumerate(rows, 1)])
+        asked = [(f"row {number}", self._read(row)) for number, row in enumerate(rows, 1)]
+        predicted: list[Meta] = self._ask(asked, self._bounds)
         return [
             predictions if isinstance(row, str) else {**{name: row.get(name) for name in carried}, **predictions}
             for row, predictions in zip(rows, predicted, strict=True)
@@ -91,7 +102,7 @@ class PredictingProcess:
         """Whether it can't predict any more: the process ended, or this one is a fork of that which made it."""
         return self._owner != os.getpid() or not self._end.alive or self._process.poll() is not None
 
-    def _ask(self, question: Any) -> Any:
+    def _ask(self, question: Any, bounds: Bounds) -> Any:
         """Send a question and return its answer, or raise the error that came in its place."""
         try:
             asked = json.dumps(question, default=plain_cell).encode()
@@ -99,9 +110,15 @@ class PredictingProcess:
             raise DataError(
                 f"the rows hold what is no JSON: {error}", "give texts, numbers, lists and dicts"
             ) from error
+        if len(asked) > bounds.megabytes * 1e6:
+            raise DataError(
+                f"the request has {len(asked) / 1e6:.1f} MB of rows, and may have {bounds.megabytes:g} MB at most",
+                "send fewer rows at a time, or load the model with a larger max_request_mb",
+            )
         try:
             with self._alone:
                 self._connection.send_bytes(asked)
+                self._await(bounds.seconds)
                 failure, answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             with suppress(subprocess.TimeoutExpired):
@@ -120,6 +137,14 @@ class PredictingProcess:
             raise failed
         return answer
 
+    def _await(self, seconds: float) -> None:
+        """Wait until an answer begins. Raises DataError after `seconds`, with which the process ends: it can't be interrupted."""
+        if not self._connection.poll(None if math.isinf(seconds) else seconds):
+            raise DataError(
+                f"the request took longer than {seconds:g} seconds",
+                "send fewer rows or shorter texts at a time, or load the model with a larger max_request_seconds",
+            )
+
 
 def _end(process: subprocess.Popen[bytes], connection: Connection, owner: int) -> None:
     connection.close()
@@ -134,6 +159,7 @@ def serve(descriptor: str) -> None:
     An answer is [null, the answer], or [an error, its traceback], as JSON.
     """
     predict: Callable[[list[Any]], list[Meta]] | None = None
+    keep_servers()
     with Connection(int(descriptor)) as connection, suppress(EOFError, ConnectionError):  # the caller has ended
         while True:
             try:

@@ -13,15 +13,17 @@ from pandas import DataFrame
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
-from trnflow.tasks.prediction.separate_process import PredictingProcess
+from trnflow.tasks.prediction.separate_process import Bounds, PredictingProcess
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import VARIABLE
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import MASK
+from trnflow.tasks.tracking.registry import REQUEST
 
 
 class StoredModel(PythonModel):  # type: ignore[misc]
-    """A pyfunc model whose configuration names a `store`, the digest of an `artifact` and `max_new_tokens`."""
+    """A pyfunc model whose configuration names a `store`, the digest of an `artifact` and `max_new_tokens`; and perhaps what
+    a request may take: `max_request_mb`, `max_request_seconds`."""
 
     _process: PredictingProcess
 
@@ -48,7 +50,14 @@ def _load(config: Meta) -> PredictingProcess:
     stored = store.artifact(config["artifact"])
     with tempfile.TemporaryDirectory() as folder:
         links = store.link_files(stored, Path(folder) / "model")
-        return PredictingProcess(links, stored.kind, stored.meta, int(config["max_new_tokens"]))
+        tokens = int(config["max_new_tokens"])
+        return PredictingProcess(links, stored.kind, stored.meta, tokens, _bounds(config))
+
+
+def _bounds(config: Meta) -> Bounds:
+    # a model that was registered before has no limits in its configuration
+    found = {name: config.get(name, default) for name, default in REQUEST.items()}
+    return Bounds(float(found["max_request_mb"]), float(found["max_request_seconds"]))
 
 
 def _open_store(root: str) -> Store:

@@ -110,7 +110,7 @@ def _builds(kind: Any, config: Any) -> bool:
 def _check_weights(model: Source, whole: Any) -> None:
     """Raise ModelError if the headers of the model's files lack a parameter outside the head. whole: on the meta device."""
     from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
-    from trnflow.tasks.training.model.pretrained import in_head
+    from trnflow.tasks.training.model.heads import in_head
 
     folder = model_folder(model)
     assert folder is not None

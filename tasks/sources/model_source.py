@@ -14,6 +14,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import SOURCE, StageConfig
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.hub_errors import asked, hub_errors
+from trnflow.tasks.sources.model_sizes import check_held, check_sizes, size_error
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
@@ -25,11 +26,12 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 WEIGHT_ENDS = (".safetensors", ".safetensors.index.json")
 GENERATION = "generation_config.json"
+CONFIG = 16 << 20
+"""Most bytes of config.json, and of the other JSON files that a plan reads."""
+UNUSED = "unused"
+"""In a Source's location: files may hold tensors that the model does not use (`model.allow_unused_weights`)."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
-LAYERS = 10_000
-SIZE = 1_000_000_000
 _HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
-_SIZE_NAME = re.compile(r"(size|layers?|heads|embeddings|positions|dim|experts|length|window)$")
 
 
 class ModelConfig(StageConfig):
@@ -50,6 +52,9 @@ class ModelConfig(StageConfig):
     """Fields of the model's configuration to replace, such as `{hidden_dropout_prob: 0.0}`."""
     tokenizer: Annotated[str | None, SOURCE] = None
     """A folder or hub name with the tokenizer, where it does not lie beside the model."""
+    allow_unused_weights: bool = False
+    """Train though the files hold tensors that the model has no place for, such as layers that `config.json` or
+    `overrides` leave out. Heads of other tasks are left out without it."""
 
     @field_validator("name")
     @classmethod
@@ -61,10 +66,9 @@ class ModelConfig(StageConfig):
     @field_validator("config", "overrides")
     @classmethod
     def _has_sizes_that_can_be(cls, value: Meta) -> Meta:
-        for name, size in value.items():
-            most = LAYERS if name.endswith(("layers", "layer")) else SIZE
-            if _SIZE_NAME.search(name) and isinstance(size, int | float) and size > most:
-                raise ValueError(f"{name} is {size:g}, and may be {most:,} at most")
+        wrong = size_error(value)
+        if wrong:
+            raise ValueError(wrong)
         return value
 
     @model_validator(mode="after")
@@ -84,10 +88,11 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 
     Raises:
         ConfigError: A folder or revision is missing.
-        ModelError: A repository is gated, unknown or unreachable; weights are pickled.
+        ModelError: A repository is gated, unknown or unreachable; weights are pickled, or not as config.json says.
     """
     source = fill_variables(config.source, "model.source") if config.source else None
     model = _resolve("model.source", source, config.revision, resolver) if source else {}
+    _check(config, model)
     tokenizer = model
     if config.tokenizer:
         tokenizer = _resolve("model.tokenizer", fill_variables(config.tokenizer, "model.tokenizer"), None, resolver)
@@ -103,7 +108,26 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
         "sentence": model.get("sentence"),
     }
     location = {"model": model.get("location"), "tokenizer": tokenizer.get("location")}
+    if config.allow_unused_weights:
+        location[UNUSED] = True
     return Source("model", identity, location, note=" ".join(filter(None, {model.get("note"), tokenizer.get("note")})))
+
+
+def _check(config: ModelConfig, model: Meta) -> None:
+    """Raise ModelError for sizes in config.json that no model can have, or that the weights' files here do not hold."""
+    fields = model.get("config") or {}
+    check_sizes(fields, f"model.source: config.json of {config.source}")
+    folder = (model.get("location") or {}).get("folder")
+    if folder and model["weights"] is not None:
+        check_held(Path(folder), fields | config.overrides, unused=config.allow_unused_weights)
+
+
+def check_weights(source: Source) -> None:
+    """Raise ModelError unless the weights' files hold what the configuration says; those of the hub are downloaded."""
+    folder = model_folder(source) if source.identity["weights"] is not None else None
+    config = source.identity["config"]
+    if folder is not None:
+        check_held(folder, {**(config["pretrained"] or {}), **config["overrides"]}, unused=UNUSED in source.location)
 
 
 def model_folder(source: Source) -> Path | None:
@@ -192,6 +216,8 @@ def _refuse_pickles(place: str, names: list[str]) -> None:
 
 
 def _read_config(file: Path) -> Any:
+    if file.stat().st_size > CONFIG:
+        raise ModelError(f"model.source: {file} has more than {CONFIG >> 20} MiB", "save the model anew")
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -38,6 +38,8 @@ from trnflow.tasks.prediction.stored_model import StoredModel
 set_model(StoredModel())
 '''
 MAX_NEW_TOKENS = 256
+REQUEST = {"max_request_mb": 16, "max_request_seconds": 600}
+"""What a request may take, unless the model is loaded with another `model_config`."""
 
 
 class MirroredChampion(Champion):
@@ -142,7 +144,7 @@ def _complete(client: MlflowClient, model: LoggedModel, artifact: str, event: Mi
         save_model(
             f"{folder}/model", python_model=str(code), mlflow_model=described, signature=signature,
             input_example=dict.fromkeys(columns, "a text") if signature else None,
-            model_config={"store": event["store"], "artifact": artifact, "max_new_tokens": MAX_NEW_TOKENS},
+            model_config={"store": event["store"], "artifact": artifact, "max_new_tokens": MAX_NEW_TOKENS, **REQUEST},
             pip_requirements=[f"trnflow=={metadata.version('trnflow')}"],
         )  # fmt: skip
         client.log_model_artifacts(model.model_id, f"{folder}/model")

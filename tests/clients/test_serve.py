@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -156,6 +158,34 @@ def test_gradios_client_gets_what_predict_prints(
     assert shown.keys() == expected.keys() and difference < 1e-6
     assert "26 tokens were too many" in long[1] and empty[1] == "the text is empty"
     assert "to ['hello']" in chat
+
+
+def test_a_large_request_is_refused_before_it_is_read(classifier: Served) -> None:
+    """Also one that does not say how long it is."""
+    place = urlsplit(classifier.url)
+    said = http.client.HTTPConnection(str(place.hostname), place.port, timeout=60)
+    said.putrequest("POST", "/gradio_api/queue/join")
+    said.putheader("Content-Type", "application/json")
+    said.putheader("Content-Length", "50000000")
+    said.endheaders()  # and no body: the answer does not wait for it
+    answer = said.getresponse()
+    assert answer.status == 413 and b"1,048,576 bytes at most" in answer.read()
+
+    before = memory(classifier.process.pid)
+    silent = http.client.HTTPConnection(str(place.hostname), place.port, timeout=60)
+    with contextlib.suppress(ConnectionError):
+        pieces = (b'"' + b"a" * 65535 for _ in range(50_000_000 // 65536))
+        silent.request(
+            "POST", "/gradio_api/queue/join", pieces, {"Content-Type": "application/json"}, encode_chunked=True
+        )
+        assert silent.getresponse().status >= 400
+    assert memory(classifier.process.pid) < before + 20e6
+
+
+def memory(pid: int) -> int:
+    """Return the most bytes that a process has held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def test_no_other_host_is_asked_whatever_the_environment_says(classifier: Served) -> None:

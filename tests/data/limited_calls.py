@@ -22,3 +22,10 @@ def waits(arguments: Meta, limit: Any) -> Meta:
     Path(arguments["file"]).write_text(str(os.getpid()))
     time.sleep(60)
     return {}
+
+
+def holds(arguments: Meta, limit: Any) -> Meta:
+    """Hold `bytes` more within one rendering."""
+    with limit("row 1"):
+        held = bytearray(arguments["bytes"])
+    return {"held": len(held)}

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.waiting import wait_for
-from trnflow.tasks.data.limited_process import call_limited
+from trnflow.tasks.data.limited_process import call_limited, call_own
+from trnflow.tasks.errors import ProcessFailed
 from trnflow.tasks.launch.python import python
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_calls_share_a_server_and_no_state() -> None:
@@ -21,6 +27,33 @@ def test_a_server_that_ended_is_replaced() -> None:
     first = call_limited("tests.data.limited_calls:state", {})
     os.kill(first["server"], signal.SIGKILL)
     assert call_limited("tests.data.limited_calls:state", {})["server"] != first["server"]
+
+
+def test_a_template_gets_half_a_gibibyte_and_own_code_four() -> None:
+    asked = {"bytes": 700 << 20, "hook": "format.make"}
+    with pytest.raises(ProcessFailed, match=r"row 1: .*MemoryError"):
+        call_limited("tests.data.limited_calls:holds", asked)
+    assert call_limited("tests.data.limited_calls:holds", {"bytes": 300 << 20}) == {"held": 300 << 20}
+    assert call_own("tests.data.limited_calls:holds", asked) == {"held": 700 << 20}
+
+
+KEPT = """
+import time
+from trnflow.tasks.data.limited_process import IDLE, call_limited, keep_servers
+keep_servers()
+servers = []
+for _ in range(2):
+    servers.append(call_limited("tests.data.limited_calls:state", {})["server"])
+    time.sleep(IDLE + 0.5)
+print(*servers)
+"""
+
+
+def test_a_kept_server_waits_until_its_caller_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", KEPT], check=True, capture_output=True, text=True, cwd=ROOT)
+    first, second = done.stdout.split()
+    assert first == second
+    wait_for(lambda: not Path(f"/proc/{first}").exists())
 
 
 def wait(file: str) -> None:

@@ -185,6 +185,17 @@ def test_what_stands_between_turns_is_written_before_users_alone() -> None:
     assert plain._replace(between="; ").to_go().split("{{ if eq .Role")[1:] == [system, between, assistant]
 
 
+def test_a_template_that_takes_all_memory_is_left_out(tmp_path: Path) -> None:
+    from tests.export.test_gguf import byte_level
+
+    byte_level(tmp_path)
+    hostile = "{% set held = 'x'.ljust(10 ** 9) %}" + CHATML
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    assert write_modelfile(tmp_path, "model.gguf", tmp_path) == []
+    (tmp_path / "chat_template.jinja").write_text(hostile)
+    assert write_modelfile(tmp_path, "model.gguf", tmp_path) == [NO_TEMPLATE]
+
+
 def test_a_template_whose_turns_depend_on_each_other_is_left_out(tmp_path: Path) -> None:
     from tests.export.test_gguf import byte_level
 

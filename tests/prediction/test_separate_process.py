@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from trnflow.tasks.data.format.row_format import FORMAT, ROW_FORMAT_FILE, VERSION
+from trnflow.tasks.errors import DataError
 from trnflow.tasks.prediction import separate_process
-from trnflow.tasks.prediction.separate_process import PredictingProcess, serve
+from trnflow.tasks.prediction.separate_process import Bounds, PredictingProcess, serve
 from trnflow.tasks.stage import write_json
 
 
@@ -45,6 +46,22 @@ def test_a_pickle_is_an_error_and_is_not_read(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
     pickle.loads(pickle.dumps(Harm(tmp_path / "harm")))  # which a pickle's reader would have made
     assert (tmp_path / "harm").is_dir()
+
+
+def test_a_request_has_bounds_of_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process loads, answers once, and then never again."""
+    settings = {"settings": {"task": "classification"}, "text": ["text"], "columns": ["text"], "nested": []}
+    write_json(tmp_path / ROW_FORMAT_FILE, {"format": FORMAT, "version": VERSION, "task": "classification", "rows": settings,
+                                            "max_length": 8})  # fmt: skip
+    silent = ECHO.replace("while True:", "for _ in range(2):") + "import time; time.sleep(600)"
+    monkeypatch.setattr(separate_process, "python", lambda entry, number: [sys.executable, "-c", silent, number])
+    process = PredictingProcess(tmp_path, "model", {}, 8, Bounds(megabytes=1, seconds=1))
+    with pytest.raises(DataError, match=r"the request has 50\.0 MB of rows, and may have 1 MB at most.*max_request_mb"):
+        process.predict(["a" * 50_000_000])
+    assert process.predict(["a"]) == [["row 1", "a"]], "a request that is refused ends nothing"
+    with pytest.raises(DataError, match="the request took longer than 1 seconds.*max_request_seconds"):
+        process.predict(["a"])
+    assert process.ended and process._process.returncode == -signal.SIGKILL
 
 
 ECHO = """

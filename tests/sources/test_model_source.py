@@ -12,6 +12,7 @@ from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.training.checkpoint.shards import safetensors_header
 from trnflow.tasks.training.config import TrainConfig, check_model
 
 
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "bert", "hidden_dropout_prob": 0.1}')
-    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "model.safetensors").write_bytes(safetensors_header([]))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "README.md").write_text("words")
     return folder
@@ -43,9 +44,14 @@ def test_a_local_model_is_known_by_its_bytes_not_its_path(folder: Path, tmp_path
 
 def test_each_part_changes_alone(folder: Path, tmp_path: Path) -> None:
     before = resolve(tmp_path, source=str(folder)).identity
-    for part, file in (("weights", "model.safetensors"), ("tokenizer", "tokenizer.json"), ("config", "config.json")):
+    weights, changed = safetensors_header([("added", "F32", [0], 0)]), b'{"changed": 1}'
+    for part, file, content in (
+        ("weights", "model.safetensors", weights),
+        ("tokenizer", "tokenizer.json", changed),
+        ("config", "config.json", changed),
+    ):
         original = (folder / file).read_bytes()
-        (folder / file).write_text('{"changed": 1}')
+        (folder / file).write_bytes(content)
         after = resolve(tmp_path, source=str(folder)).identity
         assert [name for name in before if before[name] != after[name]] == [part]
         (folder / file).write_bytes(original)

@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnflow.flows.cli.arguments import add_command, add_model, number
-from trnflow.flows.cli.model.serve import check_installed, serve
+from trnflow.flows.cli.model.serve import SECONDS, check_installed, serve
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import FoundModel, find_model
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
+from trnflow.tasks.data.limited_process import keep_servers
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.carried import CUT, REMARK, ROW, answer_types, carried_columns
 from trnflow.tasks.prediction.outputs import goes_to_stdout, json_text, new_rows, output_format
-from trnflow.tasks.prediction.predict import Model, Named, open_model, predictions, predictor
+from trnflow.tasks.prediction.predict import Model, open_model, predictions, predictor
+from trnflow.tasks.prediction.prompts import Named
 from trnflow.tasks.prediction.row_files import RowFile
 from trnflow.tasks.system.model_process import predicting_environ
 
@@ -153,7 +155,8 @@ def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
             sys.stdout.write(f"{options.recipe} at {url} (Ctrl-C ends it)\n")
         sys.stdout.flush()
 
-    serve(model, predictor(model, options.max_new_tokens), options.recipe, options.port, show)
+    keep_servers()
+    serve(model, predictor(model, options.max_new_tokens, SECONDS), options.recipe, options.port, show)
     return 0
 
 

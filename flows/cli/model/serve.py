@@ -29,6 +29,15 @@ NAMES = [HOST, "localhost"]
 POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-ancestors 'none'"
 """The Content-Security-Policy. gradio's page has inline scripts and compiles templates by `eval`."""
 
+MOST_BYTES = 1 << 20
+"""Of a request: more than the longest text that a model reads, and a conversation with it."""
+
+SECONDS = 120.0
+"""After which a generated answer ends where it is."""
+
+WAITING = 32
+"""Requests that may wait for their turn."""
+
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 """Variables that name a proxy. With a SOCKS proxy httpx raises ImportError where socksio is missing."""
 
@@ -58,7 +67,7 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
         for name in [name for name in os.environ if name.startswith("GRADIO_") or name.lower() in PROXIES]:
             del os.environ[name]
         os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
-        page = _page(model, predict, html.escape(title))
+        page = _page(model, predict, html.escape(title)).queue(max_size=WAITING)
         try:
             _, url, _ = page.launch(**_settings(port))
         except OSError as error:
@@ -79,7 +88,11 @@ def _settings(port: int | None) -> Mapping[str, Any]:
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    guards = [Middleware(TrustedHostMiddleware, allowed_hosts=NAMES), Middleware(_WithPolicy)]
+    guards = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=NAMES),
+        Middleware(_WithPolicy),
+        Middleware(_WithoutLarge),
+    ]
     return {
         "server_name": HOST,
         "server_port": port,
@@ -115,6 +128,38 @@ class _WithPolicy:
             await send(message)
 
         await self.app(scope, receive, send_with_policy)
+
+
+class _WithoutLarge:
+    """ASGI middleware that answers 413 to a request that says it has more than MOST_BYTES, and reads no more of any other."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > MOST_BYTES:
+            await _refuse(send)
+            return
+        read = 0
+
+        async def receive_some() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            # a request need not say how long it is
+            return message if read <= MOST_BYTES else {"type": "http.disconnect"}
+
+        await self.app(scope, receive_some, send)
+
+
+async def _refuse(send: Any) -> None:
+    said = f"a request may have {MOST_BYTES:,} bytes at most; shorten the text".encode()
+    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": said})
 
 
 def _page(model: Model, predict: Predict, title: str) -> Any:

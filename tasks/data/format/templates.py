@@ -14,6 +14,9 @@ Row = dict[str, Any]
 Limit = Callable[[str], AbstractContextManager[None]]
 """Takes a row's name and returns the context in which it is rendered, such as a time limit."""
 
+IMPORTS = ["trnflow.tasks.data.format.sandbox"]
+"""What a process that renders imports once for all calls."""
+
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that `template_arguments` can't set, because they come from the rows."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.sources.model_source import model_folder
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
+from trnflow.tasks.training.model.heads import refuse_unused
 from trnflow.tasks.training.model.pretrained import OPTIONS, auto_class, blank_model
 from trnflow.tasks.training.shared_types import StoredWeights
 
@@ -58,7 +59,9 @@ def load_grown(task: str, config: Any, source: Source, dtype: str) -> tuple[Any,
 
     with torch.device("meta"):
         empty = auto_class(task).from_config(config, **OPTIONS)
-    stored = GrownWeights(PretrainedWeights(cast(Path, model_folder(source)), empty), empty)
+    held = PretrainedWeights(cast(Path, model_folder(source)), empty)
+    refuse_unused(empty, held.unused, source)
+    stored = GrownWeights(held, empty)
     model, lacking = blank_model(empty, source, stored)
     for name, parameter in model.named_parameters():
         value = parameter.data if name in lacking else stored.tensor(name)

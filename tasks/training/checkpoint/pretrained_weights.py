@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.weight_files import INDEX, WHOLE, weight_files
 from trnflow.tasks.stage import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
 
 class PretrainedWeights:
     """A model's parameters from a folder's safetensors. model: on "meta": names and rules.
 
-    Raises ModelError when files can't be read, or tied parameters differ in them.
+    Attributes: `unused`, the stored tensors that are none of the model's. Raises ModelError when files can't be read, or
+    tied parameters differ in them.
     """
 
     def __init__(self, folder: Path, model: Any) -> None:
@@ -33,6 +33,7 @@ class PretrainedWeights:
         self._converters: dict[str, Any] = {}
         self._sources: dict[str, list[tuple[str, str]]] = {}
         self._files = _stored(folder)
+        self.unused: list[str] = []
         self._last: tuple[str, dict[str, Tensor]] = ("", {})
         self._list_sources()
         self._aliases = _aliases(model)
@@ -103,6 +104,8 @@ class PretrainedWeights:
                     targets = self._rules[pattern].target_patterns
                     names = {name.replace(targets[0], other, 1) for other in targets}
                     self._converters |= dict.fromkeys(names & known.keys(), name)
+            else:
+                self.unused.append(name)
 
     def _known(self, name: str) -> str:
         held = self._held(name)
@@ -162,19 +165,6 @@ def _check_index(folder: Path, files: dict[str, Path]) -> None:
     for name, file in read_json(index)["weight_map"].items() if index.is_file() else ():
         if name not in files and not (folder / WHOLE).is_file():
             raise ModelError(f"{file} lacks {name}, which {INDEX} says it holds", "save or download the model anew")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return `model.safetensors`, else the index's files, sorted. Raises ModelError."""
-    whole, index = folder / WHOLE, folder / INDEX
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        raise ModelError(f"{folder} holds no model.safetensors", "save the model anew, as safetensors")
-    files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise ModelError(f"{index.name} names {missing[0]}, which is not there", "save or download the model anew")
-    return files
 
 
 def _aliases(model: Any) -> dict[str, list[str]]:

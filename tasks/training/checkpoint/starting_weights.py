@@ -16,6 +16,7 @@ from trnflow.tasks.sources.model_source import model_folder
 from trnflow.tasks.training.checkpoint.grown_weights import GrownWeights
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 from trnflow.tasks.training.checkpoint.shards import Reader
+from trnflow.tasks.training.model.heads import refuse_unused
 from trnflow.tasks.training.shared_types import PARAMETER, StoredWeights
 
 
@@ -40,11 +41,13 @@ def base_weights(source: Source, empty: Any, *, grows: bool = True) -> StoredWei
     """Return the weights with which training begins (`starting_from`). empty: the model on "meta"; grows: whether they get
     rows for new tokens.
 
-    Raises ModelError for a checkpoint of another model, and for files that can't be read.
+    Raises ModelError for a checkpoint of another model, and for files that can't be read or hold tensors that the model
+    does not use.
     """
     checkpoint = _checkpoint(source)
     if checkpoint is None:
         stored = PretrainedWeights(cast(Path, model_folder(source)), empty)
+        refuse_unused(empty, stored.unused, source)
         return GrownWeights(stored, empty) if grows else stored
     _check_shapes(checkpoint, empty)
     return checkpoint

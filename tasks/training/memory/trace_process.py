@@ -26,6 +26,9 @@ from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memor
 PLAIN = {"USE_TORCH_XLA": "0", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 """Variables of a child for the trace alone: transformers then imports no torch_xla."""
 
+SECONDS = 600.0
+"""The most that a trace may take. With 126 layers, as many as Llama 405B has, one takes 24 s beside four other programs."""
+
 SCHEMA = 1
 
 
@@ -76,8 +79,13 @@ def trace_in_process(
     limit: int | None,
     environ: Mapping[str, str] = PLAIN,
     preload: tuple[str, ...] = (),
+    memory_gib: float | None = None,
+    seconds: float = SECONDS,
 ) -> Traced:
-    """Run `traced` in a guarded child, forked from the warm parent of `environ` and `preload`. Raises its ModelError."""
+    """Run `traced` in a guarded child, forked from the warm parent of `environ` and `preload`.
+
+    memory_gib: `launch.memory_gib`. Raises its ModelError, and MachineError beyond that memory or `seconds`.
+    """
     import tempfile
 
     from trnflow.tasks.launch.job import Job
@@ -87,7 +95,16 @@ def trace_in_process(
         folder = Path(name)
         packed = Input(folder, "packed", {**rows, "limit": limit}, "")
         inputs: dict[str, Input | Source] = {"model": model, "rows": packed}
-        job = Job.of(traced, config, inputs, folder / "out", environ=environ, preload=preload)
+        job = Job.of(
+            traced,
+            config,
+            inputs,
+            folder / "out",
+            environ=environ,
+            preload=preload,
+            memory_gib=memory_gib,
+            seconds=seconds,
+        )
         return Traced.from_json(run_job(job, lambda event: None))
 
 

@@ -19,6 +19,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.model.heads import HEADS, in_head
 from trnflow.tasks.training.model.lora import (
     PARTS,
     A,
@@ -31,7 +32,6 @@ from trnflow.tasks.training.model.lora import (
     values_by_layer,
 )
 from trnflow.tasks.training.model.named_parts import parts_named
-from trnflow.tasks.training.model.pretrained import HEADS, in_head
 from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
 from trnflow.tasks.training.objective import class_weights, refuse_batches
 from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig

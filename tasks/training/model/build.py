@@ -16,6 +16,7 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.sources.model_source import check_weights
 from trnflow.tasks.training.config import check_positions, positions_needed
 from trnflow.tasks.training.model.masks import (
     attention_masks,
@@ -28,6 +29,7 @@ from trnflow.tasks.training.model.masks import (
 from trnflow.tasks.training.model.pretrained import (
     OPTIONS,
     TOKEN_TYPES,
+    at_random,
     auto_class,
     blank_model,
     first_position,
@@ -59,6 +61,8 @@ def build(
     """
     # from the recipe alone, so that precompile and train build the same graph
     config = model_config(source, packed.meta)
+    if weights and loads is not at_random:
+        check_weights(source)  # of a hub's model, `plan` has read no file
     kind = auto_class(packed.meta["task"])
     check_sdpa(kind, config)
     torch.manual_seed(seed)

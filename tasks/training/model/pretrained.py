@@ -1,4 +1,4 @@
-"""Read pretrained weights, and tell which parameters belong to a classifier's head."""
+"""Read pretrained weights: transformers' loader, and what it must not leave out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.sources.model_source import model_folder
+from trnflow.tasks.training.model.heads import in_head, refuse_unused
 from trnflow.tasks.training.shared_types import StoredWeights
 
 TOKEN_TYPES = "token_type_ids"
-HEADS = ("classifier", "pre_classifier", "score", "pooler", "dropout")
 
 
 def auto_class(task: str) -> Any:
@@ -29,22 +29,22 @@ def at_random(task: str, config: Any, source: Source, dtype: str) -> tuple[Any, 
 def load_pretrained(task: str, config: Any, source: Source, dtype: str) -> tuple[Any, tuple[str, ...]]:
     """Load a model in `dtype`; return it and the sorted parameters that the weights lack or have in another shape.
 
-    These are initialised at random. Raises ModelError when one is not in the head.
+    These are initialised at random. Raises ModelError when one is not in the head, and when the files hold tensors that
+    the model does not use.
     """
     import torch
 
-    return _checked(
-        source,
-        *auto_class(task).from_pretrained(
-            model_folder(source),
-            config=config,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **OPTIONS,
-        ),
+    model, info = auto_class(task).from_pretrained(
+        model_folder(source),
+        config=config,
+        dtype=getattr(torch, dtype),
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **OPTIONS,
     )
+    refuse_unused(model, info["unexpected_keys"], source)
+    return _checked(source, model, info)
 
 
 def blank_model(empty: Any, source: Source, stored: StoredWeights) -> tuple[Any, tuple[str, ...]]:
@@ -107,9 +107,3 @@ def takes_token_types(model: Any) -> bool:
     # GPT-2 takes the argument, too, and looks it up among its words
     known = TOKEN_TYPES in inspect.signature(type(model).forward).parameters
     return known and getattr(model.config, "type_vocab_size", 0) > 1
-
-
-def in_head(name: str) -> bool:
-    """Return whether a parameter or module belongs to a classifier's head."""
-    # by name: trained parameters must be known before weights are read
-    return any(part in HEADS for part in name.split("."))

@@ -17,8 +17,8 @@ from torch.nn import Module, functional
 
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.system.optional_packages import require_bitsandbytes
+from trnflow.tasks.training.model.heads import in_head
 from trnflow.tasks.training.model.lora import unwrapped
-from trnflow.tasks.training.model.pretrained import in_head
 from trnflow.tasks.training.partition_specs import Shape
 
 BLOCK = 64

@@ -113,7 +113,7 @@ def test_headings_ask_predict_with_the_tokens_of_training(talk: list[tuple[str, 
     ask = prompt_writer(FormatConfig(task="chat", chat_template="sections"), Path())
     rows = rows_of(encoder, [sections(messages, "row", last=False)], [(TOKEN, pa.string())])
     for turn in range(1, len(messages), 2):
-        parts = ask(Conversation(messages[:turn]), "row")
+        (parts,) = ask([(Conversation(messages[:turn]), "row")])
         prompt = prompt_ids(prompt_encoder(own, {}), parts)
         assert prompt == _of_library(library, parts)
         taught = [

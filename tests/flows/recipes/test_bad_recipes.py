@@ -109,7 +109,7 @@ def test_a_name_that_can_be_no_file_is_no_recipe(name: str) -> None:
         ("train.seed=1e23", "train.seed can't be 1e+23: it takes a whole number from 0 to 4,294,967,295", ""),
         ("tokenize.train.vocab_size=1e11", "it takes a whole number from 1 to 10,000,000", ""),
         ("model.config.vocab_size=1e11", "model.config: vocab_size is 1e+11, and may be 1,000,000,000 at most", ""),
-        ("model.config.num_hidden_layers=1000000000", "num_hidden_layers is 1e+09, and may be 10,000 at most", ""),
+        ("model.config.num_hidden_layers=1000000000", "num_hidden_layers is 1,000,000,000, and may be 10,000 at most", ""),
         ("train.epochs=three", "train.epochs can't be 'three': it takes a whole number", "change train.epochs"),
         ("train.engine=nativ", "train.engine can't be 'nativ': it takes one of xla, native", "did you mean train.engine=native?"),
         ("train.class_weights=balance", "it takes balanced or a mapping (name: a number", "train.class_weights=balanced?"),

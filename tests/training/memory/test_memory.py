@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.helpers.products import sampled
 from tests.training.run_stage import files_of, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Artifact, Input, Source
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.errors import MachineError, ModelError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.stage import Workdir, read_json, stage_of
@@ -287,6 +288,16 @@ def test_a_child_process_traces_what_this_one_does(tmp_path: Path) -> None:
     split = TrainConfig(engine="native", devices=8, tensor_parallel_size=8, global_batch=8)
     with pytest.raises(ModelError, match="tensor_parallel_size"):
         trace_in_process(split, model, meta, None)
+
+
+def test_a_trace_has_limits_of_memory_and_time(tmp_path: Path) -> None:
+    config, deep = TrainConfig(engine="native", global_batch=8), scratch(**{**LLAMA, "num_hidden_layers": 10_000})
+    with pytest.raises(MachineError, match=r"traced took .* more than the 0\.5 GiB it may take"):
+        trace_in_process(config, deep, row_meta(64), None, memory_gib=0.5)
+    begun = time.monotonic()
+    with pytest.raises(MachineError, match="traced took longer than the 2 seconds"):
+        trace_in_process(config, deep, row_meta(64), None, seconds=2)
+    assert time.monotonic() - begun < 60
 
 
 def test_a_model_whose_code_needs_values_is_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""Bounds of the sizes in a model's configuration, and whether its weights' files hold what the sizes say.
+
+No tensor is read and no library of models is imported: checking the files costs one read of each header.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.weight_files import shapes_in
+from trnflow.tasks.stage import read_json
+
+LABELS = 10_000
+"""Most labels, as of `data.label`."""
+LAYERS = 10_000
+"""Most layers, which are built one by one."""
+EXPERTS = 100_000
+"""Most experts: Doge has 16,384."""
+SIZE = 1_000_000_000
+"""The largest other number."""
+
+DEPTHS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
+WIDTHS = ("vocab_size", "hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "n_inner", "d_ff", "hidden_dim")
+POSITIONS = ("max_position_embeddings", "n_positions")
+SHARED = "num_hidden_groups"
+"""ALBERT's number of groups of layers: layers of a group share their weights."""
+PREDICTING = "num_nextn_predict_layers"
+"""Layers after the last that predict further tokens: transformers builds none, DeepSeek's and GLM's files hold them."""
+
+_LABELS = ("id2label", "label2id")
+_SIZE = re.compile(r"^(num|n)_|(size|layers?|blocks|heads|labels|embeddings|positions|dim|experts|length|window)$")
+_LAYERS = re.compile(r"(layers?|blocks)$")
+_COUNT = re.compile(r"^(num|n)_|_size$")
+_OTHER = re.compile(r"^(mscale|dropout)_")
+"""Names that end as a size's, and are a factor or a share."""
+_FROM_THE_END = re.compile(r"_layer$|^(chunk_size|max_relative_positions|max_image_length|num_images)$")
+"""Numbers for which transformers' own configurations have -1 or -2: a layer counted from the last, or "no limit"."""
+_POSITION_TABLE = re.compile(r"(position_embeddings?|embed_positions|wpe)\.weight$")
+_NUMBERED = re.compile(r"\.(\d+)\.")
+
+
+def size_error(fields: Meta) -> str | None:
+    """Return what is wrong with the first size of a configuration that no model can have; None if nothing is.
+
+    fields: in transformers' names; configurations within it are checked, too.
+    """
+    within: list[tuple[str, Any]] = [("", fields)]
+    while within:
+        path, value = within.pop()
+        for name, given in value.items():
+            where = f"{path}{name}"
+            if name in _LABELS and isinstance(given, dict | list):
+                if len(given) > LABELS:
+                    return f"{where} has {len(given):,} labels, and may have {LABELS:,} at most"
+            elif isinstance(given, dict):
+                within.append((f"{where}.", given))
+            elif isinstance(name, str) and _SIZE.search(name) and not _OTHER.match(name):
+                wrong = _wrong(name, given)
+                if wrong:
+                    return f"{where} {wrong}"
+    return None
+
+
+def _wrong(name: str, given: Any) -> str | None:
+    """Return why a value can't be the size `name`."""
+    if isinstance(given, list):
+        if len(given) > LAYERS:
+            return f"has {len(given):,} entries, and may have {LAYERS:,} at most"
+        return next((wrong for each in given if isinstance(each, int | float) and (wrong := _wrong(name, each))), None)
+    if given is None or (isinstance(given, bool) and not _COUNT.search(name)):
+        return None
+    if isinstance(given, bool | str) or not isinstance(given, int | float) or given != given // 1:
+        return f"is {_short(given)}, and must be a whole number"
+    if given < (-LAYERS if _FROM_THE_END.search(name) else 0):
+        return f"is {_short(given)}, and must be 0 or more"
+    return f"is {_short(given)}, and may be {_most(name):,} at most" if given > _most(name) else None
+
+
+def _most(name: str) -> int:
+    if name == "num_labels":
+        return LABELS
+    return LAYERS if _LAYERS.search(name) else EXPERTS if name.endswith("experts") else SIZE
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
+        return f"a number of {value.bit_length():,} bits"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def check_sizes(fields: Meta, where: str) -> None:
+    """Raise ModelError for a configuration with a size that no model can have. where: its setting or file, for the error."""
+    wrong = size_error(fields)
+    if wrong:
+        raise ModelError(f"{where}: {wrong}", "correct it, or get the model anew from where it was published")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ModelError if config.json in a model's folder has sizes that no model can have, or its weights do not hold."""
+    file = folder / "config.json"
+    fields = read_json(file) if file.is_file() else {}
+    check_sizes(fields, str(file))
+    if any(folder.glob("*.safetensors")):
+        check_held(folder, fields, unused=True)
+
+
+def check_held(folder: Path, fields: Meta, *, unused: bool = False) -> None:
+    """Raise ModelError unless the weights' files in `folder` hold as many layers, and tensors as large, as `fields` say.
+
+    fields: config.json with the recipe's overrides. unused: whether the files may hold more layers.
+    """
+    shapes = shapes_in(folder)
+    text = fields["text_config"] if isinstance(fields.get("text_config"), dict) else fields
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    for name in WIDTHS:
+        if _count(text, name) > largest:
+            raise _unlike(folder, text, name, f"the largest tensor in its weights has {largest:,} rows")
+    held = max((int(found[1]) + 1 for name in shapes if (found := _NUMBERED.search(name))), default=0)
+    depth = None if SHARED in text else next((name for name in DEPTHS if name in text), None)
+    if depth is not None and _count(text, depth) > held:
+        raise _unlike(folder, text, depth, f"its weights have {held:,} layers")
+    if text is not fields:
+        return  # the files hold the layers and positions of images or sounds, too
+    rows = max((shape[0] for name, shape in shapes.items() if shape and _POSITION_TABLE.search(name)), default=None)
+    for name in POSITIONS:
+        if rows is not None and _count(text, name) > rows:
+            raise _unlike(folder, text, name, f"its weights have {rows:,} positions")
+    # an encoder and a decoder are numbered each by itself
+    if depth is None or sum(name in text for name in DEPTHS) > 1 or unused:
+        return
+    if 0 < _count(text, depth) < held - _count(text, PREDICTING):
+        raise ModelError(
+            f"the weights in {folder} have {held:,} layers, and {depth} is {text[depth]:,}: the other layers would not "
+            "be used",
+            f"correct {depth}, or set model.allow_unused_weights=true to train a part of the model",
+        )
+
+
+def _count(fields: Meta, name: str) -> int:
+    value = fields.get(name)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _unlike(folder: Path, fields: Meta, name: str, holds: str) -> ModelError:
+    return ModelError(
+        f"{folder}: {name} is {fields[name]:,}, and {holds}",
+        "correct config.json or model.overrides, or get the model anew",
+    )

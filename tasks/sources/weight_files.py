@@ -1,0 +1,74 @@
+"""The safetensors files of a model's folder, and their headers, read without a library: no tensor is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.stage import read_json
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEADER = 16 << 20
+"""Most bytes of a file's header: of DeepSeek-V3's 92,000 tensors all headers together have about 10 MB."""
+LISTED = 64 << 20
+"""Most bytes of the list of files."""
+TENSORS = 1_000_000
+"""Most tensors of a model."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return `model.safetensors`, else the index's files, sorted. Raises ModelError."""
+    whole, index = folder / WHOLE, folder / INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise ModelError(f"{folder} holds no model.safetensors", "save the model anew, as safetensors")
+    files = [folder / name for name in _listed(index)]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ModelError(f"{index.name} names {missing[0]}, which is not there", "save or download the model anew")
+    return files
+
+
+def _listed(index: Path) -> list[str]:
+    """Return the names of the files that an index lists, sorted. Raises ModelError for what is no index."""
+    try:
+        if index.stat().st_size > LISTED:
+            raise ValueError(f"it has more than {LISTED >> 20} MiB")
+        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+        if elsewhere := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{elsewhere[0]} is no name of a file")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index} is no list of files: {error}", "save or download the model anew") from error
+    return names
+
+
+def shapes_in(folder: Path) -> dict[str, list[int]]:
+    """Return {name of a tensor: its shape} of a folder's weights. Raises ModelError for files that can't be read."""
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(folder):
+        shapes |= {name: entry["shape"] for name, entry in _header(file).items() if name != "__metadata__"}
+        if len(shapes) > TENSORS:
+            raise ModelError(f"the weights in {folder} have more than {TENSORS:,} tensors", "save the model anew")
+    return shapes
+
+
+def _header(file: Path) -> Meta:
+    """Return a safetensors file's header. Raises ModelError for one that is broken, or says more than the file holds."""
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            if size > HEADER:
+                raise ValueError(f"its header has {size:,} bytes")
+            header: Meta = json.loads(opened.read(size))
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+        if not all(isinstance(size, int) and size >= 0 for entry in tensors for size in entry["shape"]):
+            raise ValueError("a shape is no list of whole numbers")
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{file} can't be read as safetensors: {error}", "save or download the model anew") from error
+    held = file.stat().st_size - 8 - size
+    if end > held:
+        raise ModelError(f"{file} is cut off: it holds {held:,} bytes of {end:,}", "download the model anew")
+    return header

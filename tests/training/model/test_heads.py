@@ -1,0 +1,106 @@
+"""Tensors that a model does not use are refused, and heads of other tasks are none of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.training.toys import BERT, DISTILBERT, LLAMA, VOCABULARY, minilm, packed_classes, packed_lm, pretrained
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.training.checkpoint.started_model import build_started
+
+ROBERTA = {**BERT, "model_type": "roberta", "pad_token_id": 1}
+ELECTRA = {**BERT, "model_type": "electra", "embedding_size": 16}
+ALBERT = {**BERT, "model_type": "albert", "embedding_size": 16}
+MODERNBERT = {**BERT, "model_type": "modernbert", "pad_token_id": 0}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def published(folder: Path, head: str, sizes: dict[str, Any], **more: torch.Tensor) -> Source:
+    """Return a model of random values that transformers' class for `head` has saved, and tensors beside its own."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(**{"vocab_size": VOCABULARY, **sizes})
+    built_by = getattr(transformers, head)
+    model = (built_by.from_config if head.startswith("Auto") else built_by)(config)
+    model.save_pretrained(folder)
+    if more:
+        file = folder / "model.safetensors"
+        save_file({**load_file(file), **more}, file, {"format": "pt"})
+    return pretrained(folder)
+
+
+def started(source: Source, packed: Input, parts: bool) -> Any:
+    return build_started(source, packed, seed=0, parts=parts)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize(
+    ("head", "sizes"),
+    [
+        ("BertForPreTraining", BERT),
+        ("BertForQuestionAnswering", BERT),
+        ("AutoModel", BERT),
+        ("RobertaForMaskedLM", ROBERTA),
+        ("DistilBertForMaskedLM", DISTILBERT),
+        ("ElectraForPreTraining", ELECTRA),
+        ("ElectraForMaskedLM", ELECTRA),
+        ("AlbertForPreTraining", ALBERT),
+        ("GPT2DoubleHeadsModel", GPT2),
+        ("ModernBertForMaskedLM", MODERNBERT),
+        ("LlamaForCausalLM", LLAMA),
+        ("LlamaForTokenClassification", LLAMA),
+    ],
+)
+def test_heads_that_the_task_replaces_are_left_out(
+    tmp_path: Path, head: str, sizes: dict[str, Any], parts: bool
+) -> None:
+    built = started(published(tmp_path / "model", head, sizes), packed_classes(tmp_path), parts)
+    assert any("score" in name or "classifier" in name for name in built.lacking)
+
+
+def test_a_published_folder_and_old_buffers_are_taken(tmp_path: Path) -> None:
+    packed = packed_classes(tmp_path)
+    started(pretrained(minilm()), packed, parts=False)
+    old = {"transformer.h.0.attn.bias": torch.ones(1), "transformer.h.0.attn.masked_bias": torch.ones(1)}
+    started(published(tmp_path / "gpt2", "GPT2LMHeadModel", GPT2, **old), packed_lm(tmp_path / "lm"), parts=True)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("head", ["BertForPreTraining", "AutoModel"])
+def test_layers_that_the_configuration_leaves_out_are_named(tmp_path: Path, head: str, parts: bool) -> None:
+    whole, packed = published(tmp_path / "model", head, BERT), packed_classes(tmp_path)
+    part = replace(
+        whole,
+        identity={**whole.identity, "config": {**whole.identity["config"], "overrides": {"num_hidden_layers": 1}}},
+    )
+    with pytest.raises(ModelError, match="have 2 layers, and num_hidden_layers is 1.*allow_unused_weights"):
+        started(part, packed, parts)
+    built = started(replace(part, location={**part.location, "unused": True}), packed, parts)
+    assert len(built.model.bert.encoder.layer) == 1
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("name", ["planted.weight", "bert.encoder.planted.weight", "bert.encoder.layer.0.extra.bias"])
+def test_any_other_tensor_is_named(tmp_path: Path, name: str, parts: bool) -> None:
+    source, packed = (
+        published(tmp_path / "model", "BertForMaskedLM", BERT, **{name: torch.ones(2)}),
+        packed_classes(tmp_path),
+    )
+    with pytest.raises(ModelError, match=f"model.source hold 1 tensors that .* does not use, such as {name}"):
+        started(source, packed, parts)
+    started(replace(source, location={**source.location, "unused": True}), packed, parts)
+
+
+def test_tensors_are_named_where_rows_have_new_tokens(tmp_path: Path) -> None:
+    source = published(tmp_path / "model", "BertForMaskedLM", BERT, planted=torch.ones(2))
+    packed = packed_classes(tmp_path)
+    packed = replace(packed, meta={**packed.meta, "new_tokens": [VOCABULARY - 1]})
+    with pytest.raises(ModelError, match="such as planted"):
+        started(source, packed, parts=False)
