@@ -13,7 +13,8 @@ from datasets.exceptions import DatasetsError
 from huggingface_hub import hf_hub_download
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import BATCH, RowReader, made_plain, open_file
+from trnflow.tasks.data.load.readers import RowReader, made_plain, open_file
+from trnflow.tasks.data.load.row_sizes import BATCH
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import ALIASES, format_of
 from trnflow.tasks.sources.hub_errors import hub_errors
@@ -104,4 +105,4 @@ def _rows(dataset: Any, name: str) -> RowReader:
         for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
             yield from table.combine_chunks().to_batches()
 
-    return made_plain(RowReader(name, dataset.features.arrow_schema, batches))
+    return made_plain(RowReader(name, dataset.features.arrow_schema, batches, is_binary=True))

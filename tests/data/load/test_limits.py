@@ -32,7 +32,7 @@ LONG = "long " * 300_000
         ("csv", "a.csv line 3"),
         ("tsv", "a.tsv line 3"),
         ("jsonl", "a.jsonl line 2"),
-        ("json", "a.json row 2: text"),
+        ("json", "a.json item 2"),
         ("parquet", "a.parquet row 2: text"),
         ("arrow", "a.arrow row 2: text"),
     ],
