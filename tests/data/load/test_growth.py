@@ -16,6 +16,7 @@ import pytest
 
 from tests.data.load.rows import PACKS, failure, write
 from tests.helpers.data_stages import Bench, table
+from trnflow.tasks.data.load.readers import open_file
 from trnflow.tasks.data.load.row_sizes import BATCH, batch_sizes, in_batches, row_sizes
 from trnflow.tasks.errors import DataError, MachineError
 
@@ -89,7 +90,8 @@ def test_an_honest_table_of_one_long_prompt_has_its_setting(bench, tmp_path):
 
 @pytest.mark.usefixtures("small")
 def test_a_column_that_nothing_reads_is_no_growth(bench, tmp_path):
-    columns = {"prompt": [TEXT] * ROWS, "text": [f"question {number}" for number in range(ROWS)]}
+    # more rows than a batch of `text` has are read before it is too much
+    columns = {"prompt": ["p" * 100] * 20_000, "text": [f"question {number}" for number in range(20_000)]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     rows = bench.rows(source=str(tmp_path / "a.parquet"), text="text", max_growth=10)
     assert table(rows, "train") == {"text": columns["text"]}
@@ -112,15 +114,42 @@ def test_a_list_of_millions_of_equal_numbers_is_known_by_the_footer(bench, tmp_p
     numbers = pa.ListArray.from_arrays([0, 2_000_000], pa.array([0] * 2_000_000, pa.int64()))
     pq.write_table(pa.table({"text": ["a"], "numbers": numbers}), tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 20_000
-    error = failure(bench, DataError, source=str(tmp_path / "a.parquet"))
-    assert "a.parquet grows from " in error and "to more than 16,0" in error
+    assert "a.parquet grows from " in failure(bench, DataError, source=str(tmp_path / "a.parquet"))
+    with pytest.raises(DataError, match="to more than 16,0"):  # before a row is decoded
+        next(open_file(tmp_path / "a.parquet", "parquet", "a.parquet").batches(["numbers"]))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("form", ["file", "stream", "dictionary"])
+def test_compressed_buffers_are_known_before_they_are_decompressed(bench, tmp_path, form):
+    texts = pa.array([f"{number} " + "a" * 100_000 for number in range(ROWS)])
+    data = pa.table({"text": texts.dictionary_encode() if form == "dictionary" else texts})
+    make = pa.ipc.new_file if form == "file" else pa.ipc.new_stream
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, make(sink, data.schema, options=options) as writer:
+        writer.write_table(data)
+    error = failure(bench, DataError, source=str(tmp_path / "a.arrow"))
+    assert "to more than 20,00" in error  # all, where reading stops after 2 MB
+    assert bench.rows(source=str(tmp_path / "a.arrow"), max_growth=100_000).meta["splits"] == {"train": ROWS}
 
 
 @pytest.mark.usefixtures("small")
 def test_keys_that_rows_lack_count(bench, tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "a", "k{n}": 1}}\n' for n in range(1500)))
     assert "a.jsonl grows from " in failure(bench, DataError, source=str(tmp_path / "a.jsonl"))
+    rows = open_file(tmp_path / "a.jsonl", "jsonl", "a.jsonl")
+    with pytest.raises(DataError, match="to more than 9,0"):  # before an array is made
+        next(rows.batches(rows.schema.names))
     assert bench.rows(source=str(tmp_path / "a.jsonl"), text="text").meta["splits"] == {"train": 1500}
+
+
+@pytest.mark.usefixtures("small")
+def test_a_value_of_a_dictionary_is_decoded_for_few_rows_at_a_time(tmp_path):
+    parquet(tmp_path / "a.parquet", dictionary=True)
+    before = pa.total_allocated_bytes()
+    batch = next(open_file(tmp_path / "a.parquet", "parquet", "a.parquet").batches(["text"]))
+    assert pa.total_allocated_bytes() - before < 8 * MB  # of 20
+    assert batch.num_rows < ROWS
 
 
 def made_rows(count: int) -> list[dict]:
