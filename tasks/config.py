@@ -66,10 +66,27 @@ class StageConfig(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false for a number: pydantic takes them for 1 and 0."""
-        if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+        """Refuse true and false for a number, also in a list or table: pydantic takes them for 1 and 0."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        # configs below look at their own values
+        if _takes_bool(annotation) or _holds_configs(annotation):
+            return value
+        if isinstance(value, bool):
             raise PydanticCustomError("bool_type", "true or false stands where another value belongs")
-        return value
+        return _without_truth(value)
+
+
+class _Truth:
+    """Stands for true or false in a list or table: no type takes it, so that pydantic's error has its place."""
+
+
+def _without_truth(value: Any) -> Any:
+    """Return a value of a recipe with a `_Truth` in place of each true or false in its lists and tables."""
+    if isinstance(value, dict):
+        return {name: _without_truth(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_without_truth, value)]
+    return _Truth() if isinstance(value, bool) else value
 
 
 def _takes_bool(annotation: Any) -> bool:

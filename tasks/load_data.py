@@ -1,7 +1,7 @@
 """Load a dataset: one parquet file a split, with the chosen columns and labels as ids.
 
 Equal rows give equal bytes, from any format. Takes a batch and 8 bytes a row of memory (60 with `dedupe` or
-`stratify`), and the columns uncompressed on disk. Raises DataError with file and row, ConfigError.
+`stratify`), and the columns of text formats uncompressed on disk. Raises DataError with file and row, ConfigError, MachineError.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.data.load.config import NO_TEST_SPLIT, SourceConfig, errors_name_source
 from trnflow.tasks.data.load.config import DataConfig as DataConfig
+from trnflow.tasks.sources.data_files import max_growth
 from trnflow.tasks.sources.data_source import resolve_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.split_files import SPLITS, FileSettings
@@ -30,6 +31,7 @@ READ_AHEAD = 16 << 20
 def data_source(config: DataConfig, resolver: Resolver) -> Source:
     """Resolve `data.source` to exact bytes, or each source of a mixture: identity `{mix: {name: identity}}`. What
     `data.make` gives is known by its version."""
+    max_growth.set(config.max_growth)
     if config.make:
         names = {str(ours): theirs for ours, theirs in config.splits.items()} or {split: split for split in SPLITS}
         made = {**({"version": config.version} if config.version else {}), "arguments": config.arguments}
@@ -76,6 +78,7 @@ def foresee(config: DataConfig, known: Known) -> Meta:
         from trnflow.tasks.data.load.streams import max_cell_mb
 
         max_cell_mb.set(config.max_cell_mb)
+        max_growth.set(config.max_growth)
         with errors_name_source(name):
             opened = open_source(part)
             columns.append(chosen_columns(config, settings, opened))

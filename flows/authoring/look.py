@@ -43,6 +43,10 @@ ROWS = 1000
 """Rows whose texts are looked at, spread over those that are read."""
 MOST_VALUES = 10_000
 """Distinct values of a column that are counted."""
+MOST_LOOKED = 2000
+"""Columns of a file, each of which takes a millisecond."""
+MOST_ALONE = 1000
+"""Columns of a file that are read one by one, to know which can't be read."""
 MOST_ARRAY = 1 << 30
 """Bytes of a JSON array, which load_data's reader holds in memory."""
 SHORT = 100
@@ -282,6 +286,11 @@ def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
                 path = scratch / f"{len(os.listdir(scratch))}.jsonl"
                 path.write_bytes(lines[: lines.rfind(b"\n") + 1])
     rows = open_file(path, kind, file.name)
+    if len(rows.schema) > MOST_LOOKED:
+        raise DataError(
+            f"{file.name} has {len(rows.schema):,} columns, and `new` looks at {MOST_LOOKED:,} at most",
+            "write the recipe yourself (data.text and data.label name columns), or keep fewer columns in the file",
+        )
     check_header(rows, kind)
     return rows
 
@@ -303,6 +312,8 @@ def _read(rows: RowReader, columns: dict[str, Column], unreadable: dict[str, str
     try:
         return _read_columns(rows, names, columns, most)
     except DataError:
+        if len(names) > MOST_ALONE:
+            raise
         # a column of mixed types spoils no other
         wrong = {name: why for name in names if (why := _why_unreadable(rows, name))}
         readable = [name for name in names if name not in wrong]

@@ -7,9 +7,12 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
+
+from trnflow.tasks.errors import DataError
 
 ALIASES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
@@ -25,7 +28,9 @@ FORMATS = {
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 # unpacked size as a multiple of the packed one: real texts come to 3 to 30
 MOST_GROWTH = 200
-# unpacked bytes up to which MOST_GROWTH does not count
+max_growth: ContextVar[float] = ContextVar("max_growth", default=MOST_GROWTH)
+"""The setting `data.max_growth`, for all that reads a recipe's data."""
+# unpacked bytes up to which it does not count
 ALWAYS_UNPACKED = 1 << 26
 _WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(sorted(ALIASES, key=len, reverse=True))})(?=$|[-_. \d])", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")
@@ -88,7 +93,16 @@ def format_of(name: str) -> str | None:
 
 def grows_too_much(packed: int, unpacked: int) -> bool:
     """Return whether a compressed file grows as only a decompression bomb does; both in bytes."""
-    return unpacked > ALWAYS_UNPACKED and unpacked > MOST_GROWTH * packed
+    return unpacked > ALWAYS_UNPACKED and unpacked > max_growth.get() * packed
+
+
+def check_growth(name: str, packed: int, unpacked: int, otherwise: str) -> None:
+    """Raise DataError for a file that grows too much. unpacked: bytes until now; otherwise: what else than the setting helps."""
+    if grows_too_much(packed, unpacked):
+        raise DataError(
+            f"{name} grows from {packed:,} bytes to more than {unpacked:,}",
+            f"if it is what it should be, raise data.max_growth ({max_growth.get():g}), or {otherwise}",
+        )
 
 
 def visible_files(found: Iterable[tuple[str, str]]) -> list[DataFile]:

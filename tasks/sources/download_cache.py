@@ -9,6 +9,7 @@ from threading import get_ident
 from typing import IO
 
 from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.system.disk import check_room
 
 _CHUNK = 1 << 20
 
@@ -30,11 +31,13 @@ class DownloadCache:
         return path.exists() and self._memo.digest(path) == digest
 
     def add(self, stream: IO[bytes]) -> str:
-        """Copy a stream to its end, and return its digest; a failure leaves nothing. Raises OSError."""
+        """Copy a stream to its end, and return its digest; a failure leaves nothing. Raises OSError, or
+        MachineError before the disk is full."""
         temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()
         try:
             with temporary.open("wb") as file:
                 while chunk := stream.read(_CHUNK):
+                    check_room(self.folder, len(chunk))
                     digest.update(chunk)
                     file.write(chunk)
             temporary.replace(self.folder / digest.hexdigest())

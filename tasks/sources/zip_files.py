@@ -90,7 +90,7 @@ def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> li
     if len(data) > MOST_FILES or grows_too_much(path.stat().st_size, total):
         raise DataError(
             f"data.source: {name} would grow from {path.stat().st_size:,} bytes to {total:,} in {len(data):,} files",
-            "if it is what it should be, unpack it yourself and give the folder",
+            "if it is what it should be, give the unpacked folder, or raise data.max_growth",
         )
     if any(info.flag_bits & 1 for info in data):
         raise DataError(f"data.source: {name} is encrypted", "unpack it yourself and give the folder")

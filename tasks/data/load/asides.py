@@ -6,12 +6,13 @@ left-out column, as text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from trnflow.tasks.data.load.column_types import WrittenNumbers
 from trnflow.tasks.data.load.readers import RowReader
@@ -31,11 +32,13 @@ _PLAIN = (
 
 def kept_aside(left_out: Collection[str], files: Sequence[RowReader]) -> list[str]:
     """Return which of the left-out columns are short enough to be kept: no lists, objects, bytes or documents."""
-    return [
+    there = [(rows, {*rows.schema.names}) for rows in files]
+    plain = (
         name
         for name in left_out
-        if all(_is_plain(rows, name) for rows in files if name in rows.schema.names) and "\0" not in name
-    ][:MOST]
+        if all(_is_plain(rows, name) for rows, names in there if name in names) and "\0" not in name
+    )
+    return [*islice(plain, MOST)]
 
 
 def _is_plain(rows: RowReader, name: str) -> bool:
@@ -51,24 +54,27 @@ def aside_schema(names: Collection[str]) -> pa.Schema:
 
 def batches_with(rows: RowReader, read: list[str], names: Collection[str]) -> Iterator[pa.RecordBatch]:
     """Yield a file's batches of the columns `read`, as far as they can be read with the left-out columns `names`."""
-    there, done = [name for name in names if name in rows.schema.names], 0
+    there, done = [name for name in names if rows.schema.get_field_index(name) >= 0], 0
     if there:
         try:
             for batch in rows.batches([*read, *there]):
                 yield batch
-                done += 1
+                done += batch.num_rows
             return
         except DataError:
             pass  # a column that nothing reads stops nothing; an error of the others is raised below
-    yield from islice(rows.batches(read), done, None)
+    for batch in rows.batches(read):  # with fewer columns a batch may have more rows
+        if done < batch.num_rows:
+            yield batch.slice(done)
+        done = max(0, done - batch.num_rows)
 
 
 def with_asides(
-    batch: pa.RecordBatch, given: pa.RecordBatch, file: str, before: int, names: Sequence[str]
+    batch: pa.RecordBatch, given: pa.RecordBatch, file: str, numbers: NDArray[np.int64], names: Sequence[str]
 ) -> pa.RecordBatch:
-    """Return rows with the columns beside them. given: the same rows as they were read; before: the file's rows before."""
-    schema, count = aside_schema(names), batch.num_rows
-    arrays = [pa.repeat(file, count), pa.array(np.arange(before, before + count) + 1)]
+    """Return rows with the columns beside them. given: the same rows as they were read; numbers: theirs in the file."""
+    schema = aside_schema(names)
+    arrays = [pa.repeat(file, batch.num_rows), pa.array(numbers)]
     arrays += [_texts(given, name) for name in names]
     return pa.RecordBatch.from_arrays([*batch.columns, *arrays], schema=pa.schema([*batch.schema, *schema]))
 
@@ -90,9 +96,11 @@ def unmarked(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_name(field.name.removeprefix(MARK)) for field in schema])
 
 
-def split_off(tables: Iterable[pa.Table], writer: pa.ipc.RecordBatchFileWriter) -> Iterator[pa.Table]:
-    """Yield the rows alone, and write what is beside them."""
+def split_off(tables: Iterable[pa.Table], copy: Callable[[pa.RecordBatch], None]) -> Iterator[pa.Table]:
+    """Yield the rows alone, and give what is beside them to `copy`."""
     for table in tables:
         marked = [name for name in table.column_names if name.startswith(MARK)]
-        writer.write_table(table.select(marked).rename_columns([name.removeprefix(MARK) for name in marked]))
+        beside = table.select(marked).rename_columns([name.removeprefix(MARK) for name in marked])
+        for batch in beside.to_batches():
+            copy(batch)
         yield table.drop_columns(marked)

@@ -17,7 +17,7 @@ UNLABELLED = -1
 
 def declared_classes(schema: pa.Schema, column: str) -> list[str] | None:
     """Return the names by number of a column's classes; None without names."""
-    return (_names(_features(schema).get(column)) if column in schema.names else []) or None
+    return (_names(_features(schema).get(column)) if schema.get_field_index(column) >= 0 else []) or None
 
 
 def class_names(schema: pa.Schema) -> dict[str, list[str]]:

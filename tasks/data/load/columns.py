@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from trnflow.tasks.data.load.asides import batches_with, with_asides
 from trnflow.tasks.data.load.class_names import class_texts, declared_classes
@@ -24,6 +25,7 @@ from trnflow.tasks.data.load.column_types import (
 from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import Rule, SeenLabels, is_blank, label_texts, parse_rule
 from trnflow.tasks.data.load.readers import RowReader
+from trnflow.tasks.data.load.selection import Mask
 from trnflow.tasks.data.load.streams import max_cell, too_long
 from trnflow.tasks.data.tables import written_name
 from trnflow.tasks.errors import ConfigError, DataError
@@ -37,6 +39,14 @@ class LongestRow(NamedTuple):
 
     size: int
     place: str
+
+
+class CleanRows(NamedTuple):
+    """The usable rows of a batch, and what is beside them. complete: bool [rows read], whether each is usable."""
+
+    complete: Mask
+    rows: pa.RecordBatch
+    longest: LongestRow
 
 
 class Columns(NamedTuple):
@@ -151,7 +161,7 @@ def united(files: list[RowReader], columns: Columns) -> pa.Schema:
 def _common(files: list[RowReader], name: str) -> pa.DataType:
     common, first = pa.null(), files[0]
     for rows in files:
-        if name not in rows.schema.names:
+        if rows.schema.get_field_index(name) < 0:
             continue
         kind = plain_type(rows.schema.field(name).type)
         both = common_type(common, kind)
@@ -196,7 +206,8 @@ def _check_names(kept: Mapping[str, str], label: str | None, labelled: bool) -> 
 
 
 def _check_present(setting: str, wanted: Iterable[str], there: list[str], where: str) -> None:
-    missing = [name for name in wanted if name not in there]
+    known = {*there}
+    missing = [name for name in wanted if name not in known]
     if missing:
         close = difflib.get_close_matches(missing[0], there, 1, 0.5) if len(missing) == 1 else []
         columns = ", ".join(there[:20]) + (" ..." if len(there) > 20 else "")
@@ -215,18 +226,19 @@ def clean_batches(
     nulls: Nulls,
     dropped: Counter[str],
     asides: Sequence[str],
-) -> Iterator[tuple[int, pa.RecordBatch, LongestRow]]:
-    """Yield (rows read, the usable rows, the longest row) of each of a file's batches. Raises DataError with file and
-    row.
+    chosen: Mask | None = None,
+) -> Iterator[CleanRows]:
+    """Yield the usable rows of each of a file's batches. Raises DataError with file and row.
 
     Args:
         schema: The split's, from `united`.
         seen, dropped: Get labels, and dropped rows under "null", "empty" and "nul".
         asides: Left-out columns that go beside the rows.
+        chosen: bool [the file's rows], to yield these alone; they were all read before, so that errors name no row.
     """
     where = f"split {split}, {rows.name}"
     _check_present("data.columns", columns.named, rows.schema.names, rows.name)
-    there = [name for name in columns.theirs if name in rows.schema.names]
+    there = {name: None for name in columns.theirs if rows.schema.get_field_index(name) >= 0}
     sources = {name: theirs for ours, theirs in columns.kept for name in (ours, written_name(ours))}
     classes = declared_classes(rows.schema, columns.label) if columns.label and columns.classes else None
     for name in columns.text:
@@ -235,8 +247,8 @@ def clean_batches(
         )
     if columns.label:
         _check_not_nested(rows, columns.label, "the label", "choose a column of names, numbers or booleans")
-    before = 0
-    for batch in batches_with(rows, there, asides):
+    for batch, numbers in _numbered(batches_with(rows, [*there], asides), chosen):
+        before = int(numbers[0]) - 1 if len(numbers) else 0
         arrays = [
             _typed(batch.column(sources[field.name]), field.type, field.name, where, before)
             if sources[field.name] in there
@@ -254,11 +266,28 @@ def clean_batches(
         complete = _complete_rows(cleaned, columns, where, before, nulls, dropped)
         if columns.label:
             siblings = batch.column(columns.sibling).filter(complete) if columns.sibling in there else None
-            numbers = np.flatnonzero(complete) + before + 1
-            seen.add(cleaned.column("label").filter(complete), siblings, where, numbers)
-        placed = with_asides(cleaned, batch, rows.name, before, asides)
+            seen.add(cleaned.column("label").filter(complete), siblings, where, numbers[_bools(complete)])
+        placed = with_asides(cleaned, batch, rows.name, numbers, asides)
+        yield CleanRows(_bools(complete), placed.filter(complete), longest)
+
+
+def _numbered(
+    batches: Iterator[pa.RecordBatch], chosen: Mask | None
+) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+    """Yield (rows, their numbers in the file from 1), of the rows that `chosen` (bool [the file's rows]) picks."""
+    before = 0
+    for batch in batches:
+        keep = slice(None) if chosen is None else chosen[before : before + batch.num_rows]
+        numbers = (np.arange(before, before + batch.num_rows) + 1)[keep]
         before += batch.num_rows
-        yield batch.num_rows, placed.filter(complete), longest
+        if len(numbers) == batch.num_rows:
+            yield batch, numbers
+        elif len(numbers):
+            try:
+                yield batch.filter(pa.array(keep)), numbers
+            except pa.ArrowNotImplementedError:  # views and runs
+                first = before - batch.num_rows + 1
+                yield from ((batch.slice(number - first, 1), numbers[at : at + 1]) for at, number in enumerate(numbers))
 
 
 def _longest_row(batch: pa.RecordBatch, where: str, before: int) -> LongestRow:

@@ -23,7 +23,7 @@ from trnflow.tasks.config import (
 )
 from trnflow.tasks.data.texts import in_order
 from trnflow.tasks.errors import ConfigError, TrnflowError
-from trnflow.tasks.sources.data_files import FORMATS
+from trnflow.tasks.sources.data_files import FORMATS, MOST_GROWTH
 
 _NAME = re.compile(r"[\w-]+")
 Split = Literal["train", "validation", "test"]
@@ -136,6 +136,9 @@ class DataConfig(SourceConfig):
 
     max_cell_mb: Annotated[Positive, NOT_KEYED] = 20
     """The most megabytes of a line or of a cell. A longer one stops the run with its place."""
+    max_growth: Annotated[Positive, NOT_KEYED] = MOST_GROWTH
+    """How many times its size a file of 64 MiB or more of rows may grow when it is unpacked or decoded: gzip and others, zip,
+    Parquet, Arrow. Raise it for tables that repeat long texts. More stops the run."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> DataConfig:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trnflow.tasks.data.load.streams import lines
+from trnflow.tasks.data.load.streams import lines, max_cell, too_long
 from trnflow.tasks.errors import DataError
 
 WORDS, TAGS = "words", "tags"
@@ -23,13 +23,16 @@ def sentences(path: Path, name: str) -> Iterator[tuple[list[str], list[str]]]:
     DataError with the line that has too few columns."""
     words: list[str] = []
     tags: list[str] = []
-    width = _width(path, name)
+    width, size = _width(path, name), 0
     for number, line in lines(path, name):
         line = line.strip(BLANKS)
         cells = _cells(line)
         if not line and words:
             yield words, tags
-            words, tags = [], []
+            words, tags, size = [], [], 0
+        size += len(line)
+        if size > max_cell():
+            raise too_long(f"the sentence of {name} line {number}")
         # a comment may have as many columns as a word, and a word may be #
         if (
             not line

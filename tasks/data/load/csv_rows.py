@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from trnflow.tasks.data.load.streams import max_cell, open_text, too_long, whole_lines
+from trnflow.tasks.data.load.streams import check_width, grouped, max_cell, open_text, too_long, whole_lines
 from trnflow.tasks.data.load.tsv_lines import TsvLines
 from trnflow.tasks.errors import DataError
 
@@ -30,19 +30,21 @@ class Dialect(NamedTuple):
 
 
 def open_csv(
-    path: Path, name: str, delimiters: str, size: int
+    path: Path, name: str, delimiters: str
 ) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]], Callable[[], list[str]]]:
-    """Open a file; return its schema, a function from column names to batches of `size` rows, and one that returns remarks
+    """Open a file; return its schema, a function from column names to batches, and one that returns remarks
     on the rows read. delimiters: of which the header shows one. Raises DataError."""
     dialect, tsv = _dialect_of(path, name, delimiters), TsvLines(name)
     with contextlib.closing(_records(path, name, dialect, tsv)) as records:
         cells = next(records, [])
+    check_width(len(cells), name)
     header = [cell if cell.strip() else f"{UNNAMED}{number}" for number, cell in enumerate(cells)]
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        places = [header.index(column) for column in columns]
+        place_of = {column: place for place, column in enumerate(header)}
+        places = [place_of[column] for column in columns]
         records = islice(_records(path, name, dialect, tsv), 1, None)
-        while batch := list(islice(records, size)):
+        for batch in grouped(((record, sum(map(len, record))) for record in records), len(header)):
             cells = list(zip(*batch, strict=True))
             yield pa.record_batch([pa.array(cells[place], pa.string()) for place in places], names=columns)
 

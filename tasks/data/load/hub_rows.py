@@ -13,7 +13,8 @@ from datasets.exceptions import DatasetsError
 from huggingface_hub import hf_hub_download
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.load.readers import BATCH, RowReader, made_plain, open_file
+from trnflow.tasks.data.load.readers import RowReader, bounded, made_plain, open_file
+from trnflow.tasks.data.load.row_sizes import BATCH
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import ALIASES, format_of
 from trnflow.tasks.sources.hub_errors import hub_errors
@@ -42,6 +43,8 @@ def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
                 ours: [_text_rows(repo, commit, path, features) for path in files[theirs]]
                 for ours, theirs in wanted.items()
             }
+        if not Path(builder.cache_dir).exists():
+            _check_growth(builder, repo, commit)
         builder.download_and_prepare()
         datasets = builder.as_dataset()
         wanted = _chosen_splits(location, datasets)
@@ -76,6 +79,17 @@ def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
     return paths_of if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
 
 
+def _check_growth(builder: Any, repo: str, commit: str) -> None:
+    """Raise DataError for a Parquet file that grows more than `data.max_growth` allows: `datasets` copies all decoded rows."""
+    for url in (url for urls in (builder.config.data_files or {}).values() for url in urls):
+        path = url.partition(f"@{commit}/")[2]
+        if format_of(path) == "parquet":
+            place = hf_hub_download(repo, path, repo_type="dataset", revision=commit)
+            rows = bounded(open_file(Path(place), "parquet", f"{repo} {path}"))
+            for _ in rows.batches(rows.schema.names):
+                pass
+
+
 def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:
     """Download a file and open it. features: what the repository declares of its columns, or None."""
     place = hf_hub_download(repo, path, repo_type="dataset", revision=commit)
@@ -104,4 +118,4 @@ def _rows(dataset: Any, name: str) -> RowReader:
         for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
             yield from table.combine_chunks().to_batches()
 
-    return made_plain(RowReader(name, dataset.features.arrow_schema, batches))
+    return made_plain(RowReader(name, dataset.features.arrow_schema, batches, is_binary=True))

@@ -32,6 +32,7 @@ from trnflow.tasks.data.load.split_rows import (
 from trnflow.tasks.data.load.streams import MB, max_cell_mb
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import stamp
+from trnflow.tasks.sources.data_files import max_growth
 from trnflow.tasks.sources.split_files import SPLITS
 from trnflow.tasks.stage import Workdir
 
@@ -49,6 +50,7 @@ MOST_SHOWN = 20
 def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | None, out: Workdir) -> RowsMeta:
     """Do the work of `load_data`, and return its metadata."""
     max_cell_mb.set(config.max_cell_mb)
+    max_growth.set(config.max_growth)
     read = _read(config, source, out)
     _check_unchanged(source)
     names, sets = _label_sets(config, read)
@@ -74,7 +76,10 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         out.info(f"longest row: {longest.place}, {longest.size / MB:.3g} MB")
     _report_rows(config, shares, dropped, out)
     nested = nested_columns(split.schema for split in every)
-    written = {split: write_split(split, some, nested, out) for split, some in shares.items()}
+    try:
+        written = {split: write_split(split, some, nested, out) for split, some in shares.items()}
+    finally:
+        _check_unchanged(source)  # Parquet and Arrow are read a second time
     rows = {split: count for split, (count, _) in written.items()}
     counts = {split: count for split, (_, count) in written.items()}
     if names:
@@ -158,7 +163,8 @@ def chosen_columns(config: DataConfig, settings: SourceConfig, opened: dict[str,
 def left_out(columns: Columns, opened: dict[str, list[RowReader]]) -> list[str]:
     """Return the columns of a source's files that are not read."""
     names = dict.fromkeys(name for files in opened.values() for rows in files for name in rows.schema.names)
-    return [name for name in names if name not in columns.theirs]
+    read = {*columns.theirs}
+    return [name for name in names if name not in read]
 
 
 def written_columns(sources: list[Columns]) -> list[str]:

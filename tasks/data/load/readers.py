@@ -1,6 +1,6 @@
 """Read rows from parquet, csv, tsv, json lines, arrow, CoNLL and text files, in batches of the columns asked for.
 
-Takes one batch of memory (4,096 rows), but the whole of a JSON array.
+Takes one batch of memory: 4,096 rows, or fewer that have 64 MiB.
 """
 
 from __future__ import annotations
@@ -8,24 +8,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from trnflow.tasks.data.load.arrow_rows import open_arrow
 from trnflow.tasks.data.load.class_names import class_names, named
 from trnflow.tasks.data.load.column_types import plain_type, to_type
 from trnflow.tasks.data.load.conll import TAGS, WORDS, sentences
 from trnflow.tasks.data.load.csv_rows import open_csv
 from trnflow.tasks.data.load.json_rows import open_json
-from trnflow.tasks.data.load.streams import BUFFER, file_errors, lines
+from trnflow.tasks.data.load.parquet_rows import open_parquet
+from trnflow.tasks.data.load.row_sizes import BATCH, batch_sizes, inner_types
+from trnflow.tasks.data.load.streams import check_width, file_errors, grouped, lines
 from trnflow.tasks.errors import CodeError, DataError
+from trnflow.tasks.sources.data_files import check_growth
 
-BATCH = 4096
-LONG = 1000
-"""Bytes of a value from which on a column that nothing reads is left in its file."""
+MOST_LEVELS = 100
+"""Lists and objects within each other."""
 PLAIN = (pa.string(), pa.float64())
 """Types that others become as soon as they are read."""
 
@@ -47,6 +48,8 @@ class RowReader:
     remarks: Callable[[], list[str]] = list
     given: RowReader | None = None
     long: frozenset[str] = frozenset()
+    is_binary: bool = False
+    size: int = 0
 
 
 Reader = Callable[[Path, str], RowReader]
@@ -73,11 +76,26 @@ def reads(kind: str) -> Callable[[Function], Function]:
 def open_file(path: Path, kind: str, name: str) -> RowReader:
     """Open a data file of format `kind` without reading rows. Raises DataError."""
     with file_errors(name):
-        rows = READERS[kind](path, name)
+        rows = replace(READERS[kind](path, name), size=path.stat().st_size)
+    check_width(len(rows.schema), name)
+    _check_depth(rows)
     twice = [column for column, count in Counter(rows.schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{name} has two columns named {twice[0]}", "rename one in the file")
     return made_plain(rows)
+
+
+def _check_depth(rows: RowReader) -> None:
+    """Raise DataError for a column whose type is nested deeper than MOST_LEVELS: the functions below call themselves."""
+    for field in rows.schema:
+        kinds, levels = inner_types(field.type), 0
+        while kinds and levels < MOST_LEVELS:
+            kinds, levels = [inner for kind in kinds for inner in inner_types(kind)], levels + 1
+        if kinds:
+            raise DataError(
+                f"{rows.name}: the column {field.name} is nested deeper than {MOST_LEVELS} levels",
+                "write it as JSON text",
+            )
 
 
 def made_plain(rows: RowReader) -> RowReader:
@@ -108,6 +126,19 @@ def made_plain(rows: RowReader) -> RowReader:
     return replace(rows, schema=pa.schema(fields, rows.schema.metadata), batches=batches, given=rows)
 
 
+def bounded(rows: RowReader) -> RowReader:
+    """Return rows whose reading raises DataError when they grow more than `data.max_growth` allows."""
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        decoded = 0
+        for batch in rows.batches(columns):
+            decoded += int(batch_sizes(batch).sum())
+            check_growth(rows.name, rows.size, decoded, "name fewer columns (data.columns)")
+            yield batch
+
+    return replace(rows, batches=batches) if rows.size else rows
+
+
 def open_table(table: pa.Table, name: str) -> RowReader:
     """Return a table in memory as `RowReader`."""
     return RowReader(name, table.schema, lambda columns: iter(table.select(columns).to_batches(max_chunksize=BATCH)))
@@ -115,36 +146,18 @@ def open_table(table: pa.Table, name: str) -> RowReader:
 
 @reads("parquet")
 def _parquet(path: Path, name: str) -> RowReader:
-    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        # buffer_size: without it whole columns of a row group, perhaps a million rows, are in memory
-        with file_errors(name), pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
-            yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
-
-    with pq.ParquetFile(path) as file:
-        return RowReader(name, file.schema_arrow, batches, long=_long_columns(file.metadata))
-
-
-def _long_columns(meta: pq.FileMetaData) -> frozenset[str]:
-    """Return the columns of a Parquet file whose values have more than `LONG` bytes on average."""
-    bytes_of = Counter[str]()
-    for group in map(meta.row_group, range(meta.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            bytes_of[column.path_in_schema] += column.total_uncompressed_size
-    return frozenset(name for name, size in bytes_of.items() if size > LONG * meta.num_rows)
+    schema, batches, long = open_parquet(path, name)
+    return RowReader(name, schema, batches, long=long, is_binary=True)
 
 
 @reads("arrow")
 def _arrow(path: Path, name: str) -> RowReader:
-    """Open an Arrow IPC file, or a stream as `datasets` writes under the same extension."""
-    with path.open("rb") as file:
-        is_file = file.read(6) == b"ARROW1"
-    mapped = pa.memory_map(str(path))
-    return open_table((pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped).read_all(), name)
+    return RowReader(name, *open_arrow(path, name), is_binary=True)
 
 
 @reads("jsonl")
 def _json(path: Path, name: str) -> RowReader:
-    return RowReader(name, *open_json(path, name, BATCH))
+    return RowReader(name, *open_json(path, name))
 
 
 @reads("txt")
@@ -162,8 +175,7 @@ def _text(path: Path, name: str) -> RowReader:
                 blank += 1
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        rows = texts()
-        while batch := list(islice(rows, BATCH)):
+        for batch in grouped(((text, len(text)) for text in texts()), 1):
             yield pa.record_batch([pa.array(batch, pa.string())] * len(columns), names=columns)
 
     def remarks() -> list[str]:
@@ -177,8 +189,7 @@ def _conll(path: Path, name: str) -> RowReader:
     """One row for each sentence, with the lists `words` and `tags`."""
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        rows = sentences(path, name)
-        while batch := list(islice(rows, BATCH)):
+        for batch in grouped(((row, sum(map(len, row[0]))) for row in sentences(path, name)), 1):
             lists = dict(zip((WORDS, TAGS), zip(*batch, strict=True), strict=True))
             yield pa.record_batch([pa.array(lists[column], pa.list_(pa.string())) for column in columns], names=columns)
 
@@ -187,9 +198,9 @@ def _conll(path: Path, name: str) -> RowReader:
 
 @reads("tsv")
 def _tsv(path: Path, name: str) -> RowReader:
-    return RowReader(name, *open_csv(path, name, "\t;|", BATCH))
+    return RowReader(name, *open_csv(path, name, "\t;|"))
 
 
 @reads("csv")
 def _csv(path: Path, name: str) -> RowReader:
-    return RowReader(name, *open_csv(path, name, ",;|", BATCH))
+    return RowReader(name, *open_csv(path, name, ",;|"))

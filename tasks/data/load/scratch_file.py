@@ -1,9 +1,14 @@
-"""Copy a split into an uncompressed Arrow file, the *scratch file*, and read chosen rows of it later."""
+"""Read a split twice: a first time to check and hash all rows, then those that were chosen by the hashes.
+
+Rows that were parsed are read from a copy, an uncompressed Arrow file, the *scratch file*.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,34 +20,39 @@ from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
 from trnflow.tasks.data.load.columns import Columns, LongestRow, clean_batches, united
 from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
-from trnflow.tasks.data.load.readers import RowReader
-from trnflow.tasks.data.load.selection import Hashes, Mask, row_hashes
+from trnflow.tasks.data.load.readers import RowReader, bounded
+from trnflow.tasks.data.load.selection import Hashes, Mask, narrowed, row_hashes
 from trnflow.tasks.data.tables import written_name
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.stage import Workdir
+from trnflow.tasks.system.disk import check_room
 
 MOST_REMARKS = 5
 """Remarks about a split's files that are printed."""
 
 
 class ReadSplit(NamedTuple):
-    """A split of a source in a scratch file.
+    """A split of a source whose rows were read once.
 
     Attributes:
-        path: The Arrow file, with `label` as text where there is one.
+        batches: Reads the rows that a mask (bool [rows]) picks, with `label` as text where there is one.
         hashes: uint64 [rows], of each row's text.
         seen: The labels in the split.
         dropped: {"null", "empty", "nul": rows left out while reading}.
         asides: Left-out columns that are beside the rows, as the rows' places are.
     """
 
-    path: Path
+    batches: Callable[[Mask], Iterator[pa.RecordBatch]]
     schema: pa.Schema
     hashes: Hashes
     seen: SeenLabels
     dropped: Counter[str]
     longest: LongestRow
     asides: Sequence[str]
+
+    def every(self) -> Iterator[pa.RecordBatch]:
+        """Read all rows."""
+        return self.batches(np.ones(len(self.hashes), dtype=bool))
 
 
 def hashed_columns(columns: Columns) -> tuple[str, ...]:
@@ -53,20 +63,27 @@ def hashed_columns(columns: Columns) -> tuple[str, ...]:
 def read_split(
     split: str, files: list[RowReader], columns: Columns, nulls: Nulls, path: Path, out: Workdir, asides: Sequence[str]
 ) -> ReadSplit:
-    """Read, check and write a split's files to `path`. Raises DataError for an unusable row or an empty split.
+    """Read and check a split's files. Raises DataError for an unusable row, an empty split, or rows that grow too much.
 
+    Rows that were parsed are copied to the scratch file `path`. Parquet and Arrow are read again instead: a copy of all their
+    rows may be thousands of times as large as the file.
     asides: left-out columns that go beside the rows."""
-    seen, hashes, dropped = SeenLabels(), list[Hashes](), Counter[str]()
-    hashed = hashed_columns(columns)
+    seen, hashes, dropped, complete = SeenLabels(), list[Hashes](), Counter[str](), list[list[Mask]]()
+    hashed, files = hashed_columns(columns), [bounded(rows) for rows in files]
     schema, count_read, kept, longest = united(files, columns), 0, 0, LongestRow(0, "")
     placed = pa.schema([*schema, *aside_schema(asides)])
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, placed) as writer:
+    copies = not all(rows.is_binary for rows in files)
+    with copied_rows(path, placed) if copies else nullcontext() as copy:
         for rows in files:
-            for count, batch, row in clean_batches(rows, columns, schema, split, seen, nulls, dropped, asides):
-                # rows are read twice: duplicates and samples are chosen after all were read
-                writer.write_batch(batch)
-                hashes.append(row_hashes(batch.column(name) for name in hashed))
-                count_read, kept, longest = count_read + count, kept + batch.num_rows, max(longest, row)
+            complete.append([np.zeros(0, dtype=bool)])
+            for clean in clean_batches(rows, columns, schema, split, seen, nulls, dropped, asides):
+                if copy:
+                    copy(clean.rows)
+                else:
+                    complete[-1].append(clean.complete)
+                hashes.append(row_hashes(clean.rows.column(name) for name in hashed))
+                count_read, kept = count_read + len(clean.complete), kept + clean.rows.num_rows
+                longest = max(longest, clean.longest)
                 out.progress(count_read, count_read, f"{split} rows")
     tell_remarks([remark for rows in files for remark in rows.remarks()], out)
     if kept == 0:
@@ -75,7 +92,36 @@ def read_split(
             f"the split {split} is empty: {files[0].name} holds no rows{f' but those dropped ({lost})' if lost else ''}",
             "give a file with rows",
         )
-    return ReadSplit(path, schema, np.concatenate(hashes), seen, dropped, longest, asides)
+
+    def read_again(keep: Mask) -> Iterator[pa.RecordBatch]:
+        before = 0
+        for rows, usable in zip(files, map(np.concatenate, complete), strict=True):
+            count = int(usable.sum())
+            chosen, before = narrowed(usable, keep[before : before + count]), before + count
+            again = clean_batches(rows, columns, schema, split, SeenLabels(), nulls, Counter(), asides, chosen)
+            yield from (clean.rows for clean in again)
+
+    batches = partial(_copied_again, path) if copies else read_again
+    return ReadSplit(batches, schema, np.concatenate(hashes), seen, dropped, longest, asides)
+
+
+@contextmanager
+def copied_rows(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Give a function that adds rows to a new Arrow file; it raises MachineError before the disk is full."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+
+        def copy(rows: pa.RecordBatch) -> None:
+            check_room(path.parent, rows.nbytes)
+            writer.write_batch(rows)
+
+        yield copy
+
+
+def _copied_again(path: Path, keep: Mask) -> Iterator[pa.RecordBatch]:
+    before = 0
+    for batch in read_batches(path):
+        yield batch.filter(pa.array(keep[before : before + batch.num_rows]))
+        before += batch.num_rows
 
 
 def tell_remarks(remarks: list[str], out: Workdir) -> None:
@@ -102,14 +148,14 @@ def column_hashes(read: ReadSplit, name: str) -> Hashes:
             f"data.split_by: the rows have no column {name}",
             f"name one of {', '.join(read.schema.names)} (data.columns)",
         )
-    return np.concatenate([row_hashes([batch.column(name)]) for batch in read_batches(read.path)])
+    return np.concatenate([row_hashes([batch.column(name)]) for batch in read.every()])
 
 
 def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the label ids of a scratch file, int32 [rows]."""
+    """Return the label ids of a split's rows, int32 [rows]."""
     ids = np.empty(len(read.hashes), dtype=np.int32)
     before = 0
-    for batch in read_batches(read.path):
+    for batch in read.every():
         ids[before : before + batch.num_rows] = labels.encode(batch.column("label")).to_numpy()
         before += batch.num_rows
     return ids
@@ -117,20 +163,18 @@ def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.
 
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows that `keep` (bool [rows]) picks as tables of `schema`; missing columns are null."""
-    before = 0
-    for batch in read_batches(read.path):
-        rows = batch.filter(pa.array(keep[before : before + batch.num_rows]))
-        before += batch.num_rows
+    for rows in read.batches(keep):
         yield pa.Table.from_arrays([_column(rows, field, labels) for field in schema], schema=schema)
 
 
 def _column(rows: pa.RecordBatch, field: pa.Field, labels: LabelSet | None) -> pa.Array:
-    there = rows.schema.names
-    # numbers of another source may have texts of their own
-    numbers = next((name for name in there if written_name(name) == field.name), None)
-    if field.name not in there and numbers is None:
-        return pa.nulls(rows.num_rows, field.type)
-    values = rows.column(field.name if field.name in there else numbers)
+    name = field.name
+    if rows.schema.get_field_index(name) < 0:
+        # numbers of another source may have texts of their own
+        name = next((each for each in rows.schema.names if written_name(each) == name), None)
+        if name is None:
+            return pa.nulls(rows.num_rows, field.type)
+    values = rows.column(name)
     if labels and field.name == "label":
         return labels.encode(values)
     return to_type(values, field.type, field.name, "the rows read", 0)

@@ -22,6 +22,7 @@ from trnflow.tasks.data.load.scratch_file import (
     ReadSplit,
     column_hashes,
     common_schema,
+    copied_rows,
     kept_rows,
     label_ids,
     read_batches,
@@ -200,8 +201,8 @@ def write_split(
     # nested values travel as JSON text
     plain = pa.schema([(field.name, pa.string() if field.name in nested else field.type) for field in schema])
     beside = out.scratch / f"{split}.beside.arrow"
-    with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, unmarked(asides)) as writer:
-        cast = (table.cast(plain) for table in split_off(tables, writer))
+    with copied_rows(beside, unmarked(asides)) as copy:
+        cast = (table.cast(plain) for table in split_off(tables, copy))
         written = partial(out.progress, total=total, unit=f"{split} rows written")
         rows = write_rows(cast, plain, out.path / f"{split}.parquet", written)
     apart = (pa.Table.from_batches([batch]) for batch in read_batches(beside))

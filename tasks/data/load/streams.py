@@ -5,19 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from trnflow.tasks.data.load.row_sizes import BATCH, BATCH_BYTES
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.sources.data_files import grows_too_much
+from trnflow.tasks.sources.data_files import check_growth
 
+Row = TypeVar("Row")
 BUFFER = 1 << 20
 MB = 1_000_000
+MOST_COLUMNS = 100_000
+"""Columns of a file: one with more is no table, but has a row's values or an object's entries in the place of columns."""
+MOST_CELLS = 1 << 22
+"""Cells of a batch of more than one row."""
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz"}
 max_cell_mb: ContextVar[float] = ContextVar("max_cell_mb", default=20)
 """The setting `data.max_cell_mb`, for all readers of a stage."""
@@ -42,11 +48,7 @@ class _Unpacked(io.RawIOBase):
         buffer[: len(data)] = data
         self._unpacked += len(data)
         # by what was read of the file until now: a bomb ends before it fills the memory
-        if grows_too_much(self._packed.tell(), self._unpacked):
-            raise DataError(
-                f"{self._name} grows from {self._packed.tell():,} bytes to more than {self._unpacked:,}",
-                "if it is what it should be, unpack it yourself and give the unpacked file",
-            )
+        check_growth(self._name, self._packed.tell(), self._unpacked, "give the unpacked file")
         return len(data)
 
     def close(self) -> None:
@@ -74,6 +76,28 @@ def too_long(where: str) -> DataError:
     return DataError(
         f"{where} is longer than {max_cell_mb.get():g} MB", "divide or shorten the text, or raise data.max_cell_mb"
     )
+
+
+def check_width(columns: int, name: str) -> None:
+    """Raise DataError for a file of more than MOST_COLUMNS columns."""
+    if columns > MOST_COLUMNS:
+        raise DataError(
+            f"{name} has {columns:,} columns or more, and may have {MOST_COLUMNS:,}",
+            "write a row for each text, with a column for each thing that is known of it",
+        )
+
+
+def grouped(rows: Iterable[tuple[Row, int]], columns: int) -> Iterator[list[Row]]:
+    """Yield rows in lists of at most BATCH rows, MOST_CELLS cells and BATCH_BYTES characters. rows: each with its characters."""
+    most, some, size = max(1, min(BATCH, MOST_CELLS // max(columns, 1))), list[Row](), 0
+    for row, characters in rows:
+        if some and (len(some) == most or size + characters > BATCH_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += characters
+    if some:
+        yield some
 
 
 def whole_lines(file: Any, name: str) -> Iterator[Any]:

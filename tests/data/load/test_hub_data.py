@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -130,3 +132,15 @@ def test_csv_of_the_hub_is_text_unless_the_repository_says_how_it_is_read(tmp_pa
         {"a.csv": b"text;label\nx, y;1\n", "README.md": told}, {"all": {"source": "me/set"}}, root := tmp_path / "told"
     )
     assert pq.read_table(root / "out-1/train.parquet").to_pylist() == [{"text": "x, y", "label": 1}]
+
+
+def test_parquet_that_grows_too_much_is_not_copied(tmp_path):
+    """datasets would write 100 MB for 150 KB."""
+    text = "".join(random.Random(0).choices("0123456789abcdef", k=200_000))
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array([text]))
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", compression="zstd", store_schema=False)
+    files = {"data/train-00000-of-00001.parquet": (tmp_path / "a.parquet").read_bytes()}
+    cases = {"refused": {"source": "me/set"}, "set": {"source": "me/set", "max_growth": 2000, "limit": 3}}
+    told = asked(files, cases, tmp_path / "hub")
+    assert "me/set data/train-00000-of-00001.parquet grows from " in told["refused"]["message"]
+    assert told["set"]["meta"]["splits"] == {"train": 3}

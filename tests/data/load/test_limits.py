@@ -8,6 +8,8 @@ import pytest
 
 from tests.data.load.rows import PACKS, failure, write
 from tests.helpers.data_stages import table
+from trnflow.tasks.data.load.row_sizes import BATCH, BATCH_BYTES
+from trnflow.tasks.data.load.streams import MOST_CELLS, grouped
 from trnflow.tasks.errors import DataError
 
 BOMB = b"text\n" + (b"0" * 999 + b"\n") * 4_000
@@ -32,7 +34,7 @@ LONG = "long " * 300_000
         ("csv", "a.csv line 3"),
         ("tsv", "a.tsv line 3"),
         ("jsonl", "a.jsonl line 2"),
-        ("json", "a.json row 2: text"),
+        ("json", "a.json item 2"),
         ("parquet", "a.parquet row 2: text"),
         ("arrow", "a.arrow row 2: text"),
     ],
@@ -74,3 +76,17 @@ def test_a_nul_in_a_chat_is_not_the_text_of_its_escape(bench, tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     rows = bench.rows(source=str(tmp_path / "a.jsonl"), columns={"messages": "messages"}, nulls="drop")
     assert [json.loads(text) for text in table(rows, "train")["messages"]] == chats[1:3]
+
+
+def test_a_sentence_that_never_ends_is_named(bench, tmp_path):
+    (tmp_path / "a.conll").write_text("word O\n" * 200_000)
+    error = failure(bench, DataError, source=str(tmp_path / "a.conll"), max_cell_mb=1)
+    assert "the sentence of a.conll line 166667 is longer than 1 MB" in error
+
+
+def test_rows_of_many_cells_or_characters_come_in_small_batches():
+    rows = [(number, 1) for number in range(10)]
+    assert [len(some) for some in grouped(rows, MOST_CELLS // 4)] == [4, 4, 2]
+    assert [len(some) for some in grouped(rows, 4 * MOST_CELLS)] == [1] * 10
+    assert [len(some) for some in grouped([(0, BATCH_BYTES // 3)] * 7, 1)] == [3, 3, 1]
+    assert [len(some) for some in grouped([(0, 1)] * (BATCH + 1), 1)] == [BATCH, 1]

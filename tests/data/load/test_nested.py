@@ -216,6 +216,7 @@ def test_a_conflict_of_types_names_file_and_row(bench, tmp_path, first, second, 
         ('{"value": {"a": 1, "b": 2, "a": 3}}', "line 2 is not JSON: the key 'a' stands twice in one object"),
         ('{"value": 1, "value": 2}', "line 2 is not JSON: the key 'value' stands twice in one object"),
         ('{"value": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2 is nested too deeply"),
+        ('{"value": ' + "[" * 700 + "1.10" + "]" * 700 + "}", "row 2: value is nested too deeply"),
         ('{"value": ["half \\ud83d"]}', r"row 2: value holds '\ud83d', half a character"),
     ],
 )

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.data.load.rows import PACKS, REVIEWS, failure, write
 from tests.helpers.data_stages import files, table
+from trnflow.tasks.data.load.json_rows import _Decoder, _entries
 from trnflow.tasks.errors import ConfigError, DataError
 
 
@@ -114,3 +119,36 @@ def test_two_columns_of_one_name(bench, tmp_path, kind):
     else:
         {"parquet": pq.write_table, "feather": pyarrow.feather.write_feather}[kind](twice, path)
     assert f"a.{kind} has two columns named text" in failure(bench, DataError, source=str(path), text="text")
+
+
+entries = st.dictionaries(
+    st.text(max_size=4), st.none() | st.integers() | st.text(max_size=9) | st.booleans(), max_size=3
+)
+
+
+@given(st.lists(entries, max_size=9), st.sampled_from([None, 1, "\t"]), st.integers(1, 40))
+def test_an_array_is_read_piece_by_piece(rows, indent, size):
+    """Whatever is cut where the file was read to: texts, escapes, numbers, words."""
+    for ascii_alone in (True, False):
+        text = json.dumps(rows, indent=indent, ensure_ascii=ascii_alone)
+        with patch("trnflow.tasks.data.load.json_rows.BUFFER", size):
+            read = [row for row, _ in _entries(io.StringIO(f" {text}\n"), "a.json", _Decoder())]
+        assert read == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[{"text": "x"}', "something but a comma or the array's end follows item 1"),
+        ('[{"text": "x"} {}]', "something but a comma or the array's end follows item 1"),
+        ('[{"text": "x"},]', "item 2 is not JSON: Expecting value"),
+        ('[{"text": "x"}, {"text": "y]', "item 2 is not JSON: Unterminated string"),
+        ('[{"text": "x"}, {"text" 1}' + ", {}" * 99 + "]", "item 2 is not JSON: Expecting ':' delimiter"),
+        ('[{"text": "x"}] {}', "something follows the array"),
+        ("[" * 100_000, "item 1 is nested too deeply"),
+        ('[{"text": "x"}, {"a": 1, "a": 2}]', "item 2 is not JSON: the key 'a' stands twice"),
+    ],
+)
+def test_what_is_wrong_in_an_array_is_placed(bench, tmp_path, text, told):
+    (tmp_path / "a.json").write_text(text)
+    assert told in failure(bench, DataError, source=str(tmp_path / "a.json"))

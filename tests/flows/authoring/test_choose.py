@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -416,3 +417,25 @@ def test_a_table_of_tokens_and_tags_is_known_by_all_its_whole_lines() -> None:
     with pytest.raises(ConfigError, match=r"t\.txt has a token and its tag in each line .*data\.format=conll reads it"):
         refuse_tags("t.txt", b"Ann B-name\nsits O\nand")
     refuse_tags("t.txt", b"Ann B-name\nsits O\nno tag here\nand")
+
+
+def test_two_million_columns_are_one_line_at_once(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(",".join(f"c{n}" for n in range(2_000_000)) + "\n")
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"t\.csv has 2,000,000 columns or more, and may have 100,000") as caught:
+        look(SourceConfig(source=str(tmp_path)), Resolver(tmp_path / "home"))
+    assert time.monotonic() - started < 10
+    assert len(str(caught.value)) < 200
+
+
+def test_more_columns_than_it_looks_at_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(",".join(f"c{n}" for n in range(2001)) + "\n")
+    with pytest.raises(DataError, match=r"t\.csv has 2,001 columns, and `new` looks at 2,000 at most"):
+        look(SourceConfig(source=str(tmp_path)), Resolver(tmp_path / "home"))
+
+
+def test_a_broken_file_of_many_columns_is_not_read_once_for_each(tmp_path: Path) -> None:
+    rows = [{f"c{n}": n for n in range(1001)}, {"c1000": "text"}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="c1000 is"):
+        look(SourceConfig(source=str(tmp_path)), Resolver(tmp_path / "home"))

@@ -1,0 +1,93 @@
+"""Read Arrow IPC files and streams batch by batch, and look at what they declare before anything is decompressed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from trnflow.tasks.data.load.row_sizes import in_batches
+from trnflow.tasks.data.load.streams import file_errors
+from trnflow.tasks.sources.data_files import check_growth
+
+MAGIC = b"ARROW1"
+_FIRST = 8
+"""Bytes of a file before its messages: MAGIC, and padding."""
+# places of fields in the tables of Arrow's Message.fbs
+_HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
+
+
+def open_arrow(path: Path, name: str) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
+    """Open a file, or a stream as `datasets` writes under the same extension; return its schema and a function from column
+    names to batches. Raises DataError for one whose buffers grow too much."""
+    with path.open("rb") as file:
+        is_file = file.read(len(MAGIC)) == MAGIC
+    check_growth(name, path.stat().st_size, _declared(path, _FIRST if is_file else 0), "write it without compression")
+    with pa.memory_map(str(path)) as mapped:
+        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped).schema
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        with file_errors(name), pa.memory_map(str(path)) as mapped:
+            yield from in_batches(batch.select(columns) for batch in _stored(mapped, is_file))
+
+    return schema, batches
+
+
+def _stored(mapped: pa.MemoryMappedFile, is_file: bool) -> Iterator[pa.RecordBatch]:
+    if not is_file:
+        yield from pa.ipc.open_stream(mapped)
+        return
+    file = pa.ipc.open_file(mapped)
+    for number in range(file.num_record_batches):
+        yield file.get_batch(number)
+
+
+def _declared(path: Path, first: int) -> int:
+    """Return the bytes of a file's compressed buffers once decompressed, as the buffers say themselves."""
+    total = 0
+    with pa.memory_map(str(path)) as mapped:
+        mapped.seek(first)
+        try:
+            for message in pa.ipc.MessageReader.open_stream(mapped):
+                if message.type in ("record batch", "dictionary"):
+                    total += _unpacked(memoryview(message.metadata), message.body, message.type)
+        except (pa.ArrowException, OSError, EOFError, struct.error):
+            pass  # reading the rows names the fault
+    return total
+
+
+def _unpacked(metadata: memoryview, body: pa.Buffer, kind: str) -> int:
+    """Return the decompressed bytes of a message's buffers; 0 without compression."""
+    header = _table(metadata, _field(metadata, _table(metadata, 0), _HEADER))
+    if kind == "dictionary":
+        header = _table(metadata, _field(metadata, header, _DATA))
+    buffers = _field(metadata, header, _BUFFERS)
+    if not buffers or not _field(metadata, header, _COMPRESSION):
+        return 0
+    vector = _table(metadata, buffers)
+    total = 0
+    for number in range(_number("<I", metadata, vector)):
+        at, size = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
+        # a compressed buffer begins with its decompressed size, or with -1 where it was left as it is
+        total += max(_number("<q", body, at), 0) if size >= 8 else 0
+    return total
+
+
+def _table(metadata: memoryview, place: int) -> int:
+    """Return where the table or vector begins that an offset at `place` points to."""
+    return place + _number("<I", metadata, place)
+
+
+def _field(metadata: memoryview, table: int, field: int) -> int:
+    """Return where a table's field stands; 0 if it is left out."""
+    names = table - _number("<i", metadata, table)
+    if _number("<H", metadata, names) <= 4 + 2 * field:
+        return 0
+    offset = _number("<H", metadata, names + 4 + 2 * field)
+    return table + offset if offset else 0
+
+
+def _number(kind: str, data: memoryview | pa.Buffer, at: int) -> int:
+    return int(struct.unpack_from(kind, data, at)[0])
