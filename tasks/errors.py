@@ -2,6 +2,7 @@
 
 TrnflowError
 ├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
+│   └── DamagedFormat    a store's FORMAT.json is damaged                                exit 2
 ├── DataError            a row, file, column or label is wrong                           exit 1
 ├── ModelError           a model, tokenizer or layout does not fit                       exit 1
 ├── CompileError         a graph that precompile did not list, or one that failed        exit 1
@@ -70,6 +71,10 @@ class TrnflowError(Exception):
 
 class ConfigError(TrnflowError):
     exit_code = 2
+
+
+class DamagedFormat(ConfigError):
+    pass
 
 
 class DataError(TrnflowError):

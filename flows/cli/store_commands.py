@@ -60,7 +60,7 @@ def verify(options: Namespace) -> int:
     from trnflow.tasks.store.verify import note_verified
     from trnflow.tasks.store.verify import verify as read_all
 
-    store = made_store(options.store)
+    store = made_store(options.store, damaged=True)
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
     cache = None if store.is_local else store.cache
     result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)

@@ -14,10 +14,10 @@ from trnflow.flows.cli.live.status_command import RunningStage, counted, running
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.runner.mlflow_log import ON_RECORD
+from trnflow.tasks.documents import Counted
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.events.retention import PREVIEW
-from trnflow.tasks.events.state import Counted
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub

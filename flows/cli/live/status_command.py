@@ -13,10 +13,10 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import clock_face
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import Journal
+from trnflow.tasks.documents import Counted, Journal
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import log_file, read_tail
-from trnflow.tasks.events.state import Counted, present
+from trnflow.tasks.events.state import present
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.lease import Holder, live_leases
 
