@@ -107,7 +107,7 @@ def lines_of(found: Health) -> list[str]:
     head = "healthy" if found["healthy"] else f"not healthy: {len(found['problems'])} problems"
     return [
         head,
-        report.aligned([("part", "state"), *_rows(found)]),
+        *report.aligned([("part", "state"), *_rows(found)]),
         *(f"problem: {problem}" for problem in found["problems"]),
     ]
 
@@ -118,7 +118,8 @@ def page_of(found: Health) -> str:
 
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE)
     title = "trnflow is healthy" if found["healthy"] else "trnflow is not healthy"
-    return template.render(title=title, created=found["created"], problems=found["problems"], rows=_rows(found))
+    html = template.render(title=title, created=found["created"], problems=found["problems"], rows=_rows(found))
+    return html.encode(errors="replace").decode()  # halves of pairs, which JSON may hold, are no UTF-8
 
 
 def _rows(found: Health) -> list[tuple[str, str]]:

@@ -119,4 +119,4 @@ def _below(name: str, key: str) -> str:
 
 def _is(name: str, value: Any) -> str:
     words = {dict: "an object", list: "a list", str: "a text", bool: "true or false", NoneType: "null"}
-    return f"{name} is {words.get(type(value), 'another number')}"
+    return f"{name} is {words.get(type(value)) or f'{value!r:.20}'}"

@@ -29,7 +29,7 @@ def status(options: Namespace) -> int:
     """Print a line for each stage that runs now."""
     found = running(made_store(options.store))
     rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
-    emit(options, {"runs": found}, report.aligned(rows) if found else "nothing runs")
+    emit(options, {"runs": found}, *(report.aligned(rows) if found else ["nothing runs"]))
     return 0
 
 
