@@ -145,8 +145,9 @@ def remove_newest(store: BlobStore, recipe: str, n: int) -> None:
 
 def recipes_of(store: BlobStore) -> list[str]:
     """Return the names of the recipes with a ledger, sorted."""
-    names = [place for folder in (LEDGER, *FOLDERS) for place in store.backend.names(folder)]
-    return sorted({unquote(_quoted_in(place)) for place in names})
+    folders = (LEDGER, *FOLDERS)
+    listed = in_threads(store.backend.names, folders, 1 if store.is_local else len(folders))
+    return sorted({unquote(_quoted_in(place)) for names in listed for place in names})
 
 
 def by_recipe(places: Iterable[str]) -> list[list[str]]:
