@@ -11,6 +11,7 @@ TrnflowError
 ├── MissingDependency    an optional package or compiler is not installed                exit 1
 ├── ProcessFailed        a stage's process died without saying why                       exit 1
 ├── MachineError         a disk, a permission, memory or a limit of this machine         exit 1
+│   └── HomeRemoved      the home was removed in mid-run                                 exit 1
 ├── StoreError           the store can't be read or written (never a miss)               exit 1
 │   ├── BlobLost         a blob is missing or corrupt; its artifact is made again        exit 1
 │   └── ReadOnlyStore    results are found, none can be added                            exit 1
@@ -106,6 +107,10 @@ class ProcessFailed(TrnflowError):
 
 
 class MachineError(TrnflowError):
+    pass
+
+
+class HomeRemoved(MachineError):
     pass
 
 
