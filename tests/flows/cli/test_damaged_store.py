@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import InProcessShell, Shell, artifacts
+from tests.store.test_document_check import changed, places
 from tests.store.test_ledger import add
 from trnflow.tasks.store import Store
 
@@ -87,22 +88,6 @@ def damaged(house: Path, name: str, data: bytes) -> Iterator[None]:
         aside.rename(root)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Each place in a JSON value, as the keys that lead there."""
-    yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places(inner, (*path, key))
-
-
-def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    copy = json.loads(json.dumps(document))
-    inner = copy
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    return copy
-
-
 def assert_no_traceback(house: Path, what: str, commands: tuple[str, ...] = COMMANDS) -> None:
     for command in commands:
         done = InProcessShell(house)(*command.split())
@@ -138,7 +123,7 @@ def test_a_document_with_a_value_of_another_kind_anywhere_ends_no_command(house:
     for _ in range(3):
         name = dice.choice(documents(house)[kind])
         document = json.loads((house / ".trnflow/store" / name).read_bytes())
-        path, value = dice.choice([*places(document)][1:] or [("new",)]), dice.choice(VALUES)
+        path, value = dice.choice([*places(document)] or [("new",)]), dice.choice(VALUES)
         with damaged(house, name, json.dumps(changed(document, path, value)).encode()):
             assert_no_traceback(house, f"{name} {path} {str(value)[:30]!r}")
 
