@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -15,6 +16,7 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.sources.download_cache import DownloadCache
 from trnflow.tasks.sources.paths import Folders
+from trnflow.tasks.system.json_objects import read_object
 from trnflow.tasks.system.private_files import is_lookup_name, lookup_name, make_home
 from trnflow.tasks.system.redaction import hide_secrets
 
@@ -78,7 +80,9 @@ class Resolver:
         """
         # the name may be a URL with credentials: the file holds HMACs alone
         answers = self.home / "resolved.json"
-        known = json.loads(answers.read_text()) if answers.exists() else {}
+        known: dict[str, Json] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged file costs asking again
+            known = read_object(answers.read_bytes())
         if self.offline:
             asked = name if name in known or not known else self.lookup_name(name)  # earlier versions stored the name
             if asked not in known:
