@@ -50,8 +50,7 @@ def page(title: str, subtitle: str, notes: Sequence[str], evaluation: Meta | Non
 
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
-    html = template.render(title=title, subtitle=subtitle, notes=notes, evaluation=evaluation, run=run)
-    return html.encode(errors="replace").decode()  # halves of pairs, which JSON may hold, are no UTF-8
+    return template.render(title=title, subtitle=subtitle, notes=notes, evaluation=evaluation, run=run)
 
 
 def write_page(folder: Path) -> None:

@@ -16,7 +16,6 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.sources.download_cache import DownloadCache
 from trnflow.tasks.sources.paths import Folders
-from trnflow.tasks.system.json_objects import read_object
 from trnflow.tasks.system.private_files import is_lookup_name, lookup_name, make_home
 from trnflow.tasks.system.redaction import hide_secrets
 
@@ -81,8 +80,8 @@ class Resolver:
         # the name may be a URL with credentials: the file holds HMACs alone
         answers = self.home / "resolved.json"
         known: dict[str, Json] = {}
-        with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged file costs asking again
-            known = read_object(answers.read_bytes())
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
+            known = dict(json.loads(answers.read_bytes()))  # a damaged file costs asking again
         if self.offline:
             asked = name if name in known or not known else self.lookup_name(name)  # earlier versions stored the name
             if asked not in known:

@@ -287,6 +287,8 @@ def checked_lease(data: bytes) -> LeaseDocument:
     document = cast(LeaseDocument, read_shape(data, LeaseDocument))
     if any("/" in name for name in (document["token"], document["run"], document["attempt"])):  # names of files
         raise ValueError("its token, run or attempt is a path")
+    if not 0 < document["process"]["pid"] < 1 << 31:  # to `kill`, 0 and below are groups of processes
+        raise ValueError(f"its pid is {document['process']['pid']}")
     if document["ttl"] <= 0:
         raise ValueError(f"its ttl is {document['ttl']} s")
     return document

@@ -200,7 +200,9 @@ class _Marker:
         document = self._document(name)
         key = name.split("/")[1]
         pid, host = str(document.get("pid")), document.get("host")
-        lives_here = host == socket.gethostname() and pid.isdecimal() and is_running(int(pid))
+        lives_here = (
+            host == socket.gethostname() and pid.isdecimal() and 0 < int(pid) < 1 << 31 and is_running(int(pid))
+        )
         is_running_now = key in self._leased or (document.get("outcome") == "running" and lives_here)
         if is_running_now or self._is_young(name) or str(document.get("run")) in self._runs:
             self._follow(document, "attempts")
