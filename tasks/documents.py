@@ -8,6 +8,13 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import PlacedError
 
 
+class Format(TypedDict):
+    """`FORMAT.json`, which makes a folder a store."""
+
+    format: int
+    hash: str
+
+
 class Manifest(TypedDict):
     """The files of an artifact: (path, size, digest), sorted by path."""
 
@@ -20,10 +27,10 @@ class KeyDocument(TypedDict):
     """What a stage's result depends on; its digest is the key.
 
     code: {module or asset: hash}; params: {setting: value}; inputs: {name: digest, or identity of a source}; env:
-    {distribution: version}; accel: accelerator and machine, or {}.
+    {distribution: version}; accel: accelerator and machine, or {}; schema: none in form 1.
     """
 
-    schema: int
+    schema: NotRequired[int]
     stage: str
     code: dict[str, str]
     params: Meta
@@ -74,6 +81,44 @@ class Record(RecordName, Documented):
 class Failure(TypedDict):
     type: str
     message: str
+
+
+class Holding(TypedDict):
+    """The process that took a lease: `Process` as JSON."""
+
+    host: str
+    boot: str
+    space: str
+    pid: int
+    start: int
+
+
+class LeaseDocument(TypedDict):
+    """`leases/<key>/<fence>.json`. since: in UTC; ttl: seconds without a heartbeat until takeover."""
+
+    token: str
+    process: Holding
+    run: str
+    attempt: str
+    since: str
+    ttl: float
+
+
+class Counted(TypedDict):
+    """Progress. eta: seconds."""
+
+    step: float | None
+    of: float | None
+    unit: str | None
+    eta: float | None
+
+
+class Heartbeat(TypedDict, total=False):
+    """`leases/<key>/<fence>.<token>`. beat: how many there were; at: in UTC; progress: {} before the first report."""
+
+    beat: int
+    at: str
+    progress: Counted | dict[str, None]
 
 
 class Journal(TypedDict, total=False):
@@ -130,8 +175,8 @@ class StageFacts(TypedDict):
 class RecordedStage(StageFacts):
     """A stage in a run record."""
 
-    metrics: Meta
-    figures: Meta
+    metrics: NotRequired[Meta]
+    figures: NotRequired[Meta]
 
 
 class Start(TypedDict):

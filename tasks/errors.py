@@ -2,6 +2,7 @@
 
 TrnflowError
 ├── ConfigError          a recipe, an override or a setting is wrong                     exit 2
+│   └── DamagedFormat    a store's FORMAT.json is damaged                                exit 2
 ├── DataError            a row, file, column or label is wrong                           exit 1
 ├── ModelError           a model, tokenizer or layout does not fit                       exit 1
 ├── CompileError         a graph that precompile did not list, or one that failed        exit 1
@@ -10,6 +11,7 @@ TrnflowError
 ├── MissingDependency    an optional package or compiler is not installed                exit 1
 ├── ProcessFailed        a stage's process died without saying why                       exit 1
 ├── MachineError         a disk, a permission, memory or a limit of this machine         exit 1
+│   └── HomeRemoved      the home was removed in mid-run                                 exit 1
 ├── StoreError           the store can't be read or written (never a miss)               exit 1
 │   ├── BlobLost         a blob is missing or corrupt; its artifact is made again        exit 1
 │   └── ReadOnlyStore    results are found, none can be added                            exit 1
@@ -72,6 +74,10 @@ class ConfigError(TrnflowError):
     exit_code = 2
 
 
+class DamagedFormat(ConfigError):
+    pass
+
+
 class DataError(TrnflowError):
     pass
 
@@ -101,6 +107,10 @@ class ProcessFailed(TrnflowError):
 
 
 class MachineError(TrnflowError):
+    pass
+
+
+class HomeRemoved(MachineError):
     pass
 
 

@@ -26,6 +26,7 @@ from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
 from trnflow.tasks.sources.hub_errors import is_out_of_reach
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.system.terminal import one_line
 
 FEWEST_ROWS = 20
 FEW_ROWS = 2000
@@ -236,7 +237,8 @@ def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
     extends = draft.base if hub else [draft.base, SCRATCH[draft.base]]
     lines = [
         f"# Written by `trnflow new`. All settings: `trnflow config {name}.yaml`; what they mean: `trnflow settings`.",
-        *(f"# {line}" for line in report(draft, looked) if not line.startswith("or ")),
+        # names of the data's: a newline in one would end the comment, and begin a setting, such as a hook
+        *(f"# {one_line(line)}" for line in report(draft, looked) if not line.startswith("or ")),
     ]
     lines.append(f"extends: {_flow(extends)}   # --on NAME takes other hardware")
     for section, settings in draft.settings.items():
@@ -255,9 +257,9 @@ def _section(section: str, settings: Meta, draft: Draft) -> Iterator[str]:
     for name in dict.fromkeys([*settings, *commented]):
         why = draft.why.get(f"{section}.{name}")
         if name in settings:
-            yield f"  {name}: {_flow(settings[name])}{f'   # {why}' if why else ''}"
+            yield f"  {name}: {_flow(settings[name])}{f'   # {one_line(why)}' if why else ''}"
         for value, reason in draft.others.get(f"{section}.{name}", ()):
-            yield f"  # {name}: {_flow(value)}   # {reason}"
+            yield f"  # {name}: {_flow(value)}   # {one_line(reason)}"
 
 
 def _flow(value: Any) -> str:

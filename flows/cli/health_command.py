@@ -1,6 +1,7 @@
 """`trnflow health [RECIPE]`: whether schedule, queue, store and champions are as they should be, for monitoring.
 
-Answers within SECONDS and the time of its imports, also while servers and store do not answer.
+Answers within SECONDS and the time of its imports, also while servers and store do not answer. A store that is slow is no
+problem: what it did not answer is named, and its recipes are asked at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from urllib.request import Request, urlopen
 from trnflow.flows.champions.lost import lost_champion
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.health_report import (
+    SECONDS,
     Health,
     HealthParts,
     LastFiring,
@@ -46,6 +49,7 @@ from trnflow.flows.services.prefect_server import asks_for_login, client_login
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError, unexpected
 from trnflow.tasks.events import log_file, unsent_runs
+from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger, recipes_of
@@ -57,8 +61,6 @@ from trnflow.tasks.system.redaction import hide_secrets, scrub_all
 from trnflow.tasks.system.whole_file import write_whole
 from trnflow.tasks.tracking import tracking_address
 
-SECONDS = 2.0
-"""How long all parts together may take."""
 SOCKET_SECONDS = 1.5
 LATE_SECONDS = 300.0
 SPOOL_SECONDS = 86400.0
@@ -67,11 +69,28 @@ BAD = ("failed", "stopped", "killed")
 """Outcomes of a last firing that are a problem."""
 DUE = ["SCHEDULED", "PENDING", "RUNNING"]
 
+SLOW = 3
+"""The exit code when there is no problem, and not every answer."""
+READERS = 16
+"""How many recipes of a store are asked at a time."""
+
 Problems = list[str]
 
 
+@dataclass
+class Asked:
+    """What the store has said of its recipes so far; the threads that ask it add to it.
+
+    names: None before the store has listed them. rows: {recipe: its row, or None because of a problem}.
+    """
+
+    names: list[str] | None = None
+    rows: dict[str, RecipeHealth | None] = field(default_factory=dict)
+    problems: dict[str, Problems] = field(default_factory=dict)
+
+
 def add_commands(sub: Any, store: ArgumentParser) -> None:
-    text = "say whether schedule, queue, store and champions are well; exit code 1 if not"
+    text = "say whether schedule, queue, store and champions are well; exit code 1 if not, 3 if answers are missing"
     parser = add_command(sub, "health", health, store, text)
     parser.add_argument(
         "recipe", metavar="RECIPE", nargs="?", help="a recipe's name or file; default: all of the store"
@@ -79,12 +98,13 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 
 def health(options: Namespace) -> int:
-    """Print the state of each part and all problems; write the page of `trnflow ui`. Exit code 1 if there are any."""
+    """Print the state of each part and all problems; write the page of `trnflow ui`. Exit code 1 if there are any, SLOW if
+    there are none and something did not answer in time."""
     recipe = model_name(options.recipe).recipe if options.recipe else None
     root = root_of(options.recipe, options.store) or default_root(home_folder())
     found = look_after(home_folder(), root, recipe)
     emit(options, found, *lines_of(found))
-    code = 0 if found["healthy"] else 1
+    code = 1 if found["problems"] else SLOW if found["unanswered"] else 0
     if found["unanswered"]:
         exit_at_once(code)  # their threads may wait for minutes
     return code
@@ -92,16 +112,23 @@ def health(options: Namespace) -> int:
 
 def look_after(home: Path, root: str, recipe: str | None = None) -> Health:
     """Look at each part, and write `<home>/reports/health.html`."""
+    asked = Asked()
     parts: dict[str, Callable[[Problems], Any]] = {
         "prefect": partial(_prefect, home, recipe), "mlflow": partial(_mlflow, home), "store": partial(_space, home, root),
-        "spool": partial(_spool, home), "verify": partial(_verify, home, root), "recipes": partial(_recipes, home, root, recipe),
+        "spool": partial(_spool, home), "verify": partial(_verify, home, root),
+        "recipes": partial(_recipes, home, root, recipe, asked),
     }  # fmt: skip
     found, problems = _in_time(parts)
-    unanswered = [name for name in parts if name not in found]
-    problems += [f"{name}: no answer within {SECONDS:.0f} s" for name in unanswered]
+    unanswered = [name for name in parts if name not in found and (name != "recipes" or asked.names is None)]
+    rows, names = dict(asked.rows), asked.names or []
+    if asked.names is not None:
+        found["recipes"] = [row for name in names if (row := rows.get(name))]
+        unanswered += [f"{name} (recipe)" for name in names if name not in rows]
+        problems += [problem for name in names if name in rows for problem in asked.problems[name]]
     answers = cast(HealthParts, {name: hide_secrets(found.get(name)) for name in parts})
     document: Health = {
-        "healthy": not problems, "created": now(), "problems": scrub_all(problems), "unanswered": unanswered, **answers,
+        "healthy": not problems and not unanswered, "created": now(), "problems": scrub_all(problems),
+        "unanswered": unanswered, **answers,
     }  # fmt: skip
     with contextlib.suppress(OSError):  # a full disk, which the answer names
         write_whole(page_file(home), page_of(document))
@@ -118,16 +145,8 @@ def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problem
     problems: dict[str, Problems] = {}
 
     def call(name: str, part: Callable[[Problems], Any]) -> None:
-        own: Problems = []
-        try:
-            result = part(own)
-        except TrnflowError as error:
-            result, own = None, [*own, f"{name}: {error.message}"]
-        except OSError as error:
-            result, own = None, [*own, f"{name}: {error}"]
-        except Exception as error:
-            result, own = None, [*own, f"{name}: {unexpected(error).message}"]
-        problems[name], found[name] = own, result
+        problems[name] = []
+        found[name] = _answer(name, part, problems[name])
 
     threads = [threading.Thread(target=call, args=each, daemon=True) for each in parts.items()]
     deadline = time.monotonic() + SECONDS
@@ -138,6 +157,19 @@ def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problem
         thread.join(max(deadline - time.monotonic(), 0.0))
     found = dict(found)
     return found, [problem for name in parts if name in found for problem in problems[name]]
+
+
+def _answer(name: str, part: Callable[[Problems], Any], problems: Problems) -> Any:
+    """Return what a part returns; None after an error, which becomes a problem."""
+    try:
+        return part(problems)
+    except TrnflowError as error:
+        problems.append(f"{name}: {error.message}")
+    except OSError as error:
+        problems.append(f"{name}: {error}")
+    except Exception as error:
+        problems.append(f"{name}: {unexpected(error).message}")
+    return None
 
 
 def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealth:
@@ -226,18 +258,28 @@ def _verify(home: Path, root: str, problems: Problems) -> LastVerified:
     return last
 
 
-def _recipes(home: Path, root: str, recipe: str | None, problems: Problems) -> list[RecipeHealth]:
+def _recipes(home: Path, root: str, recipe: str | None, asked: Asked, problems: Problems) -> None:
     store = Store(root, home)
-    if not store.is_made() and _is_awaited(home, root):
-        return []
-    store.check()
-    return [_recipe(store, name, problems) for name in ([recipe] if recipe else recipes_of(store))]
+    if not store.is_made():
+        if not _is_awaited(home, root):
+            store.check()
+        asked.names = []
+        return
+    names = [recipe] if recipe else recipes_of(store)
+    asked.names = names
+    runs = {*store.run_ids()}
+
+    def ask(name: str) -> None:
+        asked.problems[name] = []
+        asked.rows[name] = _answer(name, partial(_recipe, store, name, runs), asked.problems[name])
+
+    in_threads(ask, names, READERS)
 
 
-def _recipe(store: Store, name: str, problems: Problems) -> RecipeHealth:
+def _recipe(store: Store, name: str, runs: set[str], problems: Problems) -> RecipeHealth:
     ledger = read_ledger(store, name)
     champion, stands = ledger.champion, ledger.stands
-    last = _last(store, ledger)
+    last = _last(store, ledger, runs)
     if lost := lost_champion(store, ledger):
         problems.append(f"{name}: {lost}")
     if last and last["outcome"] in BAD:
@@ -251,12 +293,12 @@ def _recipe(store: Store, name: str, problems: Problems) -> RecipeHealth:
     return {"recipe": name, "champion": serves, "last": last, "failures": stands["failures"]}
 
 
-def _last(store: Store, ledger: Ledger) -> LastFiring | None:
-    """Return the newest firing, with what its run took."""
+def _last(store: Store, ledger: Ledger, runs: set[str]) -> LastFiring | None:
+    """Return the newest firing, with what its run took. runs: those on record."""
     name, entries = ledger.recipe, map(ledger.entry, ledger.numbers)
     decided = next((entry for entry in entries if entry["by"] == "retrain"), None)
     fired: list[Firing | Entry] = [*read_firings(store.home, name, store.root)[:1]]
-    fired += [*([decided] if decided else []), *killed_retrains(store, name, {*store.run_ids()})]
+    fired += [*([decided] if decided else []), *killed_retrains(store, name, runs)]
     if not fired:
         return None
     newest = max(fired, key=lambda one: (not is_ahead(one["created"]), one["created"]))

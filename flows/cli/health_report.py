@@ -11,6 +11,9 @@ from trnflow.flows.services.login import OPEN
 from trnflow.tasks.store.ledger.entries import Forced
 from trnflow.tasks.store.verify import LastVerified
 
+SECONDS = 2.0
+"""How long all parts together may take."""
+
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
@@ -96,7 +99,8 @@ class HealthParts(TypedDict):
 
 
 class Health(HealthParts):
-    """What `trnflow health --json` prints. unanswered: names of parts."""
+    """What `trnflow health --json` prints. healthy: no problem, and every answer. unanswered: names of parts, and of recipes
+    (`NAME (recipe)`), that did not answer in time."""
 
     healthy: bool
     created: str
@@ -106,12 +110,17 @@ class Health(HealthParts):
 
 def lines_of(found: Health) -> list[str]:
     """Return what is printed: a line for each part, then the problems."""
-    head = "healthy" if found["healthy"] else f"not healthy: {len(found['problems'])} problems"
     return [
-        head,
-        report.aligned([("part", "state"), *_rows(found)]),
+        _state(found),
+        *report.aligned([("part", "state"), *_rows(found)]),
         *(f"problem: {problem}" for problem in found["problems"]),
     ]
+
+
+def _state(found: Health) -> str:
+    if found["problems"]:
+        return f"not healthy: {len(found['problems'])} problems"
+    return "slow: not everything answered" if found["unanswered"] else "healthy"
 
 
 def page_of(found: Health) -> str:
@@ -119,8 +128,9 @@ def page_of(found: Health) -> str:
     from jinja2 import Environment, StrictUndefined
 
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE)
-    title = "trnflow is healthy" if found["healthy"] else "trnflow is not healthy"
-    return template.render(title=title, created=found["created"], problems=found["problems"], rows=_rows(found))
+    title = f"trnflow is {_state(found)}"
+    html = template.render(title=title, created=found["created"], problems=found["problems"], rows=_rows(found))
+    return html.encode(errors="replace").decode()  # halves of pairs, which JSON may hold, are no UTF-8
 
 
 def _rows(found: Health) -> list[tuple[str, str]]:
@@ -141,7 +151,9 @@ def _rows(found: Health) -> list[tuple[str, str]]:
         "spool": spool and f"{spool['runs']} runs that MLflow lacks, the oldest {spool['oldest_seconds']:.0f} s old",
         "verify": verify and (f"{verify['created']}: {verify['damaged']} damaged" if verify["created"] else "never"),
     }
-    return rows + [(name, state or "unknown") for name, state in states.items()]
+    late = dict.fromkeys(found["unanswered"], f"no answer within {SECONDS:.0f} s")
+    rows += [(name, text) for name, text in late.items() if name not in states]
+    return rows + [(name, state or late.get(name, "unknown")) for name, state in states.items()]
 
 
 def _recipe_rows(one: RecipeHealth) -> list[tuple[str, str]]:

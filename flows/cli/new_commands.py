@@ -28,7 +28,7 @@ from trnflow.flows.authoring.write import (
     write_recipe,
 )
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.output import emit, say
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.runner.work_folders import open_home
@@ -141,9 +141,9 @@ def _choose(looked: Looked, given: Tree, options: Namespace) -> Draft:
 def _ask(question: Question) -> list[str]:
     """Ask for one of the choices by its number; return its settings."""
     choices = list(question.choices)
-    sys.stderr.write(f"{question.message}\n")
+    say(question.message)
     for number, choice in enumerate(choices, 1):
-        sys.stderr.write(f"  {number}  {choice} ({question.choices[choice]})\n")
+        say(f"  {number}  {choice} ({question.choices[choice]})")
     while True:
         sys.stderr.write(f"1 to {len(choices)}: ")
         sys.stderr.flush()

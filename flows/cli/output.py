@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from trnflow.tasks.errors import BlobLost, TrnflowError
 from trnflow.tasks.system.log_lines import LogLines
 from trnflow.tasks.system.redaction import hide_override, hide_secrets, scrub
+from trnflow.tasks.system.terminal import one_line, printable
 
 if TYPE_CHECKING:
     from trnflow.tasks.artifact import Json
@@ -23,11 +24,21 @@ _OWN_RECIPE = re.compile(r"`trnflow (run|prepare|plan)(?P<rest>| --[^`]*)`")
 
 
 def emit(options: Namespace, document: Mapping[str, Json], *lines: object) -> None:
-    """Print `document` as a line of JSON, secrets hidden, with --json; else each of `lines` as it is."""
+    """Print `document` as a line of JSON, secrets hidden, with --json; else `lines`, each as one line."""
     if options.json:
         emit_json({"schema": 1, **document})
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        tell(*lines)
+
+
+def tell(*lines: object) -> None:
+    """Print each of `lines` as one line on stdout, its control characters escaped."""
+    sys.stdout.write("".join(f"{one_line(line)}\n" for line in lines))
+
+
+def say(*lines: object) -> None:
+    """Print each of `lines` as one line on stderr, its control characters escaped and secrets hidden."""
+    sys.stderr.write("".join(f"{one_line(scrub(str(line)))}\n" for line in lines))
 
 
 def emit_json(document: Json) -> None:
@@ -61,16 +72,21 @@ def say_error(error: TrnflowError) -> None:
         )
         return
     where = f" in {error.stage}" if error.stage else ""
-    sys.stderr.write(f"error{where}: {scrub(error.message)}\n")
+    sys.stderr.write(f"error{where}: {_indented(error.message)}\n")
     if error.fix:
-        sys.stderr.write(f"  fix: {scrub(error.fix)}\n")
+        sys.stderr.write(f"  fix: {_indented(error.fix)}\n")
+
+
+def _indented(text: str) -> str:
+    """Return a text, secrets hidden, whose further lines are indented: none looks like a line of ours."""
+    return re.sub(r"\n(?=\S)", "\n    ", printable(scrub(text)))
 
 
 def print_error(error: TrnflowError, options: Namespace) -> int:
     """Print an error, its fix completed, and with --debug its traceback; return its exit code."""
     say_error(complete(error, options))
     if options.debug:
-        sys.stderr.write(scrub(error.details))
+        sys.stderr.write(printable(scrub(error.details)))
     return error.exit_code
 
 

@@ -68,7 +68,7 @@ def plan(options: Namespace) -> int:
         "notes": notes,
         **({"error": error.to_json()} if error else {}),
     }
-    lines = [report.plan_table(steps, price), *[f"time     {expected}"] * bool(expected)]
+    lines = [*report.plan_table(steps, price), *[f"time     {expected}"] * bool(expected)]
     lines += [str(memory), *[f"auto     {chosen}"] * bool(chosen)]
     emit(options, document, *lines, *(f"note: {note}" for note in notes))
     return print_error(error, options) if error else 0
@@ -139,7 +139,7 @@ def show(options: Namespace) -> int:
     if options.stage is None:
         steps = list(make_plan(graph, context).steps.values())
         stages = [_plan_json(step, recipe.price_per_hour) | {"metrics": step.metrics} for step in steps]
-        emit(options, {"recipe": recipe.name, "stages": stages}, report.table(steps))
+        emit(options, {"recipe": recipe.name, "stages": stages}, *report.table(steps))
         return 0
     step, artifact = result_of_recipe(recipe, context.store, graph.stage(options.stage))
     described = {
@@ -154,7 +154,7 @@ def show(options: Namespace) -> int:
         "figures": step.figures,
         "files": [list(file) for file in artifact.files],
     }
-    emit(options, described, yaml.safe_dump(described, sort_keys=False, width=120).rstrip("\n"))
+    emit(options, described, *yaml.safe_dump(described, sort_keys=False, width=120).rstrip("\n").split("\n"))
     return 0
 
 

@@ -17,6 +17,7 @@ from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.format.preview import Row, preview
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.retention import PREVIEW
+from trnflow.tasks.system.terminal import one_line, printable
 
 OPEN, CLOSE = "⟦", "⟧"
 
@@ -54,14 +55,15 @@ def print_rows(rows: list[Row], stream: TextIO) -> None:
 
     console = Console(file=stream, highlight=False, soft_wrap=True)
     for row in rows:
-        what = f"label {row.label}" if row.label is not None else f"{row.supervised} trained on"
+        what = f"label {one_line(row.label)}" if row.label is not None else f"{row.supervised} trained on"
         console.print(Text(f"row {row.number}: {row.tokens} tokens, {what}", style="bold"))
         text = Text()
         for span in row.spans:
             if console.is_terminal:
-                text.append(span.text, style="green" if span.train else "")
+                text.append(printable(span.text), style="green" if span.train else "")
             else:
-                text.append(f"{OPEN}{span.text}{CLOSE}" if span.train else span.text)
+                shown = printable(span.text)
+                text.append(f"{OPEN}{shown}{CLOSE}" if span.train else shown)
         console.print(text, end="\n\n")
 
 

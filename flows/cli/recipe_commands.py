@@ -37,7 +37,11 @@ def describe_settings(options: Namespace) -> int:
         sys.stdout.write(markdown(settings.Recipe))
         return 0
     chosen = _named(options.name)
-    emit(options, {"settings": [setting._asdict() for setting in chosen]}, "\n\n".join(map(_described, chosen)))
+    emit(
+        options,
+        {"settings": [setting._asdict() for setting in chosen]},
+        *"\n\n".join(map(_described, chosen)).split("\n"),
+    )
     return 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from typing import TYPE_CHECKING
 
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.output import emit_json, print_error
+from trnflow.flows.cli.output import emit_json, print_error, say, tell
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.plan import Options
@@ -56,20 +55,19 @@ def rehearse_before(context: RunContext, what: Options) -> TrnflowError | None:
     with Progress() as progress:
         rehearsal = rehearse_first(context, what, (progress,))
     if rehearsal is not None and rehearsal.fault is None:
-        sys.stderr.write(f"rehearsed in {rehearsal.seconds:.0f} s, without a fault; the run begins\n")
+        say(f"rehearsed in {rehearsal.seconds:.0f} s, without a fault; the run begins")
     return rehearsal.fault if rehearsal else None
 
 
 def print_rehearsal(rehearsal: Rehearsal, name: str) -> None:
     """Print the remarks, and what went well."""
-    out = sys.stdout
-    for remark in rehearsal.remarks:
-        out.write(f"remark: {scrub(remark)}\n")
+    tell(*(f"remark: {scrub(remark)}" for remark in rehearsal.remarks))
     if rehearsal.fault is None:
         killed = "; training was killed once and went on" if rehearsal.killed else ""
-        out.write(
-            f"{rehearsal.memory}\n{name} is sound: every stage ran on a few rows{killed} ({rehearsal.seconds:.0f} s)\n"
+        tell(
+            rehearsal.memory,
+            f"{name} is sound: every stage ran on a few rows{killed} ({rehearsal.seconds:.0f} s)",
         )
     else:
         stage = f" in {rehearsal.fault.stage}" if rehearsal.fault.stage else ""
-        out.write(f"{name} would fail{stage} (found after {rehearsal.seconds:.0f} s)\n")
+        tell(f"{name} would fail{stage} (found after {rehearsal.seconds:.0f} s)")

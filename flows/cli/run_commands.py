@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.output import complete, emit_json, exit_at_once, print_error
+from trnflow.flows.cli.output import complete, emit_json, exit_at_once, print_error, say, tell
 from trnflow.flows.cli.rehearse_command import rehearse_before
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
@@ -52,7 +51,7 @@ def run(options: Namespace) -> int:
     idle = not context.plan.due(what)
     if not idle and what.until not in DATA_STAGES:
         if expected := expect_training(recipe, context.plan):
-            sys.stderr.write(f"{expected}\n")
+            say(expected)
         fault = None if options.no_rehearse else rehearse_before(context, what)
         if fault is not None:
             print_error(fault, options)
@@ -102,7 +101,7 @@ def _run_stages(options: Namespace, context: RunContext, what: Options) -> Resul
 
 def _run_without_prefect(context: RunContext, what: Options, progress: Progress, away: ConfigError) -> Result:
     warning = f"{away.message}; the run goes on without Prefect"
-    sys.stderr.write(f"warning: {warning}\n")
+    say(f"warning: {warning}")
     return _run_directly(context, what, progress, warning)
 
 
@@ -116,13 +115,12 @@ def _run_directly(context: RunContext, what: Options, progress: Progress, warnin
 def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     from trnflow.flows.services.pages import pages
 
-    out = sys.stdout
-    out.write(f"\n{report.table(result.steps)}\n\n")
+    tell("", *report.table(result.steps), "")
     if idle:
-        out.write(f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)\n")
+        tell(f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)")
     elif result.error is None:
         seconds, dollars = result.record["seconds"], result.record["dollars"]
         cost = f" (${dollars:.2f} on {recipe.hardware.name})" if dollars else ""
-        out.write(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}\n")
-    out.writelines(f"{line}\n" for line in pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))
-    out.writelines(f"note: {scrub(note)}\n" for note in result.notes)  # the verdict is the last of them
+        tell(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}")
+    tell(*pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))
+    tell(*(f"note: {scrub(note)}" for note in result.notes))  # the verdict is the last of them

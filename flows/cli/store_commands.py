@@ -60,7 +60,7 @@ def verify(options: Namespace) -> int:
     from trnflow.tasks.store.verify import note_verified
     from trnflow.tasks.store.verify import verify as read_all
 
-    store = made_store(options.store)
+    store = made_store(options.store, damaged=True)
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
     cache = None if store.is_local else store.cache
     result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
@@ -92,7 +92,7 @@ def gc(options: Namespace) -> int:
     parts = (("kept for", result.kept), ("to the trash", result.swept), ("for good", result.purged))
     for part, tally in parts:
         rows += [(part, kind, str(tally.files[kind]), f"{tally.bytes[kind] / 1e6:.1f}") for kind in sorted(tally.files)]
-    lines = [report.aligned(rows)]
+    lines = report.aligned(rows)
     if result.restored:
         lines.append(f"{len(result.restored)} files came back from the trash: something needs them again")
     if result.dry_run:

@@ -18,6 +18,7 @@ from trnflow.flows.display.report import MARKS, number, seconds
 from trnflow.tasks.events import Event, Reader, RunState, StageState
 from trnflow.tasks.events.state import Clock
 from trnflow.tasks.system.log_lines import LogLines
+from trnflow.tasks.system.terminal import one_line
 
 LOG_SECONDS = 10.0
 """The shortest time between two lines of training in a log."""
@@ -186,12 +187,13 @@ class Screen:
 
         def shown() -> Text:
             width = columns(self._stream, console.width) - 1  # a full line would wrap on some terminals
-            return Text(terminal_line(at, width, time.time()), no_wrap=True, overflow="crop")
+            return Text(one_line(terminal_line(at, width, time.time())), no_wrap=True, overflow="crop")
 
         self._live = Live(console=console, get_renderable=shown, refresh_per_second=REFRESHES, transient=True)
         self._live.start(refresh=True)
 
     def say(self, text: str, **fields: Any) -> None:
+        text = one_line(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -221,7 +223,7 @@ class Progress(Reader):
             if isinstance(stream, LogLines):
                 stream.record(" ".join(text.split()), **fields)
             else:
-                stream.write(f"{text}\n")
+                stream.write(f"{one_line(text)}\n")
                 stream.flush()
 
         self._view = Screen(stream) if self._terminal else Lines(say)

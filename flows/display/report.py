@@ -11,6 +11,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.scores import NAMES
 from trnflow.tasks.keys.lineage import Change
+from trnflow.tasks.system.terminal import one_line
 from trnflow.tasks.training.automatic import open_settings
 
 FIRST_METRICS = (*NAMES, "train_rows", "rows_truncated", "rows_unsupervised")
@@ -26,7 +27,7 @@ MARKS = {"hit": "=", "ran": "+", "skip": "-", "run": "+", "maybe": "?"}
 example."""
 
 
-def table(steps: list[Step]) -> str:
+def table(steps: list[Step]) -> list[str]:
     """Return the table of a finished run: stage, action, seconds, artifact, and main metrics, else the action's reason."""
     rows = [("stage", "", "seconds", "artifact", "key figures")]
     for step in steps:
@@ -35,7 +36,7 @@ def table(steps: list[Step]) -> str:
     return aligned(rows)
 
 
-def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> str:
+def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> list[str]:
     """Return the table of a plan: stage, action, expected seconds and size, and why, with totals if any stage is due.
 
     price_per_hour: USD; above 0 the table has a column of dollars.
@@ -65,11 +66,12 @@ def _expected(time: float | None, size: int | None, price_per_hour: float) -> tu
     return seconds(time), bytes_(size), "?" if time is None else f"{dollars(time, price_per_hour):.2f}"
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows of equally many cells as text in aligned columns; the first row is the heading."""
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table with aligned columns, for rows of equally many cells; the first row is the heading."""
+    rows = [tuple(map(one_line, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
 def highlights(step: Step) -> str:

@@ -68,7 +68,8 @@ def run_page(
     }
     title, subtitle = f"{document['recipe']}: run {run}", f"{head}{spent}{about}"
     said = dict.fromkeys([*first, *wrong, *notes, *document.get("notes", [])])
-    return page(title, subtitle, scrub_all([*said]), evaluation, scrub_all(part))
+    html = page(title, subtitle, scrub_all([*said]), evaluation, scrub_all(part))
+    return html.encode(errors="replace").decode()  # halves of pairs, which JSON may hold, are no UTF-8
 
 
 def verdict_on(run: str, entries: Iterable[Entry]) -> str | None:

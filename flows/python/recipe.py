@@ -30,6 +30,7 @@ from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.notebook_functions import named_functions
 from trnflow.tasks.sources.frames import data_settings
 from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.terminal import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,7 +181,7 @@ class Plan:
         self.stages: list[PlannedStage] = [step.to_json() for step in steps]
         chosen = report.chosen(plan.roles["training"], ROLES["chunks"])
         self.notes: list[str] = [*plan.notes, *[f"auto: {chosen}"] * bool(chosen)]
-        self._text = report.plan_table(steps, recipe.price_per_hour)
+        self._lines = report.plan_table(steps, recipe.price_per_hour)
 
     @property
     def due(self) -> list[str]:
@@ -194,7 +195,7 @@ class Plan:
         return pd.DataFrame(self.stages)
 
     def __repr__(self) -> str:
-        return "\n".join([self._text, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*self._lines, *(one_line(f"note: {note}") for note in self.notes)])
 
     def _repr_html_(self) -> str:
         columns = ("stage", "action", "seconds", "bytes", "why")

@@ -8,7 +8,7 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trnflow.tasks.config import (
     NOT_KEYED,
@@ -25,6 +25,7 @@ from trnflow.tasks.config import (
 )
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.launch import GRACE_SECONDS
+from trnflow.tasks.store.lease import LONGEST_TTL
 from trnflow.tasks.system.compiler_flags import FLAGS
 
 
@@ -52,7 +53,7 @@ class StoreConfig(StageConfig):
     `store` in the home (TRNFLOW_HOME)."""
     min_free_gb: NonNegative = 1.0
     """The space that must stay free on the store's disk, in GB (10^9 bytes)."""
-    lease_ttl_seconds: Seconds = 60.0
+    lease_ttl_seconds: Annotated[float, Field(gt=0, le=LONGEST_TTL)] = 60.0
     """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
 
 

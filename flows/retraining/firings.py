@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 
 from trnflow.tasks.store.ledger.entries import quoted_name
 from trnflow.tasks.system.clock import now
-from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.json_objects import misfit, parsed
 from trnflow.tasks.system.private_files import make_home
 from trnflow.tasks.system.redaction import scrub
 from trnflow.tasks.system.whole_file import write_whole
@@ -45,7 +45,7 @@ def read_firings(home: Path, recipe: str, root: str) -> list[Firing]:
     """Return the firings that `note_firing` added, the newest first. root: of the store."""
     file = _file(home, recipe)
     lines = file.read_bytes().splitlines() if file.exists() else []
-    firings = [firing for line in reversed(lines) if (firing := parsed(line))]
+    firings = [firing for line in reversed(lines) if (firing := parsed(line)) and not misfit(firing, Firing)]
     return [cast(Firing, firing) for firing in firings if firing.pop("store", "") in ("", scrub(root))]
 
 

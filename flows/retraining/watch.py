@@ -23,6 +23,7 @@ from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger.entries import quoted_name
 from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.json_objects import read_object
 from trnflow.tasks.system.private_files import make_home
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -140,7 +141,7 @@ def _read(file: Path) -> WatchState:
     """Return what earlier looks saw; nothing if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         # a damaged file costs one look: the data then count as new
-        document: Meta = json.loads(file.read_text(encoding="utf-8"))
+        document: Meta = read_object(file.read_bytes())
         return WatchState(
             str(document["data"]), float(document["since"]), int(document["told"]), float(document["last"])
         )

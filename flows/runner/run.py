@@ -20,8 +20,9 @@ from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import clean
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import RunRecord
-from trnflow.tasks.errors import BlobLost, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
+from trnflow.tasks.errors import BlobLost, HomeRemoved, Interrupted, ReadOnlyStore, StoreError, TrnflowError, unexpected
 from trnflow.tasks.launch import landlock
+from trnflow.tasks.system.home import watched_home
 from trnflow.tasks.system.redaction import scrub, scrubbed
 
 REPAIRS = 10
@@ -83,17 +84,18 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
     clean(context.store)
     result = Result(context.run)
     stopped = Interrupted("interrupted", "run the same command again: finished stages hit, training resumes")
-    with begin_log(context, options):
+    with begin_log(context, options), watched_home(context.store.home) as removed:
         try:
             plan = plan or make_plan(graph, context)
             _settle_all(plan, context, options, around)
         except TrnflowError as error:
-            result.error = scrubbed(error)
+            result.error = scrubbed(removed() or error)
         except KeyboardInterrupt:
             result.error = stopped
         except Exception as error:  # an error of this program: on record as one, and raised
-            result.error = scrubbed(unexpected(error))
-            raise
+            result.error = removed() or scrubbed(unexpected(error))
+            if not isinstance(result.error, HomeRemoved):
+                raise
         # Prefect's TerminationSignal, raised when a run is cancelled: Prefect's engine acts on it
         except BaseException:
             result.error = stopped

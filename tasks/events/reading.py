@@ -10,7 +10,7 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events.event_types import SCHEMA, Event, checked_event
 from trnflow.tasks.events.retention import is_written
 from trnflow.tasks.events.state import RunState, fold
-from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.json_objects import parsed
 
 READ_BYTES = 1 << 20
 

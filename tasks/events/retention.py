@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.json_objects import parsed
 
 FILE = "events.jsonl"
 UNSENT = "mlflow/cursor.json"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypedDict, cast
+from typing import cast
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import RecordedStage, RunRecord
+from trnflow.tasks.documents import Counted, RecordedStage, RunRecord
 from trnflow.tasks.errors import ErrorDocument, PlacedError
 from trnflow.tasks.events.event_types import Event, Progress, RunBegun, RunEnded, StageEnded, stages_of
 
@@ -22,15 +22,6 @@ RECORDED = ("stage", "action", "key", "artifact", "seconds", "metrics", "figures
 """What a run record has of a stage."""
 
 Clock = Callable[[], float]
-
-
-class Counted(TypedDict):
-    """Progress. eta: seconds."""
-
-    step: int | None
-    of: int | None
-    unit: str | None
-    eta: float | None
 
 
 @dataclass

@@ -23,7 +23,7 @@ from trnflow.tasks.launch.job import Job
 from trnflow.tasks.launch.memory import memory_limit, shown, takes_less
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.warm_parents import ForkedGuard, process_environ, start_guard
-from trnflow.tasks.system.json_lines import parsed
+from trnflow.tasks.system.json_objects import parsed
 from trnflow.tasks.system.process import how_ended
 from trnflow.tasks.system.redaction import substitutions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -78,7 +79,9 @@ class Resolver:
         """
         # the name may be a URL with credentials: the file holds HMACs alone
         answers = self.home / "resolved.json"
-        known = json.loads(answers.read_text()) if answers.exists() else {}
+        known: dict[str, Json] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
+            known = dict(json.loads(answers.read_bytes()))  # a damaged file costs asking again
         if self.offline:
             asked = name if name in known or not known else self.lookup_name(name)  # earlier versions stored the name
             if asked not in known:

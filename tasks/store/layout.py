@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 
-from trnflow.tasks.artifact import File, Json, Meta, checked_path
+from trnflow.tasks.artifact import File, Meta, checked_path
 from trnflow.tasks.documents import Manifest, Record
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.keys.hash_cache import sha256_bytes
-from trnflow.tasks.keys.key_document import TABLES
 from trnflow.tasks.store.backend import Entry, is_unfinished
 from trnflow.tasks.system.garbage import no_collections
+from trnflow.tasks.system.json_objects import check_levels, misfit, parse_object, read_object
 
 SCHEMA = 1
 """The schema number of records."""
@@ -83,13 +82,14 @@ def checked_manifest(data: bytes, digest: str) -> tuple[Manifest, tuple[File, ..
     if sha256_bytes(data) != digest:
         raise ValueError("its bytes have another digest")
     with no_collections():
-        return _checked_document(read_object(data))
+        return _checked_document(parse_object(data))
 
 
 def _checked_document(document: Meta) -> tuple[Manifest, tuple[File, ...]]:
     try:
         if not isinstance(document["kind"], str) or not isinstance(document["meta"], dict):
             raise ValueError("it has no kind or no metadata")
+        check_levels(document["meta"])  # of the files' levels the loop says enough, at no cost
         files = tuple(map(File._make, document["files"]))
         for path, size, digest in files:  # a hot loop: there may be 100,000 files
             if not _DIGEST.fullmatch(digest):
@@ -111,17 +111,17 @@ def _checked_document(document: Meta) -> tuple[Manifest, tuple[File, ...]]:
     return cast(Manifest, document), files
 
 
-def read_object(data: bytes) -> Meta:
-    """Parse bytes as a JSON object. Raises ValueError."""
-    document = json.loads(data)
-    if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
+def read_shape(data: bytes, shape: Any) -> Meta:
+    """Parse a document of the store. shape: its TypedDict. Raises ValueError if it is damaged or of another shape."""
+    document = read_object(data)
+    if wrong := misfit(document, shape):
+        raise ValueError(f"it is not of its kind's shape: {wrong}")
     return document
 
 
 def checked_record(name: str, data: bytes) -> Record:
     """Parse and check a record, without its artifact. Raises ValueError if it is not of the stage and key in `name`."""
-    record = read_object(data)
+    record = cast(Record, read_object(data))
     try:
         if record_name(record["stage"], record["key"]) != name:
             raise ValueError(f"it is the record of {record['stage']} {record['key'][:12]}")
@@ -130,30 +130,13 @@ def checked_record(name: str, data: bytes) -> Record:
         blob_name(record["artifact"])
     except (KeyError, TypeError, AttributeError, StoreError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    wrong = next(_misshapen(record), None)
-    if wrong is not None:
-        raise ValueError(f"it is not of a record's shape: {wrong}")
-    return cast(Record, record)
-
-
-def _misshapen(record: Meta) -> Iterator[str]:
-    """Yield what is missing or of another type than a record's readers need."""
-    document, shards, adopted = record["document"], record.get("shards", []), record.get("adopted", {})
+    wrong = misfit({"schema": SCHEMA, **record}, Record)
     if record.get("schema", SCHEMA) != SCHEMA:
-        yield f"its schema is {record['schema']!r}"
-    if document.get("stage") != record["stage"]:
-        yield "its key document is of another stage"
-    yield from (f"its key document has no table {part}" for part in TABLES if not isinstance(document.get(part), dict))
-    attempt = record.get("attempt")
-    if not isinstance(attempt, str) or "/" in attempt:
-        yield "it names no attempt"
-    if not isinstance(record.get("created"), str):
-        yield "it names no time"
-    if not isinstance(shards, list) or not all(_is_named(shard) for shard in shards):
-        yield "its shards have no stage and key each"
-    if not isinstance(adopted, dict) or ("adopted" in record and not isinstance(adopted.get("from"), str)):
-        yield "it does not name the key that it was adopted from"
-
-
-def _is_named(shard: Json) -> bool:
-    return isinstance(shard, dict) and all(isinstance(shard.get(name), str) for name in ("stage", "key"))
+        wrong = f"its schema is {record['schema']!r}"
+    elif not wrong and record["document"]["stage"] != record["stage"]:
+        wrong = "its key document is of another stage"
+    elif not wrong and "/" in record["attempt"]:
+        wrong = "it names no attempt"
+    if wrong:
+        raise ValueError(f"it is not of a record's shape: {wrong}")
+    return record

@@ -17,12 +17,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import cast
 
 from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.documents import Heartbeat, LeaseDocument
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.store.backend import Backend
-from trnflow.tasks.store.layout import document_name, read_object
+from trnflow.tasks.store.layout import document_name, read_shape
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.process import Process, lives_on, this_process
 
@@ -30,6 +31,8 @@ from trnflow.tasks.system.process import Process, lives_on, this_process
 FORGOTTEN_SECONDS = 86400.0
 
 FALLBACK_TTL = 60.0
+LONGEST_TTL = 3600.0
+"""Seconds. What a lease says beyond does not count: it would hold its key for good."""
 # early, so that `trnflow status` soon has a stage's progress
 FIRST_BEAT_SECONDS = 3.0
 WATCH_SECONDS = 2.0
@@ -63,7 +66,7 @@ class Holder:
     since: str
     ttl: float
     at: str = ""
-    beat: Any = 0
+    beat: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -213,7 +216,7 @@ class Lease:
             for name in self._backend.names(_folder(self._key)):
                 fence = name.rsplit("/", 1)[1].split(".")[0]
                 # another run may have taken over since
-                is_newer = fence.isdigit() and str(int(fence)) == fence and int(fence) > self._mine.fence
+                is_newer = fence.isdecimal() and str(int(fence)) == fence and int(fence) > self._mine.fence
                 if name != own and not is_newer:
                     self._backend.remove(name)
             self._backend.remove(own)
@@ -240,8 +243,8 @@ def newest_holder(backend: Backend, key: str) -> Holder | None:
         holder = _holder(backend, key, fence)
         if holder is not None:  # otherwise it was released since the listing
             name = _beat_name(key, holder)
-            beat = (_read(backend, name) if name in names else None) or {}
-            return replace(holder, beat=beat.get("beat", 0), at=str(beat.get("at", "")))
+            beat = _heartbeat(backend, name) if name in names else Heartbeat()
+            return replace(holder, beat=beat.get("beat", 0), at=beat.get("at", ""))
     return None
 
 
@@ -250,8 +253,8 @@ def live_leases(backend: Backend, *, silent: bool = False) -> Iterator[tuple[str
     for key in backend.folders("leases"):
         holder = newest_holder(backend, key)
         if holder is not None and not holder.is_over and (silent or not holder.seems_silent):
-            beat = _read(backend, _beat_name(key, holder)) or {}
-            yield key, holder, dict(beat.get("progress") or {})
+            beat = _heartbeat(backend, _beat_name(key, holder))
+            yield key, holder, dict(beat.get("progress", {}))
 
 
 def sweep_leases(backend: Backend) -> None:
@@ -268,25 +271,34 @@ def sweep_leases(backend: Backend) -> None:
 
 def _holder(backend: Backend, key: str, fence: int) -> Holder | None:
     """Return the lease with a fence, without its heartbeat, or None."""
-    document = _read(backend, _name(key, fence))
-    if document is None:
-        return None
     try:
-        process = Process(**document["process"])
-        token, run, attempt, since = (str(document[name]) for name in ("token", "run", "attempt", "since"))
-        return Holder(fence, token, process, run, attempt, since, float(document["ttl"]))
-    except (KeyError, TypeError, ValueError):
-        return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it expires like any other
-
-
-def _read(backend: Backend, name: str) -> Meta | None:
-    """Return a file's JSON object; {} without one, None without file."""
-    try:
-        return read_object(backend.read(name))
+        document = checked_lease(backend.read(_name(key, fence)))
     except FileNotFoundError:
         return None
     except ValueError:
-        return {}
+        return Holder(fence, "", NOBODY, "?", "?", "?", FALLBACK_TTL)  # damaged: it expires like any other
+    process = Process(**document["process"])
+    ttl = min(document["ttl"], LONGEST_TTL)
+    return Holder(fence, document["token"], process, document["run"], document["attempt"], document["since"], ttl)
+
+
+def checked_lease(data: bytes) -> LeaseDocument:
+    """Parse a lease. Raises ValueError if it is damaged."""
+    document = cast(LeaseDocument, read_shape(data, LeaseDocument))
+    if any("/" in name for name in (document["token"], document["run"], document["attempt"])):  # names of files
+        raise ValueError("its token, run or attempt is a path")
+    if not 0 < document["process"]["pid"] < 1 << 31:  # to `kill`, 0 and below are groups of processes
+        raise ValueError(f"its pid is {document['process']['pid']}")
+    if document["ttl"] <= 0:
+        raise ValueError(f"its ttl is {document['ttl']} s")
+    return document
+
+
+def _heartbeat(backend: Backend, name: str) -> Heartbeat:
+    """Return a heartbeat; {} without a sound one."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return cast(Heartbeat, read_shape(backend.read(name), Heartbeat))
+    return {}
 
 
 def _folder(key: str) -> str:
@@ -303,4 +315,4 @@ def _beat_name(key: str, holder: Holder) -> str:
 
 def _fences(names: list[str]) -> list[int]:
     numbers = [document_name(name) for name in names if name.endswith(".json")]
-    return [int(number) for number in numbers if number.isdigit() and str(int(number)) == number]
+    return [int(number) for number in numbers if number.isdecimal() and str(int(number)) == number]

@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from trnflow.tasks.artifact import checked_path
+from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.hash_cache import sha256_files
 from trnflow.tasks.store.backend import Backend, storage_errors
 from trnflow.tasks.store.folders import files_below
-from trnflow.tasks.store.layout import read_object
+from trnflow.tasks.store.layout import read_shape
 from trnflow.tasks.store.location import open_backend
 
 HELD_SECONDS = 0.02
+_COMMIT = re.compile(r"/step-([0-9]{9,18})/COMMIT")
 
 
 def partial_state(root: str, home: str | Path, key: str) -> PartialState:
@@ -111,10 +115,10 @@ class PartialState:
     def _damaged(self, step: int, folder: Path) -> str | None:
         """Return what is wrong with a step's files, or None."""
         try:
-            digests = read_object(self._backend.read(f"{self._folder(step)}/COMMIT"))
+            digests = read_shape(self._backend.read(f"{self._folder(step)}/COMMIT"), dict[str, str])
             # all of them: they are about to be loaded anyway
-            present = sha256_files([folder / name for name in digests])
-        except ValueError:
+            present = sha256_files([folder / checked_path(name) for name in digests])
+        except (ValueError, StoreError, IsADirectoryError):
             return "COMMIT can't be read"
         except FileNotFoundError as error:
             return f"{Path(str(error.filename or error)).name} is gone"
@@ -174,8 +178,8 @@ class PartialState:
 
     def steps(self) -> list[int]:
         """Return the steps with a complete state, ascending, damaged or not."""
-        marks = [name.split("/") for name in self._backend.names(self._prefix) if name.endswith("/COMMIT")]
-        return sorted(int(parts[2].removeprefix("step-")) for parts in marks)
+        names = self._backend.names(self._prefix)
+        return sorted(int(found[1]) for name in names if (found := _COMMIT.fullmatch(name.removeprefix(self._prefix))))
 
     def _download(self, step: int) -> Path:
         target = self._cache / f"step-{step:09d}"

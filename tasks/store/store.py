@@ -8,11 +8,11 @@ import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from trnflow.tasks.artifact import Artifact, Json, Meta
-from trnflow.tasks.documents import Journal, Record, RecordName, RunRecord
-from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
+from trnflow.tasks.documents import Format, Journal, Record, RecordName, RunRecord
+from trnflow.tasks.errors import BlobLost, ConfigError, DamagedFormat, StoreError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.sources.remote_errors import credentials_fix
@@ -26,7 +26,7 @@ from trnflow.tasks.store.layout import (
     checked_record,
     document_name,
     newest_runs,
-    read_object,
+    read_shape,
     record_name,
 )
 from trnflow.tasks.store.lease import Waiter, sweep_leases
@@ -79,12 +79,12 @@ class Store(BlobStore):
     def is_made(self) -> bool:
         """Return whether there is a store. Raises ConfigError when FORMAT.json is damaged or of another format."""
         try:
-            format_file = read_object(self._read_format())
+            format_file = read_shape(self._read_format(), Format)
         except FileNotFoundError:
             return False
         except ValueError as error:
-            fix = f"if the store is yours, write {canonical(FORMAT)} there; else choose another store.root"
-            raise ConfigError(f"FORMAT.json of the store {self.root} is damaged: {error}", fix) from error
+            fix = "if the store is yours, `trnflow verify --repair` writes it anew; else choose another store.root"
+            raise DamagedFormat(f"FORMAT.json of the store {self.root} is damaged: {error}", fix) from error
         if format_file not in FORMATS:
             raise ConfigError(
                 f"the store {self.root} has format {canonical(format_file)}, this trnflow reads and writes {canonical(FORMAT)}",
@@ -158,7 +158,7 @@ class Store(BlobStore):
 
     def attempt(self, key: str, attempt: str) -> Journal:
         """Return an attempt's journal; {} without a sound one."""
-        return cast(Journal, self._document(f"attempts/{key}/{attempt}.json") or {})
+        return cast(Journal, self._document(f"attempts/{key}/{attempt}.json", Journal) or {})
 
     def write_run(self, run: str, document: RunRecord) -> None:
         """Write a run record, in place of its earlier one."""
@@ -174,15 +174,15 @@ class Store(BlobStore):
 
     def run(self, run: str) -> RunRecord | None:
         """Return a run record; None without a sound one."""
-        return cast(RunRecord | None, self._document(f"runs/{run}.json"))
+        return cast(RunRecord | None, self._document(f"runs/{run}.json", RunRecord))
 
     def run_ids(self) -> list[str]:
         """Return the ids of the runs on record, newest first."""
         return newest_runs(self.backend.entries("runs"))
 
-    def _document(self, name: str) -> Meta | None:
+    def _document(self, name: str, shape: Any) -> Meta | None:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return read_object(self.backend.read(name))
+            return read_shape(self.backend.read(name), shape)
         return None
 
     def partial(self, key: str) -> PartialState:
@@ -216,11 +216,14 @@ class Store(BlobStore):
             )
 
 
-def made_store(root: str | None = None) -> Store:
-    """Return the store at a root, else at TRNFLOW_STORE, else `<home>/store`. Raises ConfigError if there is none."""
+def made_store(root: str | None = None, *, damaged: bool = False) -> Store:
+    """Return the store at a root, else at TRNFLOW_STORE, else `<home>/store`. Raises ConfigError if there is none.
+
+    damaged: also one whose FORMAT.json is damaged."""
     home = home_folder()
     store = Store(root or default_root(home), home)
-    store.check()
+    with contextlib.suppress(*([DamagedFormat] if damaged else [])):
+        store.check()
     return store
 
 

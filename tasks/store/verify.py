@@ -1,7 +1,7 @@
-"""Check a whole store: hash each blob, parse each record, attempt, run and root.
+"""Check a whole store: hash each blob, check each JSON document.
 
-Partial states, leases, trash and quarantine are left out; a remote store's blobs are downloaded. What the last check found
-is kept in `<home>/verified/<root>.json`.
+The other files of partial states, trash and quarantine are left out; a remote store's blobs are downloaded. What the last
+check found is kept in `<home>/verified/<root>.json`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.documents import Manifest
 from trnflow.tasks.errors import StoreError
+from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads, sha256_file, sha256_files
 from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
+from trnflow.tasks.store.document_check import KINDS, checked_document, is_document, is_entry
 from trnflow.tasks.store.garbage.mark import references
 from trnflow.tasks.store.garbage.trash import THREADS, bring_back
-from trnflow.tasks.store.layout import blob_name, checked_record, read_manifest, read_object
-from trnflow.tasks.store.ledger import protected, quoted_name
+from trnflow.tasks.store.layout import FORMAT, blob_name, read_manifest, read_shape
+from trnflow.tasks.store.ledger import by_recipe, protected, quoted_name
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.redaction import scrub
 from trnflow.tasks.system.whole_file import write_whole
 
-DOCUMENTS = ("records", "attempts", "runs", "roots")
 # where a folder lies in the place of a file
 FILES = {"blobs": "blobs/sha256/??/*/", "records": "records/*/*.json/"}
 # a file's own faults; any other error is the backend's
@@ -61,7 +62,7 @@ class Verified:
     """The result of verifying a store.
 
     Attributes:
-        checked: {records, attempts, runs, roots, blobs, cached: number of files}.
+        checked: {records, attempts, runs, roots, leases, partial, blobs, cached: number of files}.
         bytes: The size of all hashed blobs.
         unreferenced, unreferenced_bytes: Sound blobs of no record or root.
     """
@@ -112,25 +113,32 @@ class _Verifier:
         self._reached: set[str] = set()
 
     def verify(self) -> Verified:
-        documents = {name: document for kind in DOCUMENTS for name, document in self._documents(kind)}
+        self._format()
+        documents = {name: document for kind in KINDS for name, document in self._documents(kind)}
         self._hash(_named(self._entries("blobs")))
         for name, document in documents.items():
             if name.startswith("records/"):
                 self._record(name, document)
-        try:
-            for name, named in protected(
-                [name for name in documents if name.startswith("roots/")], documents.__getitem__
-            ):
-                self._root(name, named)
-        except StoreError as error:  # an entry of a ledger names one that is missing or damaged
-            self._found.problems.append(Damage("unusable", "roots", error.message))
+        for places in by_recipe(name for name in documents if name.startswith("roots/")):
+            try:
+                for name, named in protected(places, documents.__getitem__):
+                    self._root(name, named)
+            except StoreError as error:  # it names no digest, or, of a ledger, an entry that is missing or damaged
+                self._found.problems.append(Damage("unusable", places[0].rpartition("/")[0], error.message))
         spare = {name: size for name, size in self._blobs.items() if name not in self._reached}
         self._found.unreferenced, self._found.unreferenced_bytes = len(spare), sum(spare.values())
         return self._found
 
+    def _format(self) -> None:
+        data = self._read("FORMAT.json")
+        if isinstance(data, bytes) and (why := _fault("FORMAT.json", data)):
+            self._corrupt("FORMAT.json", why)
+            if self._repair:
+                self._backend.create("FORMAT.json", canonical(FORMAT).encode())
+
     def _documents(self, kind: str) -> Iterator[tuple[str, Meta]]:
         """Yield (name, document) of all valid documents of a kind; add a problem for each other."""
-        names = [entry.name for entry in _named(self._entries(kind))]
+        names = [entry.name for entry in _named(self._entries(kind)) if is_document(entry.name)]
         self._found.checked[kind] = len(names)
         with ThreadPoolExecutor(THREADS) as pool:
             for name, data in zip(names, pool.map(self._read, names), strict=True):
@@ -138,8 +146,8 @@ class _Verifier:
                     self._corrupt(name, f"it can't be read: {data.strerror}")
                 elif data is not None and (why := _fault(name, data)):
                     self._corrupt(name, why)
-                elif data is not None:
-                    yield name, json.loads(data)
+                elif data is not None and kind not in ("leases", "partial"):
+                    yield name, checked_document(name, data)
 
     def _entries(self, prefix: str) -> list[Entry]:
         """List a folder's files; a folder in place of a blob or record becomes a problem, and is left out."""
@@ -241,8 +249,9 @@ class _Verifier:
                 self._found.problems.append(Damage("missing", name, "it was in the trash", True))
 
     def _corrupt(self, name: str, detail: str) -> None:
-        # what a root keeps, and which model is champion, is for its owner to say
-        repaired = self._repair and not name.startswith("roots/") and self._quarantine(name)
+        # what a pin keeps is for its owner to say; what an entry of a ledger said is in the entry before, or lost
+        is_owned = name.startswith("roots/") and not is_entry(name)
+        repaired = self._repair and not is_owned and self._quarantine(name)
         self._found.problems.append(Damage("corrupt", name, detail, repaired))
 
     def _quarantine(self, name: str) -> bool:
@@ -265,7 +274,7 @@ class _Verifier:
 def _fault(name: str, data: bytes) -> str:
     """Return why the bytes are not a valid document for this file name, or ""."""
     try:
-        checked_record(name, data) if name.startswith("records/") else read_object(data)
+        checked_document(name, data)
     except ValueError as error:
         return str(error)
     return ""
@@ -308,8 +317,7 @@ class LastVerified(TypedDict):
 def last_verified(home: Path, root: str) -> LastVerified:
     """Return what the last verify of a store found."""
     with contextlib.suppress(OSError, ValueError):
-        document = json.loads(_file(home, root).read_text(encoding="utf-8"))
-        return {"created": str(document["created"]), "damaged": int(document["damaged"])}
+        return cast(LastVerified, read_shape(_file(home, root).read_bytes(), LastVerified))
     return {"created": None, "damaged": None}
 
 

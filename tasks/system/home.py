@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, HomeRemoved
 from trnflow.tasks.system.process import this_process
 
 HOME_NAME = ".trnflow"
@@ -77,6 +79,32 @@ def _not_own(home: Path) -> ConfigError:
             f"every user of this machine may write in {home}", f"`chmod o-w {home}`, or set TRNFLOW_HOME"
         )
     return ConfigError(f"{home} is another user's", "set TRNFLOW_HOME to a folder of your own")
+
+
+@contextlib.contextmanager
+def watched_home(home: Path) -> Iterator[Callable[[], HomeRemoved | None]]:
+    """Yield a function that returns an error if the home was removed since, even if it was made again; else None."""
+    # `runs` too: the home itself stays if a process writes into it while it is removed
+    folders = [folder for folder in (home, home / "runs") if folder.is_dir()]
+    # while a folder is open, no other gets its number
+    opened = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders]
+
+    def is_there(folder: Path, handle: int) -> bool:
+        return folder.is_dir() and os.path.samestat(os.fstat(handle), folder.stat())
+
+    def removed() -> HomeRemoved | None:
+        if all(map(is_there, folders, opened)):
+            return None
+        return HomeRemoved(
+            f"the home {home} was removed while this command used it",
+            "run it again; results in a store outside the home are still there",
+        )
+
+    try:
+        yield removed
+    finally:
+        for handle in opened:
+            os.close(handle)
 
 
 def _anybody_writes(folder: Path) -> bool:

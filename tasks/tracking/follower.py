@@ -30,6 +30,7 @@ from trnflow.tasks.events import follow, has_end, is_written, log_file, unsent_f
 from trnflow.tasks.events.retention import first_line
 from trnflow.tasks.system.databases import is_database, missing_driver
 from trnflow.tasks.system.garbage import no_collections
+from trnflow.tasks.system.json_objects import read_object
 from trnflow.tasks.system.redaction import Scrubbed, add_secrets_of, scrub, scrub_logs, without_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -95,10 +96,9 @@ class Unsent:
     def load(self) -> Meta:
         """Return the saved state; {"offset": 0} if it can't be read."""
         try:
-            state: Meta = json.loads(self.cursor.read_text(encoding="utf-8"))
+            return read_object(self.cursor.read_bytes())
         except (OSError, ValueError):
             return {"offset": 0}
-        return state
 
     def save(self, state: Meta) -> None:
         write_whole(self.cursor, json.dumps(state))

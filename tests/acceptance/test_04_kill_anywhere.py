@@ -12,6 +12,7 @@ from tests.acceptance.ending import check_ending
 from tests.flows.runner.forks import Forks, nothing_left, until
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.runs import Ran, context, run_graph
+from tests.helpers.stores import recorded
 from tests.launch.processes import alive
 from tests.store.test_collect import wait_a_tick
 from trnflow.flows.runner.work_folders import clean
@@ -70,7 +71,7 @@ def assert_a_new_run_completes(starters: Forks, text: Path) -> Ran:
 def assert_litter_is_collected(starters: Forks, ran: Ran) -> None:
     """What killed writers left aside or unreferenced goes with the garbage; what the last run came to stays."""
     store = starters.store()
-    stages = [{"stage": step.name, "key": step.key} for step in ran.steps.values() if step.artifact]
+    stages = [recorded(step.name, step.key) for step in ran.steps.values() if step.artifact]
     store.write_run(ran.run, {"recipe": "toy", "run": ran.run, "outcome": "completed", "stages": stages})
     wait_a_tick(store)
     collect(store.backend, Policy(keep_last=1, grace=0.0), yes=True)

@@ -80,7 +80,7 @@ FAULTS = [
     Fault("cli: logs print half a line", "flows/cli/live/logs_command.py",
           'data.rfind(b"\\n") + 1]', "len(data)]", "flows/cli/test_live.py"),
     Fault("cli: logs print a secret", "flows/cli/live/logs_command.py",
-          "sys.stdout.write(_printable(scrub(text)))", "sys.stdout.write(_printable(text))", "flows/cli/test_live.py"),
+          "printable(_as_utf8(scrub(text))", "printable(_as_utf8(text)", "flows/cli/test_live.py"),
     Fault("cli: accept takes what was made of other inputs", "flows/cli/accept.py",
           'return change.part == "inputs"', "return False", "flows/cli/test_upkeep.py"),
     Fault("cli: accept forgets what the result once took", "flows/cli/accept.py",

@@ -23,3 +23,8 @@ def record_of(artifact: str, created: str = "2026-01-01", **params: Any) -> dict
     return {
         "stage": "s", "key": key, "artifact": artifact, "document": document, "attempt": "a", "created": created,
     }  # fmt: skip
+
+
+def recorded(stage: str, key: str | None, artifact: str | None = None, action: str = "ran") -> dict[str, Any]:
+    """A stage in a run record."""
+    return {"stage": stage, "action": action, "why": "", "key": key, "artifact": artifact, "seconds": 1.0}

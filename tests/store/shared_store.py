@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.runs import Ran, context, run_graph
-from tests.helpers.stores import new_store
+from tests.helpers.stores import new_store, recorded
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
@@ -72,7 +72,7 @@ def run_once(store: Store, folder: Path, project: str, count: int) -> Ran:
     toy = graph(WordsConfig(path=str(text)), CountConfig(least=dice.randrange(5)))
     ran = run_graph(toy, context(store, run=f"{project}-{count:06d}"))
     stages = [
-        {"stage": step.name, "key": step.key, "artifact": step.artifact and step.artifact.digest, "action": step.action}
+        recorded(step.name, step.key, step.artifact and step.artifact.digest, step.action)
         for step in ran.steps.values()
     ]
     store.write_run(

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import stores
-from tests.helpers.stores import new_store
+from tests.helpers.stores import new_store, recorded
 from tests.store.conftest import on_s3_too
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
@@ -53,7 +53,7 @@ def record_of(name: str, artifact: str) -> dict[str, Any]:
 
 
 def run_of(store: Store, run: str, recipe: str, *records: dict[str, Any], outcome: str = "completed") -> None:
-    stages = [{"stage": "s", "key": record["key"], "artifact": record["artifact"]} for record in records]
+    stages = [recorded("s", record["key"], record["artifact"]) for record in records]
     store.write_run(run, {"recipe": recipe, "outcome": outcome, "stages": stages})
 
 
@@ -230,7 +230,7 @@ def test_a_killed_collection_is_put_right_by_the_next(store: Store, tmp_path: Pa
     record = record_of("one", artifact.digest)
     for name in (record_name("s", record["key"]), blob_name(artifact.digest), blob_name(artifact.files[0].digest)):
         store.backend.move(name, into_trash(name, time.time()))
-    store.backend.replace("runs/r.json", json.dumps({"recipe": "r", "stages": [record]}).encode())
+    store.backend.replace("runs/r.json", json.dumps({"recipe": "r", "stages": [recorded("s", record["key"])]}).encode())
     done = collected(store, Policy(keep_last=1, grace=3600))
     assert len(done.restored) == 3
     assert store.record("s", record["key"]) == record

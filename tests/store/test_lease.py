@@ -304,3 +304,19 @@ def test_writers_and_tidying_do_not_meet_in_an_error(tmp_path: Path) -> None:
     finally:
         left.set()
         thread.join()
+
+
+def test_what_a_lease_says_beyond_the_greatest_ttl_does_not_count(store: Store) -> None:
+    """One of 1e308 s, or of none, held its key for good."""
+    for ttl, counts in (
+        (1e308, lease.LONGEST_TTL),
+        (60.0, 60.0),
+        (-1.0, lease.FALLBACK_TTL),
+        ("60", lease.FALLBACK_TTL),
+    ):
+        left_by(store.backend, elsewhere())
+        name = f"leases/{KEY}/1.json"
+        store.backend.replace(name, json.dumps(json.loads(store.backend.read(name)) | {"ttl": ttl}).encode())
+        found = lease.newest_holder(store.backend, KEY)
+        assert found is not None and found.ttl == counts
+        store.backend.remove(f"leases/{KEY}")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.stores import recorded
 from tests.store.test_collect import made
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
@@ -70,7 +71,7 @@ def test_every_text_has_a_form_and_one_at_most_that_is_certain(text: str) -> Non
 
 
 def run(store: Store, name: str, *artifacts: str) -> None:
-    stages = [{"stage": "s", "key": "k", "artifact": digest} for digest in artifacts]
+    stages = [recorded("s", "k", digest) for digest in artifacts]
     store.write_run(name, {"recipe": "mine", "outcome": "completed", "stages": stages})
 
 
@@ -93,7 +94,7 @@ def test_a_model_is_that_of_the_recipe_s_own_runs_and_the_newest_of_a_completed_
         "r4": ("mine", "completed", {"load_data": "sha256:e"}),
     }
     for name, (recipe, outcome, made_by) in runs.items():
-        stages = [{"stage": stage, "key": "k", "artifact": digest} for stage, digest in made_by.items()]
+        stages = [recorded(stage, "k", digest) for stage, digest in made_by.items()]
         store.write_run(name, {"recipe": recipe, "outcome": outcome, "stages": stages})
     assert newest_model(store, "mine") == Meaning("r1", "sha256:b"), "r4 made none, r2 failed, r3 is another recipe's"
     assert find_artifact(store, parse_model("mine@newest")) == "sha256:b", "not the checkpoint, which train made first"

@@ -18,6 +18,7 @@ from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.lease import live_leases
 from trnflow.tasks.store.model_names import find_run
 from trnflow.tasks.system.redaction import scrub
+from trnflow.tasks.system.terminal import printable
 
 PAUSE_SECONDS = 0.5
 
@@ -42,7 +43,7 @@ def logs(options: Namespace) -> int:
     run = find_run(store, model_name(options.run), {*running, *_logged(store.home)})
     if options.json:
         found = [
-            {"stage": log.stage, "text": _printable(scrub(_text(log.file, 0, whole=True)))}
+            {"stage": log.stage, "text": _as_utf8(scrub(_text(log.file, 0, whole=True)))}
             for log in logs_of(store.home, run)
         ]
         emit_json({"schema": 1, "run": run, "logs": found})
@@ -89,7 +90,7 @@ def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
     if log.file not in printed:
         sys.stdout.write(f"== {log.stage} ==\n")
     printed[log.file] = printed.get(log.file, 0) + len(text.encode("utf-8", "surrogateescape"))
-    sys.stdout.write(_printable(scrub(text)))
+    sys.stdout.write(printable(_as_utf8(scrub(text)).replace("\r\n", "\n")))
     if text and not text.endswith("\n"):
         sys.stdout.write("\n")
     sys.stdout.flush()
@@ -101,6 +102,6 @@ def _text(file: Path, begin: int, *, whole: bool) -> str:
     return data[: None if whole else data.rfind(b"\n") + 1].decode("utf-8", "surrogateescape")
 
 
-def _printable(text: str) -> str:
+def _as_utf8(text: str) -> str:
     """Replace bytes that are no UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

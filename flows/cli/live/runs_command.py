@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,13 +10,13 @@ from typing import Any
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.history_commands import RunSummary, run_summary
 from trnflow.flows.cli.live.status_command import RunningStage, counted, running
-from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.output import emit, say
 from trnflow.flows.display import report
 from trnflow.flows.runner.mlflow_log import ON_RECORD
+from trnflow.tasks.documents import Counted
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.events.retention import PREVIEW
-from trnflow.tasks.events.state import Counted
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub
@@ -33,7 +32,7 @@ def runs(options: Namespace) -> int:
     """Print a line for each run: those in progress, then the past ones, each newest first."""
     store = made_store(options.store)
     found = list_runs(store)
-    emit(options, {"runs": found}, report.aligned([HEAD, *map(_row, found)]))
+    emit(options, {"runs": found}, *report.aligned([HEAD, *map(_row, found)]))
     return 0
 
 
@@ -70,10 +69,10 @@ def killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
         try:
             state = read_log(file)
         except ConfigError as error:
-            sys.stderr.write(f"{error}\n")
+            say(error)
             continue
         if state.skipped:
-            sys.stderr.write(f"{state.skipped} lines of {file} are no events, and were skipped\n")
+            say(f"{state.skipped} lines of {file} are no events, and were skipped")
         if state.outcome == "killed" and state.kind in ON_RECORD and state.store == scrub(store.root):
             yield state
 

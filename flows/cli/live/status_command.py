@@ -13,10 +13,10 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import clock_face
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import Journal
+from trnflow.tasks.documents import Counted, Journal
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import log_file, read_tail
-from trnflow.tasks.events.state import Counted, present
+from trnflow.tasks.events.state import present
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.lease import Holder, live_leases
 
@@ -29,7 +29,7 @@ def status(options: Namespace) -> int:
     """Print a line for each stage that runs now."""
     found = running(made_store(options.store))
     rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, found)]
-    emit(options, {"runs": found}, report.aligned(rows) if found else "nothing runs")
+    emit(options, {"runs": found}, *(report.aligned(rows) if found else ["nothing runs"]))
     return 0
 
 

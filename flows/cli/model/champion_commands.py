@@ -131,10 +131,10 @@ def champions(options: Namespace) -> int:
         for one in found
     ]
     none = f"{options.recipe} has no champion" if options.recipe else "no recipe has a champion"
-    text = report.aligned(rows) if found else f"{none}: `trnflow promote RECIPE` makes the first"
+    lines = report.aligned(rows) if found else [f"{none}: `trnflow promote RECIPE` makes the first"]
     notes = [note for name in names if (note := old_frozen(store, name, days.get(name) or _frozen_days(name)))]
     shown = {"store": store.root, "champions": found, "notes": notes}
-    emit(options, shown, text, *(f"note: {note}" for note in notes))
+    emit(options, shown, *lines, *(f"note: {note}" for note in notes))
     return 0
 
 

@@ -44,7 +44,7 @@ def history(options: Namespace) -> int:
     notes = [*filter(None, [lost_champion(store, ledger), forced_champion(ledger)])]
     lines = [f"note: {note}" for note in notes]
     if firings and not options.json:
-        lines.append(report.aligned([HEAD, *map(_row, firings)]))
+        lines += report.aligned([HEAD, *map(_row, firings)])
     pages = "`trnflow report RUN` writes the page of a run, `trnflow logs RUN` prints what a killed one did"
     lines += [pages] if firings else [f"nothing happened to models of {name} in this store yet"]
     listed = [{field: value for field, value in firing.items() if field != "title"} for firing in firings]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from trnflow.flows.cli.arguments import add_command, add_model, number
 from trnflow.flows.cli.model.serve import SECONDS, check_installed, serve
+from trnflow.flows.cli.output import say, tell
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import FoundModel, find_model
@@ -28,6 +29,7 @@ from trnflow.tasks.prediction.predict import Model, open_model, predictions, pre
 from trnflow.tasks.prediction.prompts import Named
 from trnflow.tasks.prediction.row_files import RowFile
 from trnflow.tasks.system.model_process import predicting_environ
+from trnflow.tasks.system.terminal import one_line, printable
 
 TEXTS_SHOWN = 60
 """The most characters of a text that are printed beside its label."""
@@ -71,7 +73,7 @@ def predict(options: Namespace) -> int:
     want = (export, weights) if options.export else (weights, export)
     named = find_model(options.recipe, options.overrides, root=options.store, want=want)
     if not options.json:
-        sys.stderr.write("".join(f"note: {note}\n" for note in named.notes))
+        say(*(f"note: {note}" for note in named.notes))
     os.environ.update(predicting_environ())  # read by libraries when they are imported
     with named.folder() as folder:
         model = open_model(folder, named.artifact.kind, named.artifact.meta)
@@ -134,7 +136,7 @@ def _given(options: Namespace, model: Model) -> Given:
     whys = [f"{name} (a prediction's own name)" for name in left_out]
     whys += [f"{name} (bytes)" for name in file.bytes if chosen is None]
     if whys:
-        sys.stderr.write(f"note: the predictions do not carry {', '.join(whys)}\n")
+        say(f"note: the predictions do not carry {', '.join(whys)}")
     types = {name: file.schema.field(name).type for name in carried}
     return Given(file, file.count, file.values(carried) if carried else None, types)
 
@@ -152,7 +154,7 @@ def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
         if options.json:
             _emit({**_about(named, model), "url": url})
         else:
-            sys.stdout.write(f"{options.recipe} at {url} (Ctrl-C ends it)\n")
+            tell(f"{options.recipe} at {url} (Ctrl-C ends it)")
         sys.stdout.flush()
 
     keep_servers()
@@ -171,11 +173,9 @@ def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
             log.write("progress", stage="predict", done=done, total=total, unit="rows", values={})
             yield result
     if cut:
-        sys.stderr.write(
-            f"note: {cut} of {total} texts are too long for the model and were cut (`cut`: tokens left out)\n"
-        )
+        say(f"note: {cut} of {total} texts are too long for the model and were cut (`cut`: tokens left out)")
     if empty:
-        sys.stderr.write(f"note: {empty} of {total} texts are empty and were not judged (`remark`)\n")
+        say(f"note: {empty} of {total} texts are empty and were not judged (`remark`)")
 
 
 def _write(options: Namespace, named: FoundModel, model: Model, results: Iterator[Meta], types: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ def _write(options: Namespace, named: FoundModel, model: Model, results: Iterato
     if options.json:
         _emit({**_about(named, model), "out": str(options.out), "rows": count})
     elif not goes_to_stdout(options.out):
-        sys.stdout.write(f"{count} predictions in {options.out}\n")
+        tell(f"{count} predictions in {options.out}")
 
 
 def _print(options: Namespace, named: FoundModel, model: Model, results: Iterator[Meta]) -> None:
@@ -195,7 +195,7 @@ def _print(options: Namespace, named: FoundModel, model: Model, results: Iterato
         _emit({**_about(named, model), "results": list(results)})
         return
     for result in results:
-        sys.stdout.write(f"{_shown(result, kind_of(model.rows.task))}\n")
+        sys.stdout.write(f"{printable(_shown(result, kind_of(model.rows.task)))}\n")
 
 
 def _about(named: FoundModel, model: Model) -> Meta:
@@ -212,5 +212,5 @@ def _shown(result: Meta, kind: Kind) -> str:
     if "text" in result:
         text = " ".join(result["text"].split())
         short = text if len(text) <= TEXTS_SHOWN else f"{text[: TEXTS_SHOWN - 1]}…"
-        return f"{result.get(REMARK) or kind.line(result)}  {short}"
+        return one_line(f"{result.get(REMARK) or kind.line(result)}  {short}")
     return f"{result['prompt']}{result['generated']}\n"

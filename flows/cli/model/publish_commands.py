@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.champions.publish import KINDS, evaluation_of
 from trnflow.flows.champions.publish import publish as publish_artifact
 from trnflow.flows.cli.arguments import add_command, add_model
-from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.output import emit, say
 from trnflow.flows.models import find_model
 
 
@@ -39,4 +38,4 @@ def publish(options: Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"  {text}\n")
+    say(f"  {text}")

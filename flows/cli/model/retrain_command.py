@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.champions.serving import champion_name
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error
+from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error, tell
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.mlflow_log import trackers
@@ -109,7 +108,7 @@ def _print(options: Namespace, done: Retrained) -> None:
     if options.json:
         emit_json(done.to_json())
     elif done.error is None:
-        sys.stdout.write("".join(f"{scrub(line)}\n" for line in _lines(done, options.recipe)))
+        tell(*map(scrub, _lines(done, options.recipe)))
     if done.error is not None:
         print_error(done.error, options)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.output import emit_json, print_error
+from trnflow.flows.cli.output import emit_json, print_error, say, tell
 from trnflow.flows.cli.rehearse_command import rehearse_before
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
@@ -67,7 +66,7 @@ def run_sweep(options: Namespace) -> int:
     if options.json:
         emit_json(content)
     else:
-        sys.stdout.write(_text(content))
+        tell(*_lines(content))
     return print_error(error, options) if error else 0
 
 
@@ -83,20 +82,20 @@ def _rehearse(recipe: Recipe, offline: bool, answers: Answers) -> TrnflowError |
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{scrub(line)}\n")
+    say(line)
 
 
-def _text(content: SweepDocument) -> str:
+def _lines(content: SweepDocument) -> list[str]:
     from trnflow.flows.sweeps.sweep import shown
 
     rows = [("trial", "state", str(content["metric"]), "settings", "run")]
     for trial in content["trials"]:
         value = "" if trial["value"] is None else report.number(trial["value"])
         rows.append((str(trial["number"]), trial["state"], value, shown(trial["settings"]), trial["run"] or ""))
-    lines = [report.aligned(rows), ""]
+    lines = [*report.aligned(rows), ""]
     if content["best"]:
         lines.append(f"best: trial {content['best']['number']}, {shown(content['best']['settings'])}")
     if content["winner"]:
         lines.append(f"its whole run {content['winner']['run']}: {report.figures(content['winner']['metrics'])}")
     lines.append(f"stages before training that trials shared: {report.seconds(content['shared_seconds'])} s")
-    return "".join(f"{scrub(line)}\n" for line in lines)
+    return [scrub(line) for line in lines]

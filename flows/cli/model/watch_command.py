@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnflow.flows.cli.arguments import add_command, number
-from trnflow.flows.cli.output import complete, emit_json, say_error
+from trnflow.flows.cli.output import complete, emit_json, say_error, tell
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_context
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.system.redaction import hide_secrets, scrub, scrubbed
+from trnflow.tasks.system.terminal import printable
 
 if TYPE_CHECKING:
     from trnflow.flows.retraining.watch import Look
@@ -76,7 +77,7 @@ def _look(options: Namespace, printed: str) -> str:
         if options.json:
             emit_json({**found.to_json(), "done": done or None})
         else:
-            sys.stdout.write(scrub(f"{found.recipe} {found.outcome}: {found.why}{f'; {done}' if done else ''}\n"))
+            tell(scrub(f"{found.recipe} {found.outcome}: {found.why}{f'; {done}' if done else ''}"))
         sys.stdout.flush()
     if is_change and options.retrain:
         _retrain(options)
@@ -114,7 +115,7 @@ def _retrain(options: Namespace) -> None:
         while process.returncode is None:
             try:
                 for line in process.stdout:
-                    sys.stderr.write(line)
+                    sys.stderr.write(printable(line))
                 process.wait()
             except KeyboardInterrupt:
                 is_stopped = True

@@ -20,8 +20,9 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store.backend import Entry, is_unfinished
-from trnflow.tasks.store.layout import blob_name, document_name, newest_runs, read_manifest, read_object
+from trnflow.tasks.store.layout import blob_name, document_name, newest_runs, read_manifest
 from trnflow.tasks.store.ledger import protected
+from trnflow.tasks.system.json_objects import read_object
 from trnflow.tasks.system.process import is_running
 
 KINDS = ("records", "attempts", "runs", "logs", "partial", "blobs")
@@ -199,9 +200,11 @@ class _Marker:
         document = self._document(name)
         key = name.split("/")[1]
         pid, host = str(document.get("pid")), document.get("host")
-        lives_here = host == socket.gethostname() and pid.isdigit() and is_running(int(pid))
+        lives_here = (
+            host == socket.gethostname() and pid.isdecimal() and 0 < int(pid) < 1 << 31 and is_running(int(pid))
+        )
         is_running_now = key in self._leased or (document.get("outcome") == "running" and lives_here)
-        if is_running_now or self._is_young(name) or document.get("run") in self._runs:
+        if is_running_now or self._is_young(name) or str(document.get("run")) in self._runs:
             self._follow(document, "attempts")
             self._keep_key(key)
 

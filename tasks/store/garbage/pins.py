@@ -6,10 +6,11 @@ import contextlib
 import json
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import BlobLost
+from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.store.backend import Backend
 from trnflow.tasks.store.garbage.trash import absent, bring_back
 from trnflow.tasks.store.layout import blob_name, document_name
+from trnflow.tasks.system.json_objects import read_object
 
 PINS = "roots/pins"
 
@@ -22,10 +23,16 @@ def add_pin(backend: Backend, name: str, pin: Meta) -> Meta:
 
     Raises:
         BlobLost: The run or the manifest is gone; no pin is created.
+        StoreError: The pin of this name is damaged.
     """
     place = f"{PINS}/{name}.json"
     if not backend.create(place, json.dumps(pin, indent=1, sort_keys=True).encode()):
-        return dict(json.loads(backend.read(place)))
+        try:
+            return read_object(backend.read(place))
+        except ValueError as error:
+            raise StoreError(
+                f"the pin {name} is damaged: {error}", f"`trnflow unpin {name}`, then pin again"
+            ) from error
     target = f"runs/{pin['run']}.json" if "run" in pin else blob_name(pin["artifact"])
     if absent(backend, [target]) and bring_back(backend, [target]):
         backend.remove(place)

@@ -7,7 +7,6 @@ comes last moves the files back.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +15,7 @@ from trnflow.tasks.documents import RecordName
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store.backend import Backend, Entry
-from trnflow.tasks.store.layout import blob_name, read_manifest, record_name
+from trnflow.tasks.store.layout import blob_name, checked_record, read_manifest, record_name
 
 THREADS = 8
 TRASH = "trash"
@@ -89,9 +88,9 @@ def _below(backend: Backend, record: str) -> list[str]:
     """Return the blobs of a record in the trash, its manifest last."""
     trashed = read_trash(backend.entries(TRASH))
     try:
-        digest = json.loads(backend.read(trashed[record].name))["artifact"]
+        digest = checked_record(record, backend.read(trashed[record].name))["artifact"]
         name = blob_name(digest)
         manifest = read_manifest(backend.read(trashed[name].name if name in trashed else name), digest)
-    except (KeyError, FileNotFoundError):
+    except (KeyError, ValueError, FileNotFoundError):  # ValueError: the record is damaged
         return []
     return [*(blob_name(file[2]) for file in manifest["files"]), name] if manifest else [name]

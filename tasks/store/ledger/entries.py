@@ -9,6 +9,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import CheckDocument, RecordName
 from trnflow.tasks.errors import PlacedError, StoreError
 from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.json_objects import misfit
 
 LEDGER = "roots/ledger"
 SCHEMA = 1
@@ -203,10 +204,17 @@ def _stands(before: Stands, n: int, entry: Meta) -> Stands:
 
 def checked_entry(place: str, document: Meta, n: int) -> Entry:
     """Return a document as the entry `n`. Raises StoreError if it is none. place: the name of its file."""
+    if why := entry_fault(document, n):
+        raise unreadable(place, why)
+    return cast(Entry, {**dict.fromkeys(LATER_FIELDS), **document})
+
+
+def entry_fault(document: Meta, n: int) -> str:
+    """Return why a document is not the entry `n` of a ledger, or ""."""
     lacking = sorted(FIELDS - LATER_FIELDS - document.keys())
     if lacking or document["n"] != n:
-        raise unreadable(place, f"it has no {lacking[0]}" if lacking else f"it is the entry {document['n']}")
-    return cast(Entry, {**dict.fromkeys(LATER_FIELDS), **document})
+        return f"it has no {lacking[0]}" if lacking else f"it is the entry {document['n']!r}"
+    return misfit(document, Entry)
 
 
 def unreadable(place: str, why: str) -> StoreError:

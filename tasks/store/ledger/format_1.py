@@ -23,6 +23,7 @@ from trnflow.tasks.store.ledger.entries import (
     quoted_name,
     unreadable,
 )
+from trnflow.tasks.system.json_objects import misfit
 
 CHAMPIONS, FROZEN, JUDGED, RETRAINED = (f"roots/{kind}" for kind in ("champions", "frozen", "judged", "retrained"))
 FOLDERS = (CHAMPIONS, FROZEN, JUDGED, RETRAINED)
@@ -77,9 +78,12 @@ def _retrains(recipe: str, documents: dict[str, Meta]) -> Iterator[NewEntry]:
 
 def _converted(place: str, document: Meta, convert: Callable[[Meta], NewEntry]) -> NewEntry:
     try:
-        return convert(document)
+        entry = convert(document)
     except (KeyError, TypeError, AttributeError) as error:
         raise unreadable(place, f"{type(error).__name__}: {error}") from error
+    if wrong := misfit(entry, NewEntry):
+        raise unreadable(place, wrong)
+    return entry
 
 
 def _frozen(document: Meta) -> NewEntry:

@@ -18,7 +18,7 @@ from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store.backend import Backend
 from trnflow.tasks.store.blob_store import BlobStore
-from trnflow.tasks.store.layout import FORMAT, read_object
+from trnflow.tasks.store.layout import FORMAT
 from trnflow.tasks.store.ledger.entries import (
     LEDGER,
     NOTHING,
@@ -33,6 +33,7 @@ from trnflow.tasks.store.ledger.entries import (
     unreadable,
 )
 from trnflow.tasks.store.ledger.format_1 import FOLDERS, import_entries, old_files
+from trnflow.tasks.system.json_objects import read_object
 
 READERS = 16
 """Threads that read entries."""
@@ -144,8 +145,18 @@ def remove_newest(store: BlobStore, recipe: str, n: int) -> None:
 
 def recipes_of(store: BlobStore) -> list[str]:
     """Return the names of the recipes with a ledger, sorted."""
-    names = [place for folder in (LEDGER, *FOLDERS) for place in store.backend.names(folder)]
-    return sorted({unquote(_quoted_in(place)) for place in names})
+    folders = (LEDGER, *FOLDERS)
+    listed = in_threads(store.backend.names, folders, 1 if store.is_local else len(folders))
+    return sorted({unquote(_quoted_in(place)) for names in listed for place in names})
+
+
+def by_recipe(places: Iterable[str]) -> list[list[str]]:
+    """Return the names of files below `roots/` in groups: those about one recipe, and each other file by itself."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for place in places:
+        is_about_one = place.startswith(tuple(f"{folder}/" for folder in (LEDGER, *FOLDERS)))
+        groups[_quoted_in(place) if is_about_one else place].append(place)
+    return [*groups.values()]
 
 
 def protected(places: Iterable[str], read: Callable[[str], Meta]) -> Iterator[tuple[str, Meta]]:
@@ -211,7 +222,7 @@ def _refuse_older_programs(backend: Backend) -> None:
     data = canonical(FORMAT).encode()
     if backend.create("FORMAT.json", data):  # a retrain may fail before there is a store
         return
-    if read_object(backend.read("FORMAT.json")) != FORMAT:
+    if backend.read("FORMAT.json") != data:
         backend.replace("FORMAT.json", data)
 
 

@@ -123,8 +123,32 @@ def test_it_answers_while_everything_is_down(tmp_path: Path, ports: tuple[int, i
         shell, code=1, PREFECT_API_URL=f"{address}/api", MLFLOW_TRACKING_URI=address, TRNFLOW_STORE="s3://bucket/store",
         AWS_ENDPOINT_URL=address, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_DEFAULT_REGION="us-east-1",
     )  # fmt: skip
-    assert {problem.partition(":")[0] for problem in found["problems"]} == {"prefect", "mlflow", "recipes"}
+    assert {problem.partition(":")[0] for problem in found["problems"]} - {"recipes"} == {"prefect", "mlflow"}
+    assert found["unanswered"] == ["recipes"] or any(problem.startswith("recipes: ") for problem in found["problems"])
     assert found["recipes"] is None and found["spool"] == {"runs": 0, "oldest_seconds": 0}
+
+
+def test_a_store_that_is_slow_is_not_sick_and_what_answered_is_shown(tmp_path: Path) -> None:
+    """The entry of one recipe, a pipe without a writer, is never read to its end."""
+    _, store = opened(tmp_path)
+    for name in ("slow", "tiny", "other"):
+        add(store, name, outcome="kept", by="retrain", why="as good")
+    slow = tmp_path / ".trnflow/store/roots/ledger/slow/1.json"
+    slow.unlink()
+    os.mkfifo(slow)
+    shell = Shell(tmp_path)
+    found = health(shell, code=3)
+    assert (found["healthy"], found["problems"], found["unanswered"]) == (False, [], ["slow (recipe)"])
+    assert [(one["recipe"], one["last"]["why"]) for one in found["recipes"]] == [
+        ("other", "as good"),
+        ("tiny", "as good"),
+    ]
+    printed = shell("health")
+    assert printed.returncode == 3 and "other: last firing" in printed.stdout
+    assert printed.stdout.startswith("slow: ") and "slow (recipe)       no answer within 2 s" in printed.stdout
+    slow.with_name("2.json").write_text("[]")  # a problem beside it counts more
+    add(store, "tiny", outcome="failed", by="retrain", why="the disk is full")
+    assert len(health(shell, code=1)["problems"]) == 2
 
 
 def test_a_store_that_is_not_there_is_a_problem(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import PROJECT
 from tests.helpers.browser import browser_at
 from tests.helpers.command_line import DATA, InProcessShell, Shell, artifacts
+from tests.store.test_ledger import add
+from trnflow.tasks.store import Store
 
 
 def test_runs_lists_the_newest_first_with_what_hit(past: Shell) -> None:
@@ -182,3 +184,23 @@ def test_the_page_of_a_run_fits_the_screen(own_past: Shell, tmp_path: Path, widt
         cut = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
         assert page.value(cut) == 0 and page.value("document.querySelectorAll('.wide').length") > 1
         assert all(address.startswith(("file:", "data:")) for address in page.requests)
+
+
+@pytest.mark.slow
+def test_names_in_the_store_stay_text_on_the_pages_of_a_run_and_of_health(own_past: Shell, tmp_path: Path) -> None:
+    """Opened in chromium, which would run what a name, a reason or a metric smuggled in."""
+    planted = "</title></td><script>window.planted = 1</script><img src=x onerror='window.planted = 1'>"
+    store = Store(str(own_past.folder / ".trnflow/store"), own_past.folder / ".trnflow")
+    run = own_past.json("runs")["runs"][0]["run"]
+    record = json.loads((own_past.folder / f".trnflow/store/runs/{run}.json").read_text())
+    record["notes"] = [planted]
+    record["error"] = {"type": planted, "message": planted, "fix": planted, "stage": planted}
+    record["stages"][0] |= {"why": planted, "figures": {planted: 1.0}, "metrics": {planted: planted}}
+    store.write_run(run, {**record, "outcome": planted})
+    add(store, "mine", outcome="failed", by="retrain", why=planted, run=run)
+    own_past("health")
+    for file in (Path(own_past.json("report")["path"]), own_past.folder / ".trnflow/reports/health.html"):
+        with browser_at(file.as_uri(), tmp_path / file.stem) as page:
+            page.wait_for("document.querySelector('table')")
+            assert page.value("document.body.innerText.includes('<script>window.planted')"), file
+            assert page.value("window.planted === undefined && document.images.length + document.scripts.length === 0")

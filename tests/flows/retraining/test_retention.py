@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.champions.conftest import RECIPE
-from tests.helpers.stores import new_store
+from tests.helpers.stores import new_store, recorded
 from trnflow.flows.champions.contenders import judged_models
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Artifact
@@ -38,7 +38,7 @@ class Shelf:
     def run(self, number: int) -> Artifact:
         rows, model = self.artifact("rows", number), self.artifact("model", number)
         made = {"load_data": rows, "consolidate": model}
-        stages = [{"stage": stage, "key": None, "artifact": one.digest} for stage, one in made.items()]
+        stages = [recorded(stage, None, one.digest) for stage, one in made.items()]
         document = {"run": f"r{number}", "recipe": "tiny", "outcome": "completed", "resolved": {}, "stages": stages}
         self.store.write_run(f"r{number}", document)
         return model

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.helpers.runs import context, run_graph
+from tests.helpers.stores import recorded
 from trnflow.flows.runner.context import PartMaker
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Step
@@ -104,7 +105,7 @@ class Shelf:
 
     def record_run(self, run: str, step: Step) -> None:
         assert step.artifact is not None
-        stage = {"stage": step.name, "key": step.key, "artifact": step.artifact.digest}
+        stage = recorded(step.name, step.key, step.artifact.digest)
         document = {"recipe": "shelf", "run": run, "outcome": "completed", "ended": now(), "stages": [stage]}
         self.store().write_run(run, document)
 

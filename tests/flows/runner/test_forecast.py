@@ -81,8 +81,8 @@ def test_hits_and_skips_are_in_no_sum_and_dollars_need_a_price() -> None:
         "dollars": 6.0,
         "unknown": [],
     }
-    rows: dict[str, Any] = {line.split()[0]: line.split() for line in report.plan_table(outcomes, 8.0).splitlines()}
+    rows: dict[str, Any] = {line.split()[0]: line.split() for line in report.plan_table(outcomes, 8.0)}
     assert rows["train"][2:6] == ["1800", "2.5", "GB", "4.00"]
     assert rows["total"][1:5] == ["2700", "2.5", "GB", "6.00"]
     assert rows["load_data"] == ["load_data", "hit"]
-    assert "dollars" not in report.plan_table(outcomes)
+    assert "dollars" not in report.plan_table(outcomes)[0]
