@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from tests.conftest import PROJECT
 from tests.helpers.command_line import Shell
@@ -130,8 +131,8 @@ def test_plan_and_run_refuse_a_model_that_needs_its_own_code(trnflow: Shell) -> 
     (trnflow.folder / "model").mkdir()
     config = {"model_type": "own_llama", "auto_map": {"AutoConfig": "mod.Config"}}
     (trnflow.folder / "model/config.json").write_text(json.dumps(config))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (trnflow.folder / "model" / name).touch()
+    (trnflow.folder / "model/tokenizer.json").touch()
+    save_file({}, trnflow.folder / "model/model.safetensors")
     for command in (["plan"], ["run", "--direct", "tracking.enabled=false"]):
         error = trnflow.error(
             command[0], "mine.yaml", *command[1:], "model.source=model", "tokenize.train=null", code=1
