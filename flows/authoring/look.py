@@ -47,8 +47,6 @@ MOST_LOOKED = 2000
 """Columns of a file, each of which takes a millisecond."""
 MOST_ALONE = 1000
 """Columns of a file that are read one by one, to know which can't be read."""
-MOST_ARRAY = 1 << 30
-"""Bytes of a JSON array, which load_data's reader holds in memory."""
 SHORT = 100
 """Mean characters of a column that can hold classes."""
 MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
@@ -274,11 +272,6 @@ def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
                 raise DataError(f"{file.name} is no {kind}: it is binary", "check the file")
             refuse_tags(file.name, head)
         is_array = head.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"[")
-        if kind == "jsonl" and is_array and path.stat().st_size > MOST_ARRAY:
-            raise DataError(
-                f"{file.name} is one JSON array of {path.stat().st_size / 1e9:.1f} GB, which is read as a whole",
-                f"write one object a line: jq -c '.[]' {file.name} > rows.jsonl",
-            )
         # the reader of JSON lines reads all of them to know the columns
         if kind == "jsonl" and not is_array:
             lines = stream.read(BYTES)

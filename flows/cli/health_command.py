@@ -14,6 +14,7 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -43,8 +44,8 @@ from trnflow.flows.cli.output import emit, exit_at_once
 from trnflow.flows.recipes.names import model_name, root_of
 from trnflow.flows.recipes.sections import StoreConfig
 from trnflow.flows.retraining.firings import Firing, read_firings
-from trnflow.flows.services.login import CLIENT, encoded
-from trnflow.flows.services.prefect_address import api_url
+from trnflow.flows.services.login import encoded
+from trnflow.flows.services.prefect_address import CLIENT, api_url
 from trnflow.flows.services.prefect_server import asks_for_login, client_login
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError, unexpected
@@ -186,17 +187,17 @@ def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealt
         request.add_header("authorization", f"Basic {encoded(login)}")
     elif key := os.environ.get("PREFECT_API_KEY"):
         request.add_header("authorization", f"Bearer {key}")
+    login_asked = ThreadPoolExecutor(1).submit(asks_for_login, url)
     try:
         with urlopen(request, timeout=SOCKET_SECONDS) as answer:
             runs = json.loads(answer.read())
     except HTTPError as error:
-        said = f"asks for a login: set {CLIENT}" if error.code == 401 else f"refuses: {error}"
+        said = f"refuses the login: set {CLIENT} to its own" if error.code == 401 else f"refuses: {error}"
         problems.append(f"prefect: the server at {hide_secrets(url)} {said}")
         return {**nothing, "url": url}
     except OSError as error:
         problems.append(f"prefect: the server at {hide_secrets(url)} does not answer: {error}")
         return {**nothing, "url": url}
-    login_asked = asks_for_login(url)
     if recipe is not None:
         runs = [run for run in runs if Path(str(run["parameters"].get("recipe"))).stem == Path(recipe).name]
     waits = {run["id"]: run["expected_start_time"] for run in runs if run["state_type"] == "SCHEDULED"}
@@ -205,7 +206,7 @@ def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealt
         problems.append(f"prefect: {len(late)} runs should have begun, the first at {late[0]}: does a worker run?")
     coming = [start for start in waits.values() if _age(start) <= 0]
     return {
-        "url": url, "login": login_asked, "next": next(iter(coming), None),
+        "url": url, "login": login_asked.result(), "next": next(iter(coming), None),
         "running": sum(run["state_type"] == "RUNNING" for run in runs),
         "waiting": sum(run["state_type"] == "PENDING" for run in runs) + len(waits) - len(coming), "late": len(late),
     }  # fmt: skip
@@ -266,8 +267,8 @@ def _recipes(home: Path, root: str, recipe: str | None, asked: Asked, problems: 
         asked.names = []
         return
     names = [recipe] if recipe else recipes_of(store)
-    asked.names = names
     runs = {*store.run_ids()}
+    asked.names = names
 
     def ask(name: str) -> None:
         asked.problems[name] = []

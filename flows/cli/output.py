@@ -32,8 +32,8 @@ def emit(options: Namespace, document: Mapping[str, Json], *lines: object) -> No
 
 
 def tell(*lines: object) -> None:
-    """Print each of `lines` as one line on stdout, its control characters escaped."""
-    sys.stdout.write("".join(f"{one_line(line)}\n" for line in lines))
+    """Print each of `lines` as one line on stdout, its control characters escaped and secrets hidden."""
+    sys.stdout.write("".join(f"{one_line(scrub(str(line)))}\n" for line in lines))
 
 
 def say(*lines: object) -> None:

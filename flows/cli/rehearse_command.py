@@ -11,7 +11,6 @@ from trnflow.flows.display.progress import Progress
 from trnflow.flows.runner.context import RunContext, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.tasks.errors import TrnflowError
-from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
     from trnflow.flows.rehearsal.rehearse import Rehearsal
@@ -61,7 +60,7 @@ def rehearse_before(context: RunContext, what: Options) -> TrnflowError | None:
 
 def print_rehearsal(rehearsal: Rehearsal, name: str) -> None:
     """Print the remarks, and what went well."""
-    tell(*(f"remark: {scrub(remark)}" for remark in rehearsal.remarks))
+    tell(*(f"remark: {remark}" for remark in rehearsal.remarks))
     if rehearsal.fault is None:
         killed = "; training was killed once and went on" if rehearsal.killed else ""
         tell(

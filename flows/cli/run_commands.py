@@ -22,7 +22,6 @@ from trnflow.flows.runner.warm_parents import start_warm_parents
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
-from trnflow.tasks.system.redaction import scrub
 
 
 def add_commands(sub: Any, online: ArgumentParser) -> None:
@@ -123,4 +122,4 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
         cost = f" (${dollars:.2f} on {recipe.hardware.name})" if dollars else ""
         tell(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}")
     tell(*pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))
-    tell(*(f"note: {scrub(note)}" for note in result.notes))  # the verdict is the last of them
+    tell(*(f"note: {note}" for note in result.notes))  # the verdict is the last of them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,15 +44,17 @@ def doctor(options: Namespace) -> int:
 def up(options: Namespace) -> int:
     """Start the local Prefect server, until `trnflow down`, and print its address."""
     from trnflow.flows.services.login import sourced
-    from trnflow.flows.services.prefect_address import configured_url
+    from trnflow.flows.services.prefect_address import foreign_url
     from trnflow.flows.services.prefect_server import ensure_server, stop_open_server
 
     home = open_home()
-    lost = None if configured_url() else stop_open_server(home)
+    is_own = foreign_url(home) is None
+    lost = stop_open_server(home) if is_own else None
     url = ensure_server(home, stays=True)
     lines = [f"Prefect: {hide_secrets(url.removesuffix('/api'))}"]
-    if not configured_url():
-        lines += ["`trnflow ui` names the file that opens its page", f"for prefect's own commands: . {sourced(home)}"]
+    if is_own:
+        lines += ["`trnflow ui` names the file that opens its page"]
+        lines += [f"for prefect's own commands: . {shlex.quote(str(sourced(home)))}"]
     if lost is not None:
         lines += ["restarted: the server of an earlier version asked for no login"]
     if lost:

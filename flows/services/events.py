@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from trnflow.flows.services.login import CLIENT
+from trnflow.flows.services.prefect_address import CLIENT
 from trnflow.flows.services.prefect_server import cause_of_failure
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError
@@ -95,7 +95,9 @@ def unreachable(error: Exception) -> ConfigError:
     if isinstance(error, HTTPStatusError):
         message = scrub(str(error).splitlines()[0])
         if error.response.status_code == 401:
-            return ConfigError(f"{server} asks for a login", f"set {CLIENT} (docs/services.md#logins)")
+            return ConfigError(
+                f"{server} refuses the login", f"set {CLIENT} to the server's own (docs/services.md#logins)"
+            )
         if not error.response.is_server_error:
             return ConfigError(f"{server} refused a request: {message}", "read the server's log")
         cause, fix = cause_of_failure(home_folder())

@@ -1,4 +1,4 @@
-"""The login of a home's local Prefect server: a text that the server asks of all who call it, but for its health.
+"""The login of a home's local Prefect server: a text that its API asks of all who call it, but for its health.
 
 Else a web page could call the server of its viewer's machine, and run commands through it.
 """
@@ -9,12 +9,13 @@ import secrets
 from base64 import b64encode
 from pathlib import Path
 
+from trnflow.flows.services.prefect_address import CLIENT
 from trnflow.tasks.system.private_files import made_once
 from trnflow.tasks.system.redaction import add_secret
 from trnflow.tasks.system.whole_file import write_whole
 
-CLIENT, SERVER = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
-"""The variables from which Prefect's clients and its server read a login."""
+SERVER = "PREFECT_SERVER_API_AUTH_STRING"
+"""The variable from which Prefect's server reads the login that it asks for."""
 PAGE_PATH = "/trnflow-login"
 """Where the local server serves LOGIN_PAGE."""
 

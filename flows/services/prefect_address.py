@@ -12,6 +12,8 @@ from typing import TypedDict, cast
 from trnflow.tasks.artifact import Meta
 
 URL_VARIABLE = "PREFECT_API_URL"
+CLIENT = "PREFECT_API_AUTH_STRING"
+"""The variable from which Prefect's clients read a login."""
 
 
 class ServerRecord(TypedDict, total=False):
@@ -37,6 +39,17 @@ def api_url(home: Path) -> str | None:
 def configured_url() -> str | None:
     """Return the URL of Prefect's API from the places where Prefect looks, in its order, or None."""
     return _setting(URL_VARIABLE, lambda table: table.get("api", {}).get("url")) or _active_profile().get(URL_VARIABLE)
+
+
+def foreign_url(home: Path) -> str | None:
+    """Return the configured URL of Prefect's API, None if there is none, or if it is that of the home's own local server."""
+    url = configured_url()
+    return None if url == recorded_server(home).get("url") else url
+
+
+def configured_login() -> str | None:
+    """Return the login to Prefect's API from the places where Prefect looks, or None."""
+    return _setting(CLIENT, lambda table: table.get("api", {}).get("auth_string")) or _active_profile().get(CLIENT)
 
 
 def recorded_server(home: Path) -> ServerRecord:

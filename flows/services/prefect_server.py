@@ -23,8 +23,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from trnflow.flows.services.login import CLIENT, SERVER, make_login, read_login, write_helpers
-from trnflow.flows.services.prefect_address import ServerRecord, configured_url, recorded_server
+from trnflow.flows.services.login import SERVER, make_login, read_login, write_helpers
+from trnflow.flows.services.prefect_address import CLIENT, ServerRecord, configured_login, foreign_url, recorded_server
 from trnflow.tasks.errors import ConfigError, ProcessFailed
 from trnflow.tasks.system.child_environ import LOGINS
 from trnflow.tasks.system.clock import now
@@ -69,10 +69,11 @@ PROGRAM = Path(__file__).with_name("server_process.py")
 
 
 def ensure_server(home: Path, *, stays: bool = False) -> str:
-    """Return the URL of a Prefect API; start the home's local server if no other is configured. stays: it runs until
+    """Return the URL of a Prefect API; start the home's local server if no other
+    is configured. stays: it runs until
     `stop_server`. Raises ConfigError for a wrong TRNFLOW_SERVER_IDLE_SECONDS, ProcessFailed if the server ended at once or did
     not answer in time."""
-    if url := configured_url():
+    if url := foreign_url(home):
         return url
     start_server(home, stays=stays)
     return _wait(home)
@@ -95,8 +96,8 @@ def client_login(home: Path, url: str) -> str | None:
     server = running_server(home)
     own = make_login(home) if server and server.get("login") else None
     if server and url == server["url"]:
-        return own or os.environ.get(CLIENT)
-    configured = os.environ.get(CLIENT)
+        return own or configured_login()
+    configured = configured_login()
     return None if configured and configured == read_login(home) else configured
 
 
@@ -126,9 +127,8 @@ def start_server(home: Path, *, stays: bool = False) -> None:
                 _record(folder, server | {"stays": True})
             return
         with contextlib.closing(_listener((PREFERRED_PORT, recorded_server(home).get("port", 0), 0))) as listener:
-            server = _spawn(home, listener, seconds)
-            write_helpers(home, server["page"])
-            _record(folder, server | {"stays": stays})
+            write_helpers(home, f"http://{HOST}:{listener.getsockname()[1]}")
+            _record(folder, _spawn(home, listener, seconds) | {"stays": stays})
 
 
 def stop_server(home: Path) -> bool:
@@ -174,16 +174,15 @@ def running_server(home: Path) -> ServerRecord | None:
 
 def last_error(home: Path) -> str:
     """Return the last error in the local server's log; "" without one, or if another server is configured."""
-    server = recorded_server(home)
     log = home / "prefect" / "server.log"
-    if configured_url() not in (None, server.get("url")) or not log.exists():
+    if foreign_url(home) or not log.exists():
         return ""
     return _last_error(log.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 def cause_of_failure(home: Path) -> tuple[str, str]:
     """Return (cause, fix) for a server that answers with errors; the cause is "" unless the disk is full."""
-    if configured_url() not in (None, recorded_server(home).get("url")):
+    if foreign_url(home):
         return "", "read the server's log; does its database run?"
     cause, fix = _cause(home / "prefect", "")
     return cause, fix if cause else f"{fix}; if its database is lost, `trnflow down`, `up` and `deploy` make another"

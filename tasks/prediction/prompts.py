@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.chat_prompts import prompt_writer
@@ -40,6 +41,9 @@ Parts = list[Meta]
 
 Named = tuple[str, Row]
 """A row's name in errors, and the row."""
+
+DECIMAL = "trnflow decimal"
+"""The only key of a decimal number's object on its way to the process of a template."""
 
 Writer = Callable[[Sequence[Named]], list[Parts]]
 
@@ -126,11 +130,12 @@ def shape_of(rows: RowFormat, folder: Path, code: Source | None = None) -> Shape
 def write_rows(arguments: Meta, limit: Limit) -> Meta:
     """Return {"parts": of each row}, written by a template. arguments: config, rows (a `RowFormat`), chat, given: `Named`."""
     config, rows = FormatConfig.model_validate(arguments["config"]), RowFormat(**arguments["rows"])
+    given = [(where, _decoded(row)) for where, row in arguments["given"]]
     if config.prompt_template:
         text, _ = row_template(config, "prompt_template", _columns(rows), limit)
-        return {"parts": [_plain(text(row, where)) for where, row in arguments["given"]]}
+        return {"parts": [_plain(text(row, where)) for where, row in given]}
     answer = _answer_writer(config, rows, arguments["chat"], limit)
-    return {"parts": [answer(row, where) for where, row in arguments["given"]]}
+    return {"parts": [answer(row, where) for where, row in given]}
 
 
 def _limited(config: FormatConfig, rows: RowFormat, chat: Meta | None) -> Writer:
@@ -138,10 +143,28 @@ def _limited(config: FormatConfig, rows: RowFormat, chat: Meta | None) -> Writer
 
     def write(given: Sequence[Named]) -> list[Parts]:
         document = config.model_dump(mode="json")
-        asked = {"config": document, "rows": rows._asdict(), "chat": chat, "given": given, "imports": IMPORTS}
+        coded = [(where, _coded(row)) for where, row in given]
+        asked = {"config": document, "rows": rows._asdict(), "chat": chat, "given": coded, "imports": IMPORTS}
         return cast(list[Parts], call_limited(f"{__name__}:write_rows", asked)["parts"])
 
     return write
+
+
+def _coded(value: Any) -> Any:
+    """Return a row as JSON can hold it: a decimal, with which a template may count, as {DECIMAL: its text}."""
+    if isinstance(value, Mapping):
+        return {name: _coded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_coded(inner) for inner in value]
+    return {DECIMAL: str(value)} if isinstance(value, Decimal) else value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return (
+            Decimal(value[DECIMAL]) if value.keys() == {DECIMAL} else {n: _decoded(inner) for n, inner in value.items()}
+        )
+    return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _each(parts: Callable[[Row, str], Parts]) -> Writer:

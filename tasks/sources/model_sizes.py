@@ -40,7 +40,7 @@ PREDICTING = "num_nextn_predict_layers"
 """Layers after the last that predict further tokens: transformers builds none, DeepSeek's and GLM's files hold them."""
 
 _LABELS = ("id2label", "label2id")
-_SIZE = re.compile(r"^(num|n)_|(size|layers?|blocks|heads|labels|embeddings|positions|dim|experts|length|window)$")
+_SIZE = re.compile(r"^(num|n|d)_|(size|layers?|blocks|heads|labels|embeddings|positions|dim|experts|length|window)$")
 _LAYERS = re.compile(r"(layers?|blocks)$")
 _COUNT = re.compile(r"^(num|n)_|_size$")
 _OTHER = re.compile(r"^(mscale|dropout)_")

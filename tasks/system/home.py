@@ -90,7 +90,10 @@ def watched_home(home: Path) -> Iterator[Callable[[], HomeRemoved | None]]:
     opened = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders]
 
     def is_there(folder: Path, handle: int) -> bool:
-        return folder.is_dir() and os.path.samestat(os.fstat(handle), folder.stat())
+        try:
+            return os.path.samestat(os.fstat(handle), folder.stat())
+        except OSError:
+            return False
 
     def removed() -> HomeRemoved | None:
         if all(map(is_there, folders, opened)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def test_a_chat_template_that_takes_all_in_predict_alone_is_ended(
         hostile.of_row({"messages": asked("now")}, "row 7")
 
 
+def test_a_template_counts_with_decimals_as_it_does_in_training(tmp_path: Path) -> None:
+    """Of a Parquet file they are such: as texts, `price * 2` would be 1.101.10."""
+    priced = shape(tmp_path, "causal_lm", ["price"], prompt_template="{{ price * 2 }} {{ inner[0].price + 1 }}")
+    row = {"price": Decimal("1.10"), "inner": [{"price": Decimal("0.5")}]}
+    assert priced.of_row(row, "row 1")[0]["text"] == "2.20 1.5"
+
+
 def test_rows_are_named_and_written_in_order(tmp_path: Path, shared: Path) -> None:
     folder = chat_folder(shared, tmp_path / "model", "{{ messages[0].content | upper }}")
     rows = shape(folder, "causal_lm", ["messages"], kind="chat")
@@ -81,10 +89,12 @@ def test_a_folder_shaped_as_7b_is_opened_and_one_with_a_billion_labels_is_not(tm
         open_model(tmp_path, "model", {"task": "causal_lm"})
 
 
-def test_what_a_model_reads_is_known_without_a_process(tmp_path: Path) -> None:
+def test_what_a_model_reads_is_known_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trnflow.tasks.prediction.prompts.call_limited", None)
     settings = FormatConfig(task="instruction", prompt_template="{{ title }}: {{ body }}").model_dump()
     rows = RowFormat("causal_lm", json.loads(json.dumps(settings)), ["text"], ["title", "body"], [], 64)
     assert columns_of(rows) == (["title", "body"], [])
+    assert shape_of(rows, tmp_path).columns == ["title", "body"]
 
 
 def test_a_template_that_can_t_be_parsed_is_refused_when_the_model_is_opened(tmp_path: Path, shared: Path) -> None:

@@ -128,6 +128,8 @@ def test_sizes_of_shipped_recipes_are_not_refused(file: Path) -> None:
         ({"hidden_size": 0.5}, "hidden_size is 0.5, and must be a whole number"),
         ({"num_labels": True}, "num_labels is True, and must be a whole number"),
         ({"vocab_size": float("inf")}, "vocab_size is inf, and must be a whole number"),
+        ({"d_model": float("inf")}, "d_model is inf, and must be a whole number"),
+        ({"d_ff": 10**12}, "d_ff is 1,000,000,000,000, and may be"),
         ({"vocab_size": 10**400}, "vocab_size is a number of 1,329 bits, and may be"),
         ({"text_config": {"vocab_size": -2}}, "text_config.vocab_size is -2"),
         ({"num_attention_heads": [8, -8]}, "num_attention_heads is -8"),

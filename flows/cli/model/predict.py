@@ -75,6 +75,7 @@ def predict(options: Namespace) -> int:
     if not options.json:
         say(*(f"note: {note}" for note in named.notes))
     os.environ.update(predicting_environ())  # read by libraries when they are imported
+    keep_servers()  # a model may write for longer than a template's process waits
     with named.folder() as folder:
         model = open_model(folder, named.artifact.kind, named.artifact.meta)
         if options.serve:
@@ -157,7 +158,6 @@ def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
             tell(f"{options.recipe} at {url} (Ctrl-C ends it)")
         sys.stdout.flush()
 
-    keep_servers()
     serve(model, predictor(model, options.max_new_tokens, SECONDS), options.recipe, options.port, show)
     return 0
 

@@ -15,7 +15,6 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
     from trnflow.flows.retraining.change import RetrainReason
@@ -108,7 +107,7 @@ def _print(options: Namespace, done: Retrained) -> None:
     if options.json:
         emit_json(done.to_json())
     elif done.error is None:
-        tell(*map(scrub, _lines(done, options.recipe)))
+        tell(*_lines(done, options.recipe))
     if done.error is not None:
         print_error(done.error, options)
 

@@ -141,7 +141,7 @@ class _WithoutLarge:
             await self.app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > MOST_BYTES:
+        if not declared.isdigit() or len(declared) > 18 or int(declared) > MOST_BYTES:
             await _refuse(send)
             return
         read = 0

@@ -17,7 +17,6 @@ from trnflow.flows.runner.plan import Options
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Answers
-from trnflow.tasks.system.redaction import scrub
 
 if TYPE_CHECKING:
     from trnflow.flows.sweeps.files import SweepDocument
@@ -61,7 +60,7 @@ def run_sweep(options: Namespace) -> int:
         print_error(fault, options)
         return 2
     with Progress() as progress:
-        content, result = sweep(plan, direct_runs(answers), _say, readers=(progress,), offline=options.offline)
+        content, result = sweep(plan, direct_runs(answers), say, readers=(progress,), offline=options.offline)
     error = result.error if result else None
     if options.json:
         emit_json(content)
@@ -81,10 +80,6 @@ def _rehearse(recipe: Recipe, offline: bool, answers: Answers) -> TrnflowError |
     return rehearse_before(context, Options())
 
 
-def _say(line: str) -> None:
-    say(line)
-
-
 def _lines(content: SweepDocument) -> list[str]:
     from trnflow.flows.sweeps.sweep import shown
 
@@ -98,4 +93,4 @@ def _lines(content: SweepDocument) -> list[str]:
     if content["winner"]:
         lines.append(f"its whole run {content['winner']['run']}: {report.figures(content['winner']['metrics'])}")
     lines.append(f"stages before training that trials shared: {report.seconds(content['shared_seconds'])} s")
-    return [scrub(line) for line in lines]
+    return lines

@@ -16,7 +16,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_context
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.errors import TrnflowError
-from trnflow.tasks.system.redaction import hide_secrets, scrub, scrubbed
+from trnflow.tasks.system.redaction import hide_secrets, scrubbed
 from trnflow.tasks.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _look(options: Namespace, printed: str) -> str:
         if options.json:
             emit_json({**found.to_json(), "done": done or None})
         else:
-            tell(scrub(f"{found.recipe} {found.outcome}: {found.why}{f'; {done}' if done else ''}"))
+            tell(f"{found.recipe} {found.outcome}: {found.why}{f'; {done}' if done else ''}")
         sys.stdout.flush()
     if is_change and options.retrain:
         _retrain(options)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from trnflow.tasks.data.load.row_sizes import in_batches
 from trnflow.tasks.data.load.streams import file_errors
+from trnflow.tasks.errors import DataError
 from trnflow.tasks.sources.data_files import check_growth
 
 MAGIC = b"ARROW1"
@@ -24,24 +25,30 @@ def open_arrow(path: Path, name: str) -> tuple[pa.Schema, Callable[[list[str]], 
     names to batches. Raises DataError for one whose buffers grow too much."""
     with path.open("rb") as file:
         is_file = file.read(len(MAGIC)) == MAGIC
-    check_growth(name, path.stat().st_size, _declared(path, _FIRST if is_file else 0), "write it without compression")
+    # a file holds a stream, and is read as one: its footer may name other batches than those that were looked at
+    first = _FIRST if is_file else 0
+    check_growth(name, path.stat().st_size, _declared(path, first), "write it without compression")
     with pa.memory_map(str(path)) as mapped:
-        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped).schema
+        count = pa.ipc.open_file(mapped).num_record_batches if is_file else None
+        mapped.seek(first)
+        schema = pa.ipc.open_stream(mapped).schema
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         with file_errors(name), pa.memory_map(str(path)) as mapped:
-            yield from in_batches(batch.select(columns) for batch in _stored(mapped, is_file))
+            mapped.seek(first)
+            yield from in_batches(batch.select(columns) for batch in _all(pa.ipc.open_stream(mapped), count, name))
 
     return schema, batches
 
 
-def _stored(mapped: pa.MemoryMappedFile, is_file: bool) -> Iterator[pa.RecordBatch]:
-    if not is_file:
-        yield from pa.ipc.open_stream(mapped)
-        return
-    file = pa.ipc.open_file(mapped)
-    for number in range(file.num_record_batches):
-        yield file.get_batch(number)
+def _all(stream: pa.RecordBatchStreamReader, count: int | None, name: str) -> Iterator[pa.RecordBatch]:
+    """Yield a stream's batches. Raises DataError unless they are as many as `count`."""
+    read = 0
+    for batch in stream:
+        read += 1
+        yield batch
+    if count not in (None, read):
+        raise DataError(f"{name} holds {read:,} batches, and its end says {count:,}", "write the file anew")
 
 
 def _declared(path: Path, first: int) -> int:

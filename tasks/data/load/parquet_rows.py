@@ -51,9 +51,15 @@ def _long_columns(meta: pq.FileMetaData) -> frozenset[str]:
 
 def _declared(meta: pq.FileMetaData, columns: set[str]) -> int:
     """Return the least bytes of columns once decoded, by the footer: a list of a billion equal numbers may be one run."""
-    chunks = [column for column in _chunks(meta) if column.path_in_schema.partition(".")[0] in columns]
+    chunks = [column for column in _chunks(meta) if _is_of(column.path_in_schema, columns)]
     sizes = (max(c.total_uncompressed_size, c.num_values * _WIDTHS.get(c.physical_type, ENTRY)) for c in chunks)
     return sum(sizes)
+
+
+def _is_of(path: str, columns: set[str]) -> bool:
+    """Return whether a leaf of the schema belongs to one of the columns, whose names may have dots."""
+    parts = path.split(".")
+    return any(".".join(parts[:count]) in columns for count in range(1, len(parts) + 1))
 
 
 def _chunks(meta: pq.FileMetaData) -> Iterator[pq.ColumnChunkMetaData]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -117,6 +118,37 @@ def test_a_list_of_millions_of_equal_numbers_is_known_by_the_footer(bench, tmp_p
     assert "a.parquet grows from " in failure(bench, DataError, source=str(tmp_path / "a.parquet"))
     with pytest.raises(DataError, match="to more than 16,0"):  # before a row is decoded
         next(open_file(tmp_path / "a.parquet", "parquet", "a.parquet").batches(["numbers"]))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_column_whose_name_has_a_dot_is_known_by_the_footer(tmp_path):
+    numbers = pa.ListArray.from_arrays([0, 2_000_000], pa.array([0] * 2_000_000, pa.int64()))
+    pq.write_table(pa.table({"a.numbers": numbers}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="to more than 16,0"):
+        next(open_file(tmp_path / "a.parquet", "parquet", "a.parquet").batches(["a.numbers"]))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_footer_that_names_other_batches_than_the_stream_is_refused(bench, tmp_path):
+    """The mark of the stream's end before the batches, which the footer names all the same."""
+    data = pa.table({"text": pa.array([f"{number} " + "a" * 100_000 for number in range(ROWS)])})
+    file, options = tmp_path / "a.arrow", pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, data.schema, options=options) as writer:
+        writer.write_table(data, max_chunksize=ROWS // 2)
+    content = file.read_bytes()
+    with pa.BufferReader(content) as reader:
+        reader.seek(8)
+        pa.ipc.read_message(reader)
+        first = reader.tell()  # the first batch begins here
+    size = struct.unpack("<i", content[-10:-6])[0]
+    footer = bytearray(content[-10 - size : -10])
+    at = footer.find(struct.pack("<q", first))
+    for offset in (at, at + 24):  # of its two blocks
+        struct.pack_into("<q", footer, offset, struct.unpack_from("<q", footer, offset)[0] + 8)
+    ended = content[:first] + b"\xff\xff\xff\xff\0\0\0\0" + content[first : -10 - size]
+    file.write_bytes(ended + bytes(footer) + content[-10:])
+    assert pa.ipc.open_file(file).read_all().equals(data)  # what pyarrow alone makes of the file
+    assert "a.arrow holds 0 batches, and its end says 2" in failure(bench, DataError, source=str(file))
 
 
 @pytest.mark.usefixtures("small")

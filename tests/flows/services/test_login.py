@@ -171,6 +171,21 @@ def test_the_login_goes_to_the_homes_own_server_and_to_no_other(
     assert client_login(own_api.home, f"{another.url}/api") == "a team's"
 
 
+def test_the_homes_own_server_is_started_again_though_login_sh_was_read(tmp_path: Path) -> None:
+    home, shell = tmp_path / "home", Shell(tmp_path)
+    lay_tables(home)
+    environ = {"TRNFLOW_HOME": str(home)}
+    try:
+        shell("up", **environ)
+        url = (running_server(home) or {})["url"]
+        assert stop_server(home)
+        (home / "prefect/server.json").write_text(json.dumps({"url": url}))  # as one that was killed leaves it
+        assert shell("up", **environ, PREFECT_API_URL=url).returncode == 0
+        assert running_server(home)
+    finally:
+        stop_server(home)
+
+
 @pytest.fixture
 def earlier(tmp_path: Path) -> Iterator[Api]:
     """A server without a login, as earlier versions started it, with a flow run in progress."""

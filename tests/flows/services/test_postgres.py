@@ -58,7 +58,7 @@ class Operated(House):
     def start_prefect(self) -> subprocess.Popen[bytes]:
         filled = {
             "PGPASSWORD": PASSWORD, "PREFECT_SERVER_ENCRYPTION_KEY": KEY, "PREFECT_HOME": str(self.outside / "prefect"),
-            "PREFECT_SERVER_API_AUTH_STRING": LOGIN, "PREFECT_SERVER_API_PORT": str(self.ports["prefect"]), 
+            "PREFECT_SERVER_API_AUTH_STRING": LOGIN, "PREFECT_SERVER_API_PORT": str(self.ports["prefect"]),
             "PREFECT_UI_STATIC_DIRECTORY": str(self.outside / "ui"),
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": self.database.url(
                 "prefect", "postgresql+asyncpg", has_password=False
