@@ -40,10 +40,11 @@ class Mark(Enum):
     RUNS_CODE = "it may run code"
     REACHES_OUT = "it says where a run's data goes, or what a run reads of the machine"
     SOURCE = "it names bytes to read, by a path, a URL or a hub's name"
+    BOUND = "it bounds what a run may take of the machine"
 
 
-NOT_KEYED, GRAPH, HOOK, WHEN_SET, ORDERED, RUNS_CODE, REACHES_OUT, SOURCE = Mark
-GUARDED = (RUNS_CODE, REACHES_OUT, SOURCE)
+NOT_KEYED, GRAPH, HOOK, WHEN_SET, ORDERED, RUNS_CODE, REACHES_OUT, SOURCE, BOUND = Mark
+GUARDED = (RUNS_CODE, REACHES_OUT, SOURCE, BOUND)
 """Marks of fields that Prefect may not set as it likes (`flows/recipes/sent.py`). They are left out of the hashes of code."""
 
 

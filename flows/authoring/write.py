@@ -259,12 +259,24 @@ def _section(section: str, settings: Meta, draft: Draft) -> Iterator[str]:
         if name in settings:
             yield f"  {name}: {_flow(settings[name])}{f'   # {one_line(why)}' if why else ''}"
         for value, reason in draft.others.get(f"{section}.{name}", ()):
-            yield f"  # {name}: {_flow(value)}   # {one_line(reason)}"
+            yield f"  # {name}: {one_line(_flow(value))}   # {one_line(reason)}"
+
+
+class _OneLine(yaml.SafeDumper):
+    """Writes a text that has lines with escapes: names of the data's come at the ends of lines."""
+
+
+def _escaped(dumper: _OneLine, text: str) -> yaml.ScalarNode:
+    style = '"' if len(f"{text}.".splitlines()) > 1 else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_OneLine.add_representer(str, _escaped)
 
 
 def _flow(value: Any) -> str:
     """Return a value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
+    text = yaml.dump(value, Dumper=_OneLine, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

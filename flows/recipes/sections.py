@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trnflow.tasks.config import (
+    BOUND,
     NOT_KEYED,
     REACHES_OUT,
     RUNS_CODE,
@@ -51,7 +52,7 @@ class StoreConfig(StageConfig):
     root: Annotated[str | None, REACHES_OUT] = None
     """The folder or fsspec URL (`s3://bucket/prefix`) of the store. Default: the variable TRNFLOW_STORE, else
     `store` in the home (TRNFLOW_HOME)."""
-    min_free_gb: NonNegative = 1.0
+    min_free_gb: Annotated[NonNegative, BOUND] = 1.0
     """The space that must stay free on the store's disk, in GB (10^9 bytes)."""
     lease_ttl_seconds: Annotated[float, Field(gt=0, le=LONGEST_TTL)] = 60.0
     """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
@@ -65,7 +66,7 @@ class LaunchConfig(StageConfig):
     grace_seconds: Seconds = GRACE_SECONDS
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
     120 seconds after its notice."""
-    memory_gib: Positive | None = None
+    memory_gib: Annotated[Positive | None, BOUND] = None
     """The memory that the processes of a stage may hold together, in GiB (2^30 bytes), files that they map aside; a stage
     that holds more is ended. Default: what the machine, or its cgroup, has less a tenth (at least 1 GiB), but at least half."""
     environment: Annotated[dict[str, str], RUNS_CODE] = {}

@@ -6,7 +6,10 @@ is typed on the command line is not checked: who types has a shell.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,12 +18,15 @@ from trnflow.flows.recipes.files import ON, Origins, RecipeTree, origin_of, read
 from trnflow.flows.recipes.recipe import Recipe, validated
 from trnflow.flows.recipes.schema import below, cut
 from trnflow.flows.recipes.yaml_tree import OVERRIDE
-from trnflow.tasks.config import GUARDED, SOURCE, Mark
+from trnflow.tasks.config import BOUND, GUARDED, SOURCE, Mark
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.hooks import place_of
+from trnflow.tasks.sources.data_files import format_of
 from trnflow.tasks.sources.paths import local_path
+from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.redaction import hide_secrets
 
+GLOB = re.compile(r"[*?\[]")
 FIX = "write it into a recipe's file there, or run the recipe with `trnflow run`"
 
 
@@ -46,12 +52,16 @@ def check_sent(read: RecipeTree, overrides: Iterable[str]) -> None:
     sent = read.with_overrides(texts)
     for path, mark in guarded(sent.tree, read.root):
         value = _at(sent.tree, path)
-        if value and (value != _at(own.tree, path) or _is_moved(path, value, sent)):
+        if _is_given(mark, value) and (value != _at(own.tree, path) or _is_moved(path, value, sent)):
             _check(f"{OVERRIDE}{'.'.join(path)}", mark, value, Path.cwd(), hosts)
     for path, mark in guarded(own.tree, read.root) if is_outside(read) else ():
         value = _at(own.tree, path)
-        if value and (folder := _foreign(path, own.origins)):
+        if _is_given(mark, value) and (folder := _foreign(path, own.origins)):
             _check(f"{'.'.join(path)} in a recipe in {folder}", mark, value, folder, hosts)
+
+
+def _is_given(mark: Mark, value: Any) -> bool:
+    return value is not None if mark is BOUND else bool(value)
 
 
 def is_outside(read: RecipeTree) -> bool:
@@ -89,8 +99,8 @@ def _check(where: str, mark: Mark, value: Any, folder: Path, hosts: frozenset[tu
     for text in _texts(value):
         if not _may_read(text, folder.resolve(), hosts):
             raise ConfigError(
-                f"{where}: {cut(hide_secrets(text))} is neither a hub's name, nor a path below {folder.resolve()}, nor in a "
-                "bucket or on a host that the recipe itself reads, and Prefect started this run",
+                f"{where}: {cut(hide_secrets(text))} is neither a hub's name, nor rows or a model below "
+                f"{folder.resolve()}, nor in a bucket or on a host that the recipe itself reads, and Prefect started this run",
                 FIX,
             )
 
@@ -105,8 +115,20 @@ def _may_read(text: str, folder: Path, hosts: frozenset[tuple[str, str]]) -> boo
     if path is None:
         return _host(text) in hosts
     parts = Path(path).parts
-    is_relative = not Path(path).is_absolute() and ".." not in parts and not path.startswith("~")
-    return is_relative and (folder / path).resolve().is_relative_to(folder)
+    if Path(path).is_absolute() or path.startswith("~") or any(part.startswith(".") for part in parts):
+        return False  # hidden files hold keys, and the home's
+    return not GLOB.search(path) and _is_data(folder / path, folder)
+
+
+def _is_data(place: Path, folder: Path) -> bool:
+    """Return whether a path below `folder` is none, a file of rows or a tokenizer's, or a folder without links that lead out."""
+    home = home_folder().resolve()
+    if not place.resolve().is_relative_to(folder) or place.resolve().is_relative_to(home):
+        return False
+    if place.is_file():
+        return format_of(place.name) is not None or place.name == "tokenizer.json"
+    links = (Path(above, name) for above, *names in os.walk(place) for name in chain(*names))
+    return all(link.resolve().is_relative_to(folder) for link in links if link.is_symlink())
 
 
 def _hosts(read: RecipeTree) -> Iterator[tuple[str, str]]:

@@ -193,7 +193,7 @@ def _make_pool(client: SyncPrefectClient, name: str) -> None:
 
 def _register(home: Path, folder: Path, file: Path) -> None:
     """Register all deployments of a prefect.yaml for the checkout `folder`. Raises ProcessFailed if Prefect refuses."""
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
+    command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if process.returncode:
         lines = (process.stderr.strip() or process.stdout.strip()).splitlines()

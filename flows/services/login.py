@@ -5,17 +5,21 @@ Else a web page could call the server of its viewer's machine, and run commands 
 
 from __future__ import annotations
 
+import re
 import secrets
 from base64 import b64encode
 from pathlib import Path
 
 from trnflow.flows.services.prefect_address import CLIENT
-from trnflow.tasks.system.private_files import made_once
+from trnflow.tasks.system.private_files import made_once, write_private
 from trnflow.tasks.system.redaction import add_secret
-from trnflow.tasks.system.whole_file import write_whole
 
 SERVER = "PREFECT_SERVER_API_AUTH_STRING"
 """The variable from which Prefect's server reads the login that it asks for."""
+FILES = ("login", "login.sh", "login.html")
+"""The text, what a shell reads, and what opens the page; in `<home>/prefect`."""
+_LOGIN = re.compile(r"trnflow:[\w-]{43}")
+
 PAGE_PATH = "/trnflow-login"
 """Where the local server serves LOGIN_PAGE."""
 
@@ -46,7 +50,11 @@ location.replace("{address}");
 
 def make_login(home: Path) -> str:
     """Return the home's login, made when it is first needed; a secret from now on."""
-    login = made_once(home / "prefect" / "login", f"trnflow:{secrets.token_urlsafe(32)}".encode()).decode()
+    file = home / "prefect" / "login"
+    login = made_once(file, f"trnflow:{secrets.token_urlsafe(32)}".encode()).decode(errors="replace")
+    if not _LOGIN.fullmatch(login):  # cut off, as on a full disk
+        file.unlink()
+        return make_login(home)
     add_secret(login)
     add_secret(encoded(login))
     return login
@@ -68,12 +76,15 @@ def encoded(login: str) -> str:
 def write_helpers(home: Path, page: str) -> None:
     """Write `login.sh` and `login.html`. page: the address of Prefect's page."""
     login = make_login(home)
-    for file, text in (
-        (sourced(home), f"export PREFECT_API_URL='{page}/api' {CLIENT}='{login}'\n"),
-        (opened(home), OPENS.format(address=f"{page}{PAGE_PATH}#{encoded(login)}")),
-    ):
-        made_once(file, b"")  # the mode of a file that is there is kept
-        write_whole(file, text)
+    write_private(sourced(home), f"export PREFECT_API_URL='{page}/api' {CLIENT}='{login}'\n")
+    write_private(opened(home), OPENS.format(address=f"{page}{PAGE_PATH}#{encoded(login)}"))
+
+
+def forget_login(folder: Path) -> None:
+    """Remove the login in `<home>/prefect` of a server that has ended: another user's program may take its port, and get the
+    login from a client that still runs."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def sourced(home: Path) -> Path:

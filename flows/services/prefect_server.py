@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from trnflow.flows.services.login import SERVER, make_login, read_login, write_helpers
+from trnflow.flows.services.login import SERVER, forget_login, make_login, read_login, write_helpers
 from trnflow.flows.services.prefect_address import CLIENT, ServerRecord, configured_login, foreign_url, recorded_server
 from trnflow.tasks.errors import ConfigError, ProcessFailed
 from trnflow.tasks.system.child_environ import LOGINS
@@ -144,6 +144,7 @@ def stop_server(home: Path) -> bool:
             time.sleep(0.05)
         if not running_server(home):
             (home / "prefect" / "server.json").unlink(missing_ok=True)
+            forget_login(home / "prefect")
             return True
     raise ProcessFailed(f"the local Prefect server (process {server['pid']}) does not stop", f"kill -9 {server['pid']}")
 
@@ -256,7 +257,8 @@ def _spawn(home: Path, listener: socket.socket, seconds: float) -> ServerRecord:
     folder = home / "prefect"
     port = listener.getsockname()[1]
     log = folder / "server.log"
-    with log.open("wb") as output:
+    log.unlink(missing_ok=True)  # a link that is there is not followed
+    with log.open("xb") as output:
         server = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM), str(listener.fileno()), str(seconds)],
             env=_environment(folder, port) | {SERVER: make_login(home)},

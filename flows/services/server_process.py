@@ -197,12 +197,15 @@ def _ask(port: int, path: str, body: object) -> Any:
 
 def _ended(server: uvicorn.Server, idleness: Idleness) -> bool:
     """Begin to end the server; return False if it has to stay."""
+    from trnflow.flows.services.login import forget_login
+
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         # held until the process has ended: whoever starts or needs the server takes it, too, so no run loses its server
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         state = json.loads(STATE.read_text(encoding="utf-8"))
         if not idleness.was_touched and state["pid"] == os.getpid() and not state.get("stays"):
+            forget_login(Path())
             STATE.unlink()
             server.should_exit = True
             return True

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted, ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch.python import WITHOUT_THREADS, python
+from trnflow.tasks.system.child_environ import without_logins
 
 SECONDS = 5.0
 """Processor time that one rendering may take, in seconds."""
@@ -68,7 +69,7 @@ def call_limited(function: str, arguments: Meta) -> Meta:
 
     arguments: with `imports`, names of modules that are imported once for all calls.
     """
-    return _called(function, "", arguments, os.environ, None)
+    return _called(function, "", arguments, without_logins(os.environ), None)
 
 
 def call_own(

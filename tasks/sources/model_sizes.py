@@ -32,7 +32,11 @@ DEPTHS = (
     "decoder_layers",
     "num_decoder_layers",
 )
-WIDTHS = ("vocab_size", "hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "n_inner", "d_ff", "hidden_dim")
+WIDTHS = (
+    "vocab_size", "hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "n_inner", "d_ff", "hidden_dim",
+    "type_vocab_size", "head_dim", "num_attention_heads", "n_head", "num_heads", "num_key_value_heads",
+    "num_local_experts", "num_experts", "n_routed_experts",
+)  # fmt: skip
 POSITIONS = ("max_position_embeddings", "n_positions")
 SHARED = "num_hidden_groups"
 """ALBERT's number of groups of layers: layers of a group share their weights."""
@@ -130,6 +134,10 @@ def check_held(folder: Path, fields: Meta, *, unused: bool = False) -> None:
     for name in WIDTHS:
         if _count(text, name) > largest:
             raise _unlike(folder, text, name, f"the largest tensor in its weights has {largest:,} rows")
+    heads = _count(text, "num_attention_heads") * _count(text, "head_dim")
+    if heads > largest:
+        held_rows = f"the largest tensor in its weights has {largest:,} rows"
+        raise _unlike(folder, {"num_attention_heads x head_dim": heads}, "num_attention_heads x head_dim", held_rows)
     held = max((int(found[1]) + 1 for name in shapes if (found := _NUMBERED.search(name))), default=0)
     depth = None if SHARED in text else next((name for name in DEPTHS if name in text), None)
     if depth is not None and _count(text, depth) > held:

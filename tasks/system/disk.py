@@ -7,6 +7,8 @@ from pathlib import Path
 
 from trnflow.tasks.errors import MachineError
 
+SCHEMA = 1
+
 KEPT_FREE = 200_000_000
 """Bytes that stay free on a disk that is written to."""
 

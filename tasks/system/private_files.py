@@ -42,18 +42,46 @@ def is_lookup_name(text: str) -> bool:
 
 
 def made_once(file: Path, content: bytes) -> bytes:
-    """Return a file's content; without the file, make it with `content` and mode 0600. Of two processes that do at once, both
-    get the first one's. Its folder is made private unless it exists."""
-    with contextlib.suppress(FileNotFoundError):
-        return file.read_bytes()
+    """Return a file's content; without a private file of this user, make it with `content` and mode 0600. Of two processes that
+    do at once, both get the first one's. Its folder is made private unless it exists."""
+    if (kept := _read_private(file)) is not None:
+        return kept
     make_home(file.parent)
+    aside = _aside(file, content)
+    try:
+        os.link(aside, file)
+    except FileExistsError:
+        # one that a folder from elsewhere brought, or that others may read, is no secret
+        if (kept := _read_private(file)) is not None:
+            return kept
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+    return content
+
+
+def write_private(file: Path, text: str) -> None:
+    """Put a file with mode 0600 in place of what is there, also of a link. Raises OSError."""
+    _aside(file, text.encode()).replace(file)
+
+
+def _aside(file: Path, content: bytes) -> Path:
     aside = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
         handle.write(content)
-    with contextlib.suppress(FileExistsError):
-        os.link(aside, file)
-    aside.unlink()
-    return file.read_bytes()
+    return aside
+
+
+def _read_private(file: Path) -> bytes | None:
+    """Return the content of a plain file that this user alone may read, else None."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(handle, "rb") as opened:
+        there = os.fstat(handle)
+        mine = there.st_uid == os.geteuid() and not stat.S_IMODE(there.st_mode) & OTHERS
+        return opened.read() if stat.S_ISREG(there.st_mode) and mine else None
 
 
 def _secret(home: Path) -> bytes:

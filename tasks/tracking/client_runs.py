@@ -17,6 +17,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import MissingDependency
 from trnflow.tasks.events import Event, Reader, RunState, follow, has_end, is_written, log_file
 from trnflow.tasks.launch.python import python
+from trnflow.tasks.system.child_environ import without_logins
 from trnflow.tasks.system.redaction import Scrubbed, scrub_logs, without_secrets
 from trnflow.tasks.tracking.mlflow_values import numbers
 
@@ -72,7 +73,7 @@ class ClientRuns(Reader):
     def _start(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(exist_ok=True)
         # a client has threads, a server and questions of its own: none of them may be the run's
-        environ = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(self._log.parent), **os.environ, **QUIET}
+        environ = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(self._log.parent), **without_logins(os.environ), **QUIET}
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 python(f"{__name__}:write", self._package, str(self._home), self._run),

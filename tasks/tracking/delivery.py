@@ -10,6 +10,7 @@ from pathlib import Path
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.events.event_types import RunEnded, stages_of
 from trnflow.tasks.launch.python import python
+from trnflow.tasks.system.child_environ import without_logins
 from trnflow.tasks.tracking.follower import ADDRESS, RECORDED_ADDRESS, Unsent
 
 WAIT_SECONDS = 20.0
@@ -61,7 +62,7 @@ class MlflowDelivery(Reader):
     def _start(self, unsent: Unsent) -> subprocess.Popen[bytes]:
         unsent.save({"offset": 0})
         environ = {
-            **os.environ,
+            **without_logins(os.environ),
             ADDRESS: self._address,
             RECORDED_ADDRESS: self._recorded,
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",

@@ -108,7 +108,7 @@ def _act(options: Namespace, found: Look) -> str:
 def _retrain(options: Namespace) -> None:
     """Retrain in a process with a session of its own; Ctrl-C and TERM are passed on as TERM: training saves its state."""
     more = ["--offline"] if options.offline else []
-    command = [sys.executable, "-m", "trnflow", "retrain", options.recipe, *more, *options.overrides]
+    command = [sys.executable, "-P", "-m", "trnflow", "retrain", options.recipe, *more, *options.overrides]
     is_stopped = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None

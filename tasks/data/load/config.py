@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trnflow.tasks.config import (
+    BOUND,
     NOT_KEYED,
     REACHES_OUT,
     SOURCE,
@@ -134,9 +135,9 @@ class DataConfig(SourceConfig):
     """What happens to rows whose text or label is missing or blank, or that hold a NUL byte: `error` stops and names the
     first, `drop` drops and counts them."""
 
-    max_cell_mb: Annotated[Positive, NOT_KEYED] = 20
+    max_cell_mb: Annotated[Positive, NOT_KEYED, BOUND] = 20
     """The most megabytes of a line or of a cell. A longer one stops the run with its place."""
-    max_growth: Annotated[Positive, NOT_KEYED] = MOST_GROWTH
+    max_growth: Annotated[Positive, NOT_KEYED, BOUND] = MOST_GROWTH
     """How many times its size a file of 64 MiB or more of rows may grow when it is unpacked or decoded: gzip and others, zip,
     Parquet, Arrow. Raise it for tables that repeat long texts. More stops the run."""
 

@@ -15,12 +15,16 @@ from huggingface_hub import hf_hub_download
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.readers import RowReader, bounded, made_plain, open_file
 from trnflow.tasks.data.load.row_sizes import BATCH
+from trnflow.tasks.data.load.streams import BUFFER, open_stream
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import ALIASES, format_of
 from trnflow.tasks.sources.hub_errors import hub_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+TABLES = ("parquet", "csv", "json", "text", "arrow")
+"""Kinds of datasets that are read: `datasets` has readers of pickles, too."""
 
 
 def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
@@ -43,6 +47,11 @@ def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
                 ours: [_text_rows(repo, commit, path, features) for path in files[theirs]]
                 for ours, theirs in wanted.items()
             }
+        if builder.name not in TABLES:
+            raise DataError(
+                f"the dataset {repo} is of the kind {builder.name}, and what can be read is {', '.join(TABLES)}",
+                "save it as one of these (`Dataset.to_parquet`)",
+            )
         if not Path(builder.cache_dir).exists():
             _check_growth(builder, repo, commit)
         builder.download_and_prepare()
@@ -80,14 +89,18 @@ def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
 
 
 def _check_growth(builder: Any, repo: str, commit: str) -> None:
-    """Raise DataError for a Parquet file that grows more than `data.max_growth` allows: `datasets` copies all decoded rows."""
+    """Raise DataError for a file that grows more than `data.max_growth` allows: `datasets` copies all decoded rows."""
     for url in (url for urls in (builder.config.data_files or {}).values() for url in urls):
         path = url.partition(f"@{commit}/")[2]
-        if format_of(path) == "parquet":
-            place = hf_hub_download(repo, path, repo_type="dataset", revision=commit)
-            rows = bounded(open_file(Path(place), "parquet", f"{repo} {path}"))
+        place, name = Path(hf_hub_download(repo, path, repo_type="dataset", revision=commit)), f"{repo} {path}"
+        if (kind := format_of(path)) in ("parquet", "arrow"):
+            rows = bounded(open_file(place, kind, name))
             for _ in rows.batches(rows.schema.names):
                 pass
+        else:
+            with open_stream(place, name) as stream:
+                while stream.read(BUFFER):
+                    pass
 
 
 def _text_rows(repo: str, commit: str, path: str, features: Any) -> RowReader:

@@ -35,7 +35,7 @@ def fits(config: TrainConfig, model: Source, packed: Input[PackedMeta], limit: i
     write_json(
         folder / "spec.json", {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source}
     )
-    child = subprocess.run([sys.executable, "-m", __name__, str(folder / "spec.json")], check=False)
+    child = subprocess.run([sys.executable, "-P", "-m", __name__, str(folder / "spec.json")], check=False)
     result: Meta = read_json(folder / "found.json") if child.returncode == 0 else {"fits": False}
     return bool(result["fits"]) and (limit is None or result["resident"] <= limit)
 

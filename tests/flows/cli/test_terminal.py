@@ -73,6 +73,18 @@ def test_a_name_in_the_data_begins_no_setting_of_the_recipe_that_new_writes(tmp_
     assert "launch" not in yaml.safe_load(written) and r"note\nlaunch" in written
 
 
+def test_a_name_begins_no_setting_where_the_recipe_names_it_as_another_choice(tmp_path: Path) -> None:
+    """Of two columns that may be the label one is written as a comment."""
+    column = "x\nsplits: {train: /etc/passwd} #"
+    rows = [{"text": f"text {n}", "label": ("pos", "neg")[n % 2], column: ("a", "b")[n % 2]} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert InProcessShell(tmp_path)("new", "rows.jsonl", "name=mine").returncode == 0
+    written = (tmp_path / "mine.yaml").read_text()
+    uncommented = "\n".join(line.replace("  # label:", "  other:") for line in written.splitlines())
+    data = yaml.safe_load(uncommented)["data"]
+    assert "splits" not in data and data["other"] == column
+
+
 def test_what_the_store_and_logs_hold_is_shown_escaped(past: Shell, tmp_path: Path) -> None:
     shutil.copytree(past.folder, tmp_path / "house", symlinks=True)
     shell = InProcessShell(tmp_path / "house")

@@ -53,6 +53,10 @@ VALUES: dict[str, Any] = {
     "sweep.database": "postgresql://theirs/optuna",
     "store.root": "/tmp/theirs",
     "data.variables": ["AWS_SECRET_ACCESS_KEY"],
+    "data.max_growth": 1e30,
+    "data.max_cell_mb": 1e30,
+    "launch.memory_gib": 1e30,
+    "store.min_free_gb": 0,
     "data.source": "/etc",
     "data.splits": {"test": "/etc/passwd"},
     "data.mix.theirs.source": "/etc",
@@ -191,7 +195,8 @@ def test_a_value_that_the_recipe_has_or_that_takes_away_passes(deployed: Path) -
 @pytest.mark.parametrize(
     ("text", "passes"),
     [
-        ("org/rows", True), ("imdb", True), ("builtin:stdlib", True), ("rows", True), ("rows/*.csv", True),
+        ("org/rows", True), ("imdb", True), ("builtin:stdlib", True), ("rows", True), ("rows/*.csv", False), ("rows/a.csv", True),
+        (".env", False), ("rows/.env", False), ("server.pem", False), ("holds-links", False), ("home/store", False),
         ("s3://ours/rows/2027", True), ("s3://ours/${AWS_SECRET_ACCESS_KEY}", False), ("s3://theirs/rows", False),
         ("s3://ours.evil/rows", False), ("s3://ours@theirs/rows", False), ("s3://key@ours/rows", True),
         ("s3://theirs\\@ours/rows", False), ("https://ours/rows", False),
@@ -202,15 +207,23 @@ def test_a_value_that_the_recipe_has_or_that_takes_away_passes(deployed: Path) -
     ],
 )  # fmt: skip
 def test_sent_rows_and_models_are_hub_names_the_project_s_files_or_of_the_recipe_s_bucket(
-    text: str, passes: bool, deployed: Path
+    text: str, passes: bool, deployed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (deployed / "own.yaml").write_text("extends: tiny.yaml\ndata: {source: 's3://ours/rows/2026'}\n")
     (deployed / "linked").symlink_to(deployed.parent / "other")
+    for folder in ("rows", "holds-links"):
+        (deployed / folder).mkdir(exist_ok=True)
+    (deployed / "holds-links/rows.csv").symlink_to("/etc/passwd")
+    for file in (".env", "server.pem", "rows/a.csv"):
+        (deployed / file).write_text("a secret")
+    monkeypatch.setenv("TRNFLOW_HOME", str(deployed / "home"))
     for name in ("data.source", "model.source", "model.tokenizer"):
         if passes:
             load_sent("own.yaml", [f"{name}={text}"])
         else:
-            with pytest.raises(ConfigError, match=f"override {name}: .* is neither a hub's name, nor a path below"):
+            with pytest.raises(
+                ConfigError, match=f"override {name}: .* is neither a hub's name, nor rows or a model below"
+            ):
                 load_sent("own.yaml", [f"{name}={text}"])
 
 

@@ -27,8 +27,10 @@ from tests.helpers.command_line import Shell
 from tests.helpers.serving import answers, free_port, serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.cli.health_command import look_after
+from trnflow.flows.services.login import make_login, write_helpers
 from trnflow.flows.services.prefect_server import (
     client_login,
+    ensure_server,
     running_server,
     stop_open_server,
     stop_server,
@@ -169,6 +171,35 @@ def test_the_login_goes_to_the_homes_own_server_and_to_no_other(
     assert another.headers and not any("Authorization" in headers for headers in another.headers)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "a team's")
     assert client_login(own_api.home, f"{another.url}/api") == "a team's"
+
+
+@pytest.mark.parametrize("planted", ["readable", "link", "cut"])
+def test_a_login_that_a_folder_brought_or_that_was_cut_off_is_made_anew(tmp_path: Path, planted: str) -> None:
+    """A copied or cloned folder may hold a home: its files are readable for others, or links to files of the user's."""
+    file, precious = tmp_path / "prefect/login", tmp_path / "precious"
+    file.parent.mkdir()
+    precious.write_text("trnflow:" + "x" * 43)
+    precious.chmod(0o600)
+    if planted == "link":
+        file.symlink_to(precious)
+        (tmp_path / "prefect/login.sh").symlink_to(precious)
+    else:
+        file.write_text("trnflow:" + "x" * (43 if planted == "readable" else 3))
+        file.chmod(0o644 if planted == "readable" else 0o600)
+    login = make_login(tmp_path)
+    write_helpers(tmp_path, "http://127.0.0.1:1")
+    assert "xxx" not in login and make_login(tmp_path) == login
+    assert precious.read_text() == "trnflow:" + "x" * 43 and login in (tmp_path / "prefect/login.sh").read_text()
+
+
+def test_a_server_that_was_stopped_leaves_no_login(tmp_path: Path) -> None:
+    """Another user's program may take its port, and gets what a client that still runs sends."""
+    home = tmp_path / "home"
+    lay_tables(home)
+    ensure_server(home)
+    login = make_login(home)
+    assert stop_server(home)
+    assert not [file for file in (home / "prefect").iterdir() if "login" in file.name] and make_login(home) != login
 
 
 def test_the_homes_own_server_is_started_again_though_login_sh_was_read(tmp_path: Path) -> None:
