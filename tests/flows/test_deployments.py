@@ -134,6 +134,6 @@ def test_a_failing_stage_fails_its_task_and_the_flow_with_the_reason(api: Api, t
     assert "Traceback" not in done.stderr
     error = json.loads(done.stdout)["error"]
     assert (error["stage"], error["type"]) == ("load_data", "DataError")
-    run = api.post("flow_runs/filter", flow_runs={"name": {"any_": ["mine"]}})[0]
+    run = api.newest_run(str(tmp_path))
     assert run["state_type"] == "FAILED"
     assert "rows.csv" in run["state"]["message"]

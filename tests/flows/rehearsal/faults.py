@@ -535,7 +535,7 @@ PUT_DENIED = {"methods": "PUT POST", "status": 403, "code": "AccessDenied"}
 
 RUNNING = {
     "a loss that is not finite": Fault(22, "classify", ("model.config.initializer_range=1.0e+30",), "loss nan"),
-    "weights that lack tensors": Fault(25, "chat", BASE, "lack", pretrained()),
+    "weights that lack tensors": Fault(25, "chat", BASE, "the largest tensor in its weights has 16 rows", pretrained()),
     "an architecture that nothing knows": Fault(25, "chat", BASE, "martian", pretrained(model_type="martian")),
     "an export that is not exact enough": Fault(24, "classify", ("export.tolerance=1.0e-12",), "export.tolerance"),
     "a checkpoint larger than files may be": Fault(
