@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
+import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -144,3 +146,22 @@ def test_parquet_that_grows_too_much_is_not_copied(tmp_path):
     told = asked(files, cases, tmp_path / "hub")
     assert "me/set data/train-00000-of-00001.parquet grows from " in told["refused"]["message"]
     assert told["set"]["meta"]["splits"] == {"train": 3}
+
+
+def test_a_dataset_that_datasets_would_unpickle_is_refused(tmp_path: Path) -> None:
+    """A tar of examples may hold `.pth` and `.pkl` files, which its reader loads."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name in ("0.txt", "0.pth", "1.txt", "1.pth"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 4
+            archive.addfile(entry, io.BytesIO(b"harm"))
+    told = asked({"train.tar": content.getvalue()}, {"tar": {"source": "me/set"}}, tmp_path / "hub")["tar"]
+    assert "me/set is of the kind webdataset, and what can be read is parquet, csv, json" in told["message"]
+
+
+def test_texts_of_the_hub_that_grow_too_much_are_not_copied(tmp_path: Path) -> None:
+    files = {"train.txt.gz": gzip.compress(b"a\n" * 40_000_000)}
+    told = asked(files, {"bomb": {"source": "me/set"}}, tmp_path / "hub")["bomb"]
+    assert "me/set train.txt.gz grows from" in told["message"]
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 10_000_000
