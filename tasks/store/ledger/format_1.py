@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import PlacedError
 from trnflow.tasks.store.backend import Backend
 from trnflow.tasks.store.ledger.entries import (
     NOTHING,
@@ -116,9 +117,11 @@ def _judged(document: Meta) -> NewEntry:
 
 def _ended(document: Meta) -> NewEntry:
     outcome = document["document"]
+    error = outcome.get("error")
+    whole = error and cast(PlacedError, {"stage": None, "type": "", "message": "", "fix": ""} | error)
     return NewEntry(
         outcome=document["outcome"], by="retrain", why=outcome.get("why", ""), run=outcome.get("run"),
         data=document["data"], challenger=outcome.get("challenger"), checks=outcome.get("checks", []),
-        error=outcome.get("error"), created=document["created"], settled=document["settled"],
+        error=whole, created=document["created"], settled=document["settled"],
         failures=document["failures"],
     )  # fmt: skip
