@@ -42,7 +42,7 @@ from trnflow.tasks.training.preference_losses import needs_reference
 from trnflow.tasks.training.refusals import refuse_long_export, refuse_unfit_model
 
 if TYPE_CHECKING:
-    from trnflow.flows.runner.job import Parent
+    from trnflow.flows.runner.stage_call import Parent
     from trnflow.tasks.metadata import RowsMeta
 
 FUNCTIONS: tuple[Callable[..., Meta], ...] = (

@@ -18,11 +18,11 @@ from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.rehearsal.checks import check_disk, remarks_of, remarks_of_texts
 from trnflow.flows.runner.context import RunContext, make_plan, new_run_id
 from trnflow.flows.runner.graph import Graph, Node, source_of
-from trnflow.flows.runner.job import Parent
 from trnflow.flows.runner.memory_check import report_memory
 from trnflow.flows.runner.own_code import own_code
 from trnflow.flows.runner.plan import Options, Plan
 from trnflow.flows.runner.run import run, settle
+from trnflow.flows.runner.stage_call import Parent
 from trnflow.flows.runner.warm_parents import parent_of, start_warm_parents
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, Meta

@@ -20,7 +20,7 @@ from trnflow.flows.runner.work_folders import make_store, open_home
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.sources.resolver import Answers, Resolver
 from trnflow.tasks.store import Store
@@ -30,8 +30,8 @@ from trnflow.tasks.training.memory.trace_process import trace_in_process
 class PartMaker(Protocol):
     """Interface of what makes a stage's parts in other processes, which share the store: Prefect's task runners."""
 
-    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
-        """Yield what `make_part_apart` returns for each job, in their order; meanwhile, other parts are made."""
+    def make(self, calls: Iterable[Call]) -> Iterator[Meta]:
+        """Yield what `make_part_apart` returns for each call, in their order; meanwhile, other parts are made."""
 
 
 @dataclass

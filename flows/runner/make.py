@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from trnflow.flows.runner.attempts import attempt_id, ending, new_journal, outlook
 from trnflow.flows.runner.claim import Turn, describe_maker
 from trnflow.flows.runner.context import RunContext
-from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.memory_check import checkpoint_bytes
 from trnflow.flows.runner.parts.shards import Shards, shard_entries
 from trnflow.flows.runner.plan import Inputs, Step, kept_steps
 from trnflow.flows.runner.reasons import in_words
 from trnflow.flows.runner.run_log import say
+from trnflow.flows.runner.stage_call import stage_call
 from trnflow.flows.runner.stored import Stored, check_record, publish, rehash_changed
 from trnflow.flows.runner.work_folders import attempt_log, workplace
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
@@ -30,8 +30,8 @@ from trnflow.tasks.errors import DataError
 from trnflow.tasks.events import Emit
 from trnflow.tasks.events.state import present
 from trnflow.tasks.keys.key_document import seen_by
-from trnflow.tasks.launch.job import Phase
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Phase
+from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.stage import parameters
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Lease, LeaseLost
@@ -199,7 +199,7 @@ class _Attempt:
         reads = parameters(self.stage.function)
         inputs = {name: self._lay_out(given[name], work / "in" / name, emit) for name in given if name in reads}
         log = attempt_log(self.store.home, context.run, attempt)
-        job = stage_job(
+        call = stage_call(
             self.store, self.stage, self.step.config, self.document, inputs, work / "out", attempt=attempt, log=log,
             environment=context.variables_for(self.document["env"]), torch_xla=context.uses_torch_xla,
             grace_seconds=context.recipe.launch.grace_seconds, memory_gib=context.recipe.launch.memory_gib,
@@ -207,8 +207,8 @@ class _Attempt:
         )  # fmt: skip
         maker = context.part_maker
         if self.stage.split is None or (maker is None and not self.stage.keep_parts):
-            return run_job(job, emit)
-        return Shards(self.store, self.stage, job, journal, work, maker, self.forced, context.note).run(emit)
+            return run_call(call, emit)
+        return Shards(self.store, self.stage, call, journal, work, maker, self.forced, context.note).run(emit)
 
     def _kept(self, journal: Journal, emit: Emit) -> dict[str, Artifact]:
         """Look up or make the inputs that the stage keeps, and list them in the journal, which protects them."""

@@ -7,8 +7,8 @@ import contextlib
 from functools import partial
 
 from trnflow.flows.runner.context import RunContext
-from trnflow.flows.runner.job import Parent, process_of
 from trnflow.flows.runner.plan import Step
+from trnflow.flows.runner.stage_call import Parent, process_of
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.launch.warm_parents import preload

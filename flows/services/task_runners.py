@@ -26,7 +26,7 @@ from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, MissingDependency, ProcessFailed, TrnflowError, is_interruption
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 from trnflow.tasks.system.redaction import add_secrets_of, fill_variables, hide_secrets, raisable, scrub, scrub_logs
 
 CONNECT_SECONDS = 8
@@ -52,7 +52,7 @@ class TaskRunner:
         # pickled.
         self._flow = contextvars.copy_context()
 
-    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
+    def make(self, calls: Iterable[Call]) -> Iterator[Meta]:
         """Make and store parts; yield, in order, {"artifact", "made", "events"} (`make_part_apart`).
 
         At most twice as many parts as workers wait at once.
@@ -62,12 +62,12 @@ class TaskRunner:
             ConfigError: The task runner can't be started or reached.
             TrnflowError: The error of a part.
         """
-        todo = iter(jobs)
-        waiting = deque(self._submit(job) for job in islice(todo, 2 * self._config.count))
+        todo = iter(calls)
+        waiting = deque(self._submit(call) for call in islice(todo, 2 * self._config.count))
         try:
             while waiting:
                 result = _result(waiting.popleft())
-                waiting.extend(self._submit(job) for job in islice(todo, 1))
+                waiting.extend(self._submit(call) for call in islice(todo, 1))
                 yield result
         except BaseException as error:
             ended = is_interruption(error) and not isinstance(error, GeneratorExit)
@@ -81,11 +81,11 @@ class TaskRunner:
                 with contextlib.suppress(Exception):  # some runners can't cancel a part
                     future.wrapped_future.cancel()
 
-    def _submit(self, job: Job) -> Any:
+    def _submit(self, call: Call) -> Any:
         """Submit one part and return its Prefect future. The first call starts the task runner."""
-        stage = job.document["stage"]
-        name = f"{stage} {' '.join(map(str, job.phase.arguments.values()))}"
-        part, parameters = _task.with_options(name=stage, task_run_name=name), {"job": job.to_json()}
+        stage = call.document["stage"]
+        name = f"{stage} {' '.join(map(str, call.phase.arguments.values()))}"
+        part, parameters = _task.with_options(name=stage, task_run_name=name), {"call": call.to_json()}
         if self._started:
             return self._flow.run(self._runner.submit, part, parameters)
         try:
@@ -120,13 +120,13 @@ def _unreachable(config: TaskRunnerConfig, error: Exception) -> ConfigError:
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, name=make_part_apart.__name__)
-def _task(job: Meta) -> Meta:
+def _task(call: Meta) -> Meta:
     """Make a part."""
     # Prefect writes errors to its database: secrets are hidden in them
-    add_secrets_of({"root": job["root"]})
+    add_secrets_of({"root": call["root"]})
     scrub_logs()
     try:
-        return make_part_apart(job)
+        return make_part_apart(call)
     except Exception as error:
         raise raisable(error) from None
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, MachineError, ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch import guard as guard_module
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 from trnflow.tasks.launch.memory import memory_limit, shown, takes_less
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.launch.warm_parents import ForkedGuard, process_environ, start_guard
@@ -35,20 +35,20 @@ STOP_SECONDS = 3.0
 LEAST_SPACE = 1 << 16
 
 
-def run_job(job: Job, emit: Emit) -> Meta:
+def run_call(call: Call, emit: Emit) -> Meta:
     """Run a stage in a process, wait for its end, and return its metadata.
 
     emit: called with each event, in this thread.
 
     Raises:
         TrnflowError: The stage's own error, with its traceback in `details`.
-        MachineError: It took too much memory, or more than the job's `seconds`.
+        MachineError: It took too much memory, or more than the call's `seconds`.
         ProcessFailed: The process died without a result.
         Interrupted: Ctrl-C stopped the stage.
     """
-    job.result.unlink(missing_ok=True)
-    job.save()
-    with Guarded(job) as guarded:
+    call.result.unlink(missing_ok=True)
+    call.save()
+    with Guarded(call) as guarded:
         try:
             guarded.follow(emit)
         except KeyboardInterrupt:
@@ -65,23 +65,23 @@ def run_job(job: Job, emit: Emit) -> Meta:
 class Guarded:
     """Starts a guard and its worker; at the context's end all processes of the stage have ended."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._interrupted = False
         self._saves = False
         self._is_late = False
-        self._deadline = math.inf if job.seconds is None else time.monotonic() + job.seconds
+        self._deadline = math.inf if call.seconds is None else time.monotonic() + call.seconds
         self._worker: int | None = None
         self._status: int | None = None
-        self._memory = memory_limit(job.memory_gib)
+        self._memory = memory_limit(call.memory_gib)
         self._held = 0
 
     def __enter__(self) -> Guarded:
-        self._job.log.parent.mkdir(parents=True, exist_ok=True)
+        self._call.log.parent.mkdir(parents=True, exist_ok=True)
         lifeline, self._lifeline = os.pipe()
         self._events, events = os.pipe()
         os.set_blocking(self._events, False)
-        with self._job.log.open("ab") as log:
+        with self._call.log.open("ab") as log:
             try:
                 self._guard = self._start([lifeline, events, log.fileno()])
             except BaseException:
@@ -97,15 +97,15 @@ class Guarded:
 
     def _start(self, descriptors: list[int]) -> subprocess.Popen[bytes] | ForkedGuard:
         """Start the guard with these descriptors as its stdin, stdout and stderr."""
-        environ = process_environ(self._job.environ)
-        entry, arguments = "trnflow.tasks.launch.worker:run", [str(self._job.file)]
-        if self._job.preload:
+        environ = process_environ(self._call.environ)
+        entry, arguments = "trnflow.tasks.launch.worker:run", [str(self._call.file)]
+        if self._call.preload:
             forked = start_guard(
-                entry, arguments, environ, self._job.preload, self._job.grace_seconds, self._memory, descriptors
+                entry, arguments, environ, self._call.preload, self._call.grace_seconds, self._memory, descriptors
             )
             if forked is not None:
                 return forked
-        guard = [sys.executable, "-I", "-S", guard_module.__file__, str(self._job.grace_seconds), str(self._memory)]
+        guard = [sys.executable, "-I", "-S", guard_module.__file__, str(self._call.grace_seconds), str(self._memory)]
         stdin, stdout, stderr = descriptors
         return subprocess.Popen(
             [*guard, *python(entry, *arguments)], env=environ, stdin=stdin, stdout=stdout, stderr=stderr,
@@ -154,7 +154,7 @@ class Guarded:
         Raises TrnflowError (the stage's own, ProcessFailed without a result, Interrupted), or OSError when the disk is
         full.
         """
-        written = json.loads(self._job.result.read_text(encoding="utf-8")) if self._job.result.exists() else None
+        written = json.loads(self._call.result.read_text(encoding="utf-8")) if self._call.result.exists() else None
         if self._is_late and "meta" not in (written or {}):
             raise self._stopped()
         if written is None:
@@ -196,10 +196,10 @@ class Guarded:
         """Return the error of a process that has died without a result."""
         if self._interrupted:
             return self._stopped()
-        name, log = self._job.name, self._job.log
-        place = os.statvfs(self._job.file.parent)
+        name, log = self._call.name, self._call.log
+        place = os.statvfs(self._call.file.parent)
         if place.f_bavail * place.f_frsize < LEAST_SPACE:  # the process could not write its error
-            raise OSError(errno.ENOSPC, "No space left on device", str(self._job.file.parent))
+            raise OSError(errno.ENOSPC, "No space left on device", str(self._call.file.parent))
         if self._status is None:
             return ProcessFailed(f"the guard of {name} was killed", f"run it again; its log is {log}")
         if self._held > self._memory:
@@ -221,10 +221,10 @@ class Guarded:
     def _stopped(self) -> TrnflowError:
         if self._is_late:
             return MachineError(
-                f"{self._job.name} took longer than the {self._job.seconds:g} seconds that it may take",
+                f"{self._call.name} took longer than the {self._call.seconds:g} seconds that it may take",
                 "correct the sizes of the model, or end other programs and run it again",
             )
-        return Interrupted(f"{self._job.name} was interrupted", "run the same command again")
+        return Interrupted(f"{self._call.name} was interrupted", "run the same command again")
 
 
 def _tail(log: Path) -> str:

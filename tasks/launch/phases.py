@@ -15,7 +15,7 @@ from typing import Any
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.keys.file_audit import refuse_recorded
-from trnflow.tasks.launch.job import Inputs, Phase
+from trnflow.tasks.launch.call import Inputs, Phase
 from trnflow.tasks.stage import Parts, Stage, Workdir
 from trnflow.tasks.system.threads import ThreadPool
 

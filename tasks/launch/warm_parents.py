@@ -24,7 +24,7 @@ from trnflow.tasks.system.child_environ import without_logins
 from trnflow.tasks.system.home import remove_temporary_folders, temporary_folder
 from trnflow.tasks.system.process import ATTEMPT, STARTER, this_process
 
-# the store's root may hold credentials: it goes to the stage's process by the environment, not in the job's file
+# the store's root may hold credentials: it goes to the stage's process by the environment, not in the call's file
 PARTIAL_ROOT = "TRNFLOW_PARTIAL_ROOT"
 
 # Variables that change within a process, and that no module imported before the fork reads: ours, Prefect's, MLflow's,

@@ -15,7 +15,7 @@ from trnflow.tasks.artifact import CODE, Source
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.keys.file_audit import Permit, watch_process
 from trnflow.tasks.launch import landlock
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 
 PERMIT = "TRNFLOW_PERMIT"
 """The variable that names the file."""
@@ -27,11 +27,11 @@ PRINTED = 1_000_000
 """The most characters that own code may print in a process."""
 
 
-def pass_permit_on(job: Job) -> None:
+def pass_permit_on(call: Call) -> None:
     """Let the processes of a stage that calls own code find its permit."""
-    if job.permit and any(isinstance(given, Source) and given.kind == CODE for given in job.inputs.values()):
-        file = job.scratch.with_name(f"{job.scratch.name}.permit")
-        file.write_text(json.dumps(job.to_json()["permit"]), encoding="utf-8")
+    if call.permit and any(isinstance(given, Source) and given.kind == CODE for given in call.inputs.values()):
+        file = call.scratch.with_name(f"{call.scratch.name}.permit")
+        file.write_text(json.dumps(call.to_json()["permit"]), encoding="utf-8")
         os.environ[PERMIT] = str(file)
 
 

@@ -1,4 +1,4 @@
-"""The worker: calls a job's stage function, writes events as JSON lines to descriptor 3, and the result beside the job.
+"""The worker: calls the stage function, writes events as JSON lines to descriptor 3, and the result beside the call.
 
 SIGTERM raises Interrupted unless the stage handles it.
 """
@@ -24,8 +24,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ErrorDocument, Interrupted, MachineError, ProcessFailed, TrnflowError, of_machine
 from trnflow.tasks.keys.file_audit import watch_process
 from trnflow.tasks.keys.key_document import key_of
+from trnflow.tasks.launch.call import Call, resolve
 from trnflow.tasks.launch.guard import WORKER_EVENTS
-from trnflow.tasks.launch.job import Job, resolve
 from trnflow.tasks.launch.memory import takes_less
 from trnflow.tasks.launch.phases import run_phase
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
@@ -40,20 +40,20 @@ GPU_IS_FULL = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS
 
 
 def run(file: str) -> None:
-    """Run the job of a file, write its result, and exit with 0 or 1."""
+    """Run the call of a file, write its result, and exit with 0 or 1."""
     _exit(main(file))
 
 
 def main(file: str) -> int:
-    """Run the job of a file, or its ranks, and write `Job.result`. Return 1 if the result is an error, else 0."""
+    """Run the call of a file, or its ranks, and write `Call.result`. Return 1 if the result is an error, else 0."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
-    job = _load(file)
-    job.scratch.mkdir(parents=True, exist_ok=True)
-    os.environ["TMPDIR"] = tempfile.tempdir = str(job.scratch)  # for temporary files of this process and its children
+    call = _load(file)
+    call.scratch.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(call.scratch)  # for temporary files of this process and its children
     Path(file).unlink()  # the config may hold a URL with credentials
-    document = _call(job, Events(WORKER_EVENTS)) if job.ranks == 1 else _lead(job)
-    write_whole(job.result, json.dumps(document))
+    document = _outcome(call, Events(WORKER_EVENTS)) if call.ranks == 1 else _lead(call)
+    write_whole(call.result, json.dumps(document))
     return int("error" in document)
 
 
@@ -64,52 +64,52 @@ def _exit(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _load(file: str) -> Job:
-    """Read the job, and register its secrets."""
-    job = Job.load(Path(file))
-    for name in job.secret:
+def _load(file: str) -> Call:
+    """Read the call, and register its secrets."""
+    call = Call.load(Path(file))
+    for name in call.secret:
         add_secret(os.environ.get(name, ""))
     add_secrets_of(os.environ.get(PARTIAL_ROOT, ""))
-    return job
+    return call
 
 
-def _lead(job: Job) -> Meta:
+def _lead(call: Call) -> Meta:
     """Run all ranks of the stage, and return the result of rank 0."""
     leader = os.getpid()
 
     def work(rank: int) -> None:
-        enter(rank, leader, job.ranks_folder, _interrupt)
-        document = _call(job, Events(WORKER_EVENTS) if rank == 0 else _unheard)
-        leave(rank, job.ranks_folder, document)
+        enter(rank, leader, call.ranks_folder, _interrupt)
+        document = _outcome(call, Events(WORKER_EVENTS) if rank == 0 else _unheard)
+        leave(rank, call.ranks_folder, document)
         _exit(int("error" in document))
 
-    shutil.rmtree(job.ranks_folder, ignore_errors=True)
+    shutil.rmtree(call.ranks_folder, ignore_errors=True)
     try:
-        return run_ranks(work, job.ranks, job.ranks_folder, of_rank_0=[WORKER_EVENTS])
+        return run_ranks(work, call.ranks, call.ranks_folder, of_rank_0=[WORKER_EVENTS])
     finally:
-        shutil.rmtree(job.ranks_folder, ignore_errors=True)
+        shutil.rmtree(call.ranks_folder, ignore_errors=True)
 
 
-def _call(job: Job, emit: Callable[[Meta], None]) -> Meta:
+def _outcome(call: Call, emit: Callable[[Meta], None]) -> Meta:
     """Call the stage function; return {"meta"}, or {"error", "details"} without secrets."""
-    sys.path[:0] = [folder for folder in job.search if folder not in sys.path]
-    pass_permit_on(job)
+    sys.path[:0] = [folder for folder in call.search if folder not in sys.path]
+    pass_permit_on(call)
     try:
-        with watch_process(job.permit) if job.permit else nullcontext():
-            meta = _run(job, emit)
+        with watch_process(call.permit) if call.permit else nullcontext():
+            meta = _run(call, emit)
         json.dumps(meta, allow_nan=False)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        return {"error": scrub_all(_described(error, job)), "details": scrub(traceback.format_exc())}
+        return {"error": scrub_all(_described(error, call)), "details": scrub(traceback.format_exc())}
     return {"meta": meta}
 
 
-def _run(job: Job, emit: Callable[[Meta], None]) -> Meta:
-    function = resolve(job.function)
-    config = resolve(job.config_type).model_validate_json(json.dumps(job.config))
-    job.out.mkdir(parents=True, exist_ok=True)
-    out = Workdir(job.out, job.scratch, emit, _partial(job, function))
-    return run_phase(function, config, job.inputs, out, job.phase)
+def _run(call: Call, emit: Callable[[Meta], None]) -> Meta:
+    function = resolve(call.function)
+    config = resolve(call.config_type).model_validate_json(json.dumps(call.config))
+    call.out.mkdir(parents=True, exist_ok=True)
+    out = Workdir(call.out, call.scratch, emit, _partial(call, function))
+    return run_phase(function, config, call.inputs, out, call.phase)
 
 
 # ranks other than 0 report the same events as rank 0
@@ -117,13 +117,13 @@ def _unheard(event: Meta) -> None:
     """Drop an event."""
 
 
-def _partial(job: Job, function: Callable[..., Meta]) -> Partial | None:
+def _partial(call: Call, function: Callable[..., Meta]) -> Partial | None:
     """Return where the stage saves its state."""
-    if not job.root or not stage_of(function).resumable:
+    if not call.root or not stage_of(function).resumable:
         return None
     from trnflow.tasks.store import partial_state
 
-    return partial_state(os.environ.get(PARTIAL_ROOT, job.root), job.home, key_of(job.document))
+    return partial_state(os.environ.get(PARTIAL_ROOT, call.root), call.home, key_of(call.document))
 
 
 class Events:
@@ -149,27 +149,27 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted("stopped by a signal before the stage was done", "run the same command again")
 
 
-def _described(error: BaseException, job: Job) -> ErrorDocument:
+def _described(error: BaseException, call: Call) -> ErrorDocument:
     if isinstance(error, TrnflowError):
         return error.to_json()
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted(f"{job.name} was interrupted", "run the same command again").to_json()
+        return Interrupted(f"{call.name} was interrupted", "run the same command again").to_json()
     words = str(error).strip().partition("\n")[0] or "no message"
     # PyTorch's allocator raises a RuntimeError
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return MachineError(
             f"there is no memory left: {words}",
-            f"{takes_less(job.name)}end other programs, or take a machine with more memory",
+            f"{takes_less(call.name)}end other programs, or take a machine with more memory",
         ).to_json()
     if any(text in words for text in GPU_IS_FULL):
         return MachineError(
             f"the GPU has no memory left: {words.partition('. If reserved')[0]}",
-            f"{takes_less(job.name)}or end other programs on the GPU; results and checkpoints stay",
+            f"{takes_less(call.name)}or end other programs on the GPU; results and checkpoints stay",
         ).to_json()
     if (cause := of_machine(error)) is not None:
         return cause.to_json()
     return ProcessFailed(
-        f"{job.name} failed with {type(error).__name__}: {words}", f"see {job.log}, or run again with --debug"
+        f"{call.name} failed with {type(error).__name__}: {words}", f"see {call.log}, or run again with --debug"
     ).to_json()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from trnflow.flows.runner.plan import Step
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.events import Event, Reader, RunState
@@ -20,7 +20,7 @@ WHATS = ("blob", "tree", "record")
 LOCALLY = [how if how in ("flip", "truncate") else pytest.param(how, marks=pytest.mark.nightly) for how in HOWS]
 REMOTELY = [how if how == "flip" else pytest.param(how, marks=pytest.mark.nightly) for how in HOWS]
 SIZES = "1 2 3"
-pytestmark = pytest.mark.usefixtures("inline_jobs")
+pytestmark = pytest.mark.usefixtures("inline_calls")
 
 
 def damaged(data: bytes, how: str) -> bytes | None:

@@ -18,7 +18,7 @@ from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine
 from tests.flows.runner.forks import forks, until
 from tests.helpers.command_line import Shell
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.products import few
 from tests.store.test_layout import FORGED, GOOD, manifest_of
 from trnflow.tasks.errors import BlobLost, ConfigError, ReadOnlyStore, StoreError
@@ -32,7 +32,7 @@ ONE_STAGE = ("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.e
 
 
 @pytest.fixture
-def machine(tmp_path: Path, inline_jobs: None) -> Machine:  # noqa: F811
+def machine(tmp_path: Path, inline_calls: None) -> Machine:  # noqa: F811
     return Machine(str(tmp_path / "store"), tmp_path)
 
 

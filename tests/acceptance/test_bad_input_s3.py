@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.ending import check_ending
 from tests.acceptance.toy_runs import Machine
 from tests.helpers.command_line import Shell
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.s3_proxy import proxy_of
 from trnflow.tasks.errors import BlobLost, ReadOnlyStore, StoreError
 from trnflow.tasks.events import Event, Reader, RunState
@@ -53,7 +53,7 @@ def proxy(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def machine(proxy: Proxy, s3_root: str, tmp_path: Path, inline_jobs: None) -> Machine:  # noqa: F811
+def machine(proxy: Proxy, s3_root: str, tmp_path: Path, inline_calls: None) -> Machine:  # noqa: F811
     """It ran once; its cache is empty, as another machine's."""
     Machine(s3_root, tmp_path / "first").run()
     return Machine(s3_root, tmp_path / "machine")

@@ -19,7 +19,7 @@ from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.format_prompts import format_prompts
-from trnflow.tasks.launch.job import resolve
+from trnflow.tasks.launch.call import resolve
 from trnflow.tasks.load_data import DataConfig, data_source, load_data
 from trnflow.tasks.pack_chunks import PackConfig, pack_chunks
 from trnflow.tasks.sources.model_source import ModelConfig, model_source

@@ -10,20 +10,20 @@ from pathlib import Path
 from tests.launch import stages
 from tests.launch.processes import send
 from trnflow.tasks.errors import TrnflowError
-from trnflow.tasks.launch.job import Job
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Call
+from trnflow.tasks.launch.local import run_call
 
 
 def main(folder: Path, stage: str, how: str, grace: float, *, threaded: bool, forked: bool) -> None:
     config = stages.NapConfig(how=how, pids=folder / "pids.json")
-    job = Job.of(
+    call = Call.of(
         getattr(stages, stage), config, {}, folder / "out", preload=("json",) if forked else (), grace_seconds=grace
     )
     heard: list[object] = []
 
     def work() -> None:
         try:
-            outcome: object = run_job(job, heard.append)
+            outcome: object = run_call(call, heard.append)
         except TrnflowError as error:
             outcome = error.to_json()
         (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, "heard": heard}))

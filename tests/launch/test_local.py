@@ -17,30 +17,30 @@ from tests.launch.processes import gone, send, wait_for
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed
 from trnflow.tasks.launch import local
-from trnflow.tasks.launch.job import Job
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Call
+from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.system.redaction import add_secret
 
 STARTED = pytest.param((), id="started")
 FORKED = pytest.param(("json",), id="forked")
-both = pytest.mark.parametrize("job_for", [STARTED, FORKED], indirect=True)
+both = pytest.mark.parametrize("call_for", [STARTED, FORKED], indirect=True)
 
 
 @pytest.fixture(params=[pytest.param((), id="started", marks=pytest.mark.nightly), FORKED])
-def job_for(request):
-    """Makes jobs of processes that are started anew, or forked from a warm parent; in most tests this is all the same."""
+def call_for(request):
+    """Makes calls of processes that are started anew, or forked from a warm parent; in most tests this is all the same."""
 
-    def job(folder: Path, function, how: str = "", **more) -> Job:
+    def call(folder: Path, function, how: str = "", **more) -> Call:
         config = stages.NapConfig(how=how, pids=folder / "pids.json")
         inputs = more.pop("inputs", {})
         more["preload"] = request.param
-        return Job.of(function, config, inputs, folder / "out", **more)
+        return Call.of(function, config, inputs, folder / "out", **more)
 
-    return job
+    return call
 
 
 @both
-def test_inputs_environment_and_metadata_arrive(job_for, tmp_path, capfd):
+def test_inputs_environment_and_metadata_arrive(call_for, tmp_path, capfd):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/rows.txt").write_text("rows")
     inputs = {
@@ -48,27 +48,27 @@ def test_inputs_environment_and_metadata_arrive(job_for, tmp_path, capfd):
         "model": Source("model", {"commit": "abc"}, {"folder": "here"}),
         "graphs": Input(tmp_path, "graphs", {}, "sha256:bb"),
     }
-    job = job_for(tmp_path, stages.describe, "quick", inputs=inputs, environ={"TRNFLOW_TEST_FLAG": "on"})
-    meta = run_job(job, lambda event: None)
+    call = call_for(tmp_path, stages.describe, "quick", inputs=inputs, environ={"TRNFLOW_TEST_FLAG": "on"})
+    meta = run_call(call, lambda event: None)
     assert meta.pop("pid") != os.getpid()
     assert meta == {
         "how": "quick", "model": {"commit": "abc"}, "where": {"folder": "here"}, "graphs": "sha256:bb", "flag": "on",
     }  # fmt: skip
     assert (tmp_path / "out/made.txt").read_text() == "ROWS"
     assert capfd.readouterr() == ("", "")
-    assert job.log.read_text() == "to stdout\nto stderr\n"
+    assert call.log.read_text() == "to stdout\nto stderr\n"
 
 
-def test_the_log_has_each_line_without_secrets_and_the_job_is_gone_when_the_stage_begins(job_for, tmp_path):
+def test_the_log_has_each_line_without_secrets_and_the_call_is_gone_when_the_stage_begins(call_for, tmp_path):
     add_secret("t0ken-of-test-local")
-    job = job_for(tmp_path, stages.tell, "t0ken-of-test-local")
-    beside = run_job(job, lambda event: None)["beside"]
-    assert job.log.read_text() == "my token is ***\nand the last line"
-    assert job.file.name not in beside and job.log.name in beside, "its settings may hold a URL with credentials"
+    call = call_for(tmp_path, stages.tell, "t0ken-of-test-local")
+    beside = run_call(call, lambda event: None)["beside"]
+    assert call.log.read_text() == "my token is ***\nand the last line"
+    assert call.file.name not in beside and call.log.name in beside, "its settings may hold a URL with credentials"
 
 
 @both
-def test_events_arrive_in_order_while_the_stage_runs(job_for, tmp_path):
+def test_events_arrive_in_order_while_the_stage_runs(call_for, tmp_path):
     heard = []
 
     def emit(event):
@@ -76,16 +76,16 @@ def test_events_arrive_in_order_while_the_stage_runs(job_for, tmp_path):
         if event.get("progress", {}).get("done") == 1:  # only now may the stage go on
             (tmp_path / "go").touch()
 
-    meta = run_job(job_for(tmp_path, stages.talk, str(tmp_path / "go")), emit)
+    meta = run_call(call_for(tmp_path, stages.talk, str(tmp_path / "go")), emit)
     assert meta == {"metrics": {"train_loss": 0.01}}
     assert [event["metrics"]["step"] for event in heard if "metrics" in event] == list(range(100))
     assert [next(iter(event)) for event in heard[100:]] == ["warn", "progress", "progress", "figures"]
     assert heard[100]["warn"] == "w" * 200_000
 
 
-def test_the_stages_own_error_comes_back_with_its_traceback(job_for, tmp_path):
+def test_the_stages_own_error_comes_back_with_its_traceback(call_for, tmp_path):
     with pytest.raises(DataError) as caught:
-        run_job(job_for(tmp_path, stages.fail, "data"), lambda event: None)
+        run_call(call_for(tmp_path, stages.fail, "data"), lambda event: None)
     assert caught.value.to_json() == {
         "type": "DataError",
         "message": "rows.csv, row 3: no label",
@@ -95,11 +95,11 @@ def test_the_stages_own_error_comes_back_with_its_traceback(job_for, tmp_path):
 
 
 @pytest.mark.parametrize(("how", "said"), [("bug", "ZeroDivisionError: division by zero"), ("not json", "TypeError")])
-def test_an_unforeseen_exception_is_named_and_its_log_too(job_for, tmp_path, how, said):
-    job = job_for(tmp_path, stages.fail, how)
+def test_an_unforeseen_exception_is_named_and_its_log_too(call_for, tmp_path, how, said):
+    call = call_for(tmp_path, stages.fail, how)
     with pytest.raises(ProcessFailed, match=f"fail failed with {said}") as caught:
-        run_job(job, lambda event: None)
-    assert str(job.log) in caught.value.fix
+        run_call(call, lambda event: None)
+    assert str(call.log) in caught.value.fix
     assert "Traceback" in caught.value.details
 
 
@@ -107,42 +107,42 @@ def test_an_unforeseen_exception_is_named_and_its_log_too(job_for, tmp_path, how
 @pytest.mark.parametrize(
     ("how", "said"), [("exit", "exit code 7"), ("SIGKILL", "signal SIGKILL"), ("SIGSEGV", "signal SIGSEGV")]
 )
-def test_a_silent_death_is_told_with_the_end_of_the_log(job_for, tmp_path, how, said):
-    job = job_for(tmp_path, stages.fail, how)
+def test_a_silent_death_is_told_with_the_end_of_the_log(call_for, tmp_path, how, said):
+    call = call_for(tmp_path, stages.fail, how)
     with pytest.raises(MachineError if how == "SIGKILL" else ProcessFailed, match=said) as caught:
-        run_job(job, lambda event: None)
+        run_call(call, lambda event: None)
     assert "last words" in caught.value.message
-    assert str(job.log) in caught.value.fix
+    assert str(call.log) in caught.value.fix
 
 
-def test_an_old_result_is_never_taken_for_a_new_one(job_for, tmp_path):
-    job = job_for(tmp_path, stages.fail, "exit")
-    job.result.write_text(json.dumps({"meta": {"old": 1}}))
+def test_an_old_result_is_never_taken_for_a_new_one(call_for, tmp_path):
+    call = call_for(tmp_path, stages.fail, "exit")
+    call.result.write_text(json.dumps({"meta": {"old": 1}}))
     with pytest.raises(ProcessFailed):
-        run_job(job, lambda event: None)
+        run_call(call, lambda event: None)
 
 
-def test_what_a_stage_leaves_behind_is_ended(job_for, tmp_path):
-    meta = run_job(job_for(tmp_path, stages.leave, grace_seconds=0.2), lambda event: None)
+def test_what_a_stage_leaves_behind_is_ended(call_for, tmp_path):
+    meta = run_call(call_for(tmp_path, stages.leave, grace_seconds=0.2), lambda event: None)
     assert gone([meta["left"]])
 
 
-def test_a_failing_listener_ends_the_stage_and_is_not_hidden(job_for, tmp_path):
+def test_a_failing_listener_ends_the_stage_and_is_not_hidden(call_for, tmp_path):
     def emit(event):
         raise ValueError("listener")
 
     with pytest.raises(ValueError, match="listener"):
-        run_job(job_for(tmp_path, stages.sleep, "stubborn", grace_seconds=0.5), emit)
+        run_call(call_for(tmp_path, stages.sleep, "stubborn", grace_seconds=0.5), emit)
     assert gone(json.loads((tmp_path / "pids.json").read_text()))
 
 
-def in_thread(job: Job, grace: float) -> tuple[threading.Thread, list[BaseException]]:
-    """run_job in a thread, as Prefect runs a task; its exception lands in the list."""
+def in_thread(call: Call, grace: float) -> tuple[threading.Thread, list[BaseException]]:
+    """run_call in a thread, as Prefect runs a task; its exception lands in the list."""
     caught: list[BaseException] = []
 
     def work():
         try:
-            run_job(replace(job, grace_seconds=grace), lambda event: None)
+            run_call(replace(call, grace_seconds=grace), lambda event: None)
         except BaseException as error:
             caught.append(error)
 
@@ -151,9 +151,9 @@ def in_thread(job: Job, grace: float) -> tuple[threading.Thread, list[BaseExcept
     return thread, caught
 
 
-def test_a_job_in_a_thread_is_interrupted_and_saves(job_for, tmp_path, monkeypatch):
+def test_a_call_in_a_thread_is_interrupted_and_saves(call_for, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "STOP_SECONDS", 0.0)  # of those that save nothing
-    thread, caught = in_thread(job_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
+    thread, caught = in_thread(call_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
     pids = wait_for(tmp_path / "pids.json", json.loads)
     send(thread, KeyboardInterrupt)
     thread.join()
@@ -162,13 +162,13 @@ def test_a_job_in_a_thread_is_interrupted_and_saves(job_for, tmp_path, monkeypat
     assert gone(pids)
 
 
-def test_an_exception_sent_into_the_thread_ends_the_job(job_for, tmp_path):
+def test_an_exception_sent_into_the_thread_ends_the_call(call_for, tmp_path):
     """As Prefect cancels a task that runs in a thread."""
 
     class Cancelled(BaseException):
         pass
 
-    thread, caught = in_thread(job_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
+    thread, caught = in_thread(call_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
     pids = wait_for(tmp_path / "pids.json", json.loads)
     send(thread, Cancelled)
     thread.join()
@@ -177,8 +177,8 @@ def test_an_exception_sent_into_the_thread_ends_the_job(job_for, tmp_path):
     assert gone(pids)
 
 
-def test_a_deaf_stage_is_killed_at_once_when_asked_twice(job_for, tmp_path):
-    thread, caught = in_thread(job_for(tmp_path, stages.deaf), 600)
+def test_a_deaf_stage_is_killed_at_once_when_asked_twice(call_for, tmp_path):
+    thread, caught = in_thread(call_for(tmp_path, stages.deaf), 600)
     pids = wait_for(tmp_path / "pids.json", json.loads)
     send(thread, KeyboardInterrupt)
     time.sleep(0.5)  # until it waits for the stage to save
@@ -189,8 +189,8 @@ def test_a_deaf_stage_is_killed_at_once_when_asked_twice(job_for, tmp_path):
 
 
 @both
-def test_a_killed_guard_takes_the_worker_with_it(job_for, tmp_path):
-    thread, caught = in_thread(job_for(tmp_path, stages.sleep, "stubborn"), 600)
+def test_a_killed_guard_takes_the_worker_with_it(call_for, tmp_path):
+    thread, caught = in_thread(call_for(tmp_path, stages.sleep, "stubborn"), 600)
     pids = wait_for(tmp_path / "pids.json", json.loads)
     os.kill(pids[1], signal.SIGKILL)
     thread.join()

@@ -9,17 +9,17 @@ import pytest
 from tests.launch import stages
 from trnflow.tasks.errors import MachineError
 from trnflow.tasks.launch import memory
-from trnflow.tasks.launch.job import Job
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Call
+from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.launch.memory import memory_limit
 from trnflow.tasks.system.memory import machine_memory
 
 BEGAN = [pytest.param((), id="started"), pytest.param(("json",), id="forked")]
 
 
-def eater(folder: Path, how: str, preload: tuple[str, ...] = ("json",)) -> Job:
+def eater(folder: Path, how: str, preload: tuple[str, ...] = ("json",)) -> Call:
     config = stages.NapConfig(how=how)
-    return Job.of(stages.eat, config, {}, folder / "out", preload=preload, memory_gib=0.25)
+    return Call.of(stages.eat, config, {}, folder / "out", preload=preload, memory_gib=0.25)
 
 
 @pytest.mark.parametrize("how", ["held", "child"])
@@ -30,26 +30,26 @@ def test_a_stage_that_holds_too_much_is_ended_with_its_figure(
     with pytest.raises(
         MachineError, match=r"eat took (0\.\d+|1(\.\d+)?) GiB of memory, more than the 0.25 GiB"
     ) as caught:
-        run_job(eater(tmp_path, how, preload), lambda event: None)
+        run_call(eater(tmp_path, how, preload), lambda event: None)
     assert "raise launch.memory_gib" in caught.value.fix
 
 
 @pytest.mark.parametrize("how", ["mapped", "reserved"])
 def test_files_that_a_stage_maps_and_what_it_never_uses_do_not_count(tmp_path: Path, how: str) -> None:
-    assert run_job(eater(tmp_path, how), lambda event: None)
+    assert run_call(eater(tmp_path, how), lambda event: None)
 
 
 def test_an_allocation_that_fails_at_once_reads_as_memory(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="there is no memory left"):
-        run_job(eater(tmp_path, "huge"), lambda event: None)
+        run_call(eater(tmp_path, "huge"), lambda event: None)
 
 
 def test_a_full_gpu_is_one_line_with_the_settings_that_help(tmp_path: Path) -> None:
-    job = Job.of(stages.train, stages.NapConfig(), {}, tmp_path / "out")
+    call = Call.of(stages.train, stages.NapConfig(), {}, tmp_path / "out")
     with pytest.raises(
         MachineError, match="the GPU has no memory left: CUDA out of memory. Tried .* 2.00 GiB"
     ) as caught:
-        run_job(job, lambda event: None)
+        run_call(call, lambda event: None)
     assert caught.value.message.endswith("is reserved by PyTorch but unallocated")
     for setting in ("train.micro_batch", "tokenize.max_length", "train.remat=true", "checkpoints stay"):
         assert setting in caught.value.fix

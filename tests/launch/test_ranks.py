@@ -13,8 +13,8 @@ from tests.launch import stages
 from tests.launch.processes import gone, wait_for
 from tests.launch.test_local import in_thread
 from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed, TrnflowError
-from trnflow.tasks.launch.job import Job
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Call
+from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.launch.ranks import _outcome, leave
 
 STARTED = pytest.param((), id="started")
@@ -22,58 +22,58 @@ FORKED = pytest.param(("json",), id="forked")
 
 
 @pytest.fixture(params=[pytest.param((), id="started", marks=pytest.mark.nightly), FORKED])
-def job_for(request):
-    """Makes jobs of three ranks whose leader is started anew, or forked from a warm parent; in most tests this is all the
+def call_for(request):
+    """Makes calls of three ranks whose leader is started anew, or forked from a warm parent; in most tests this is all the
     same."""
 
-    def job(folder: Path, how: str) -> Job:
+    def call(folder: Path, how: str) -> Call:
         config = stages.NapConfig(how=how, pids=folder)
-        return Job.of(stages.together, config, {}, folder / "out", ranks=3, preload=request.param)
+        return Call.of(stages.together, config, {}, folder / "out", ranks=3, preload=request.param)
 
-    return job
+    return call
 
 
 def pids(folder: Path) -> list[int]:
     return [int((folder / f"rank-{rank}").read_text()) for rank in range(3)]
 
 
-def test_rank_0_speaks_for_all(job_for, tmp_path):
+def test_rank_0_speaks_for_all(call_for, tmp_path):
     heard = []
-    meta = run_job(job_for(tmp_path, "agree"), heard.append)
+    meta = run_call(call_for(tmp_path, "agree"), heard.append)
     assert meta["rank"] == 0 and not Path(meta["met at"]).parent.exists()
     assert 1023 < meta["port"] < 1 << 16
     assert heard == [{"info": "rank 0"}]
     assert len(set(pids(tmp_path))) == 3
 
 
-def test_a_killed_rank_is_named_and_the_others_end(job_for, tmp_path):
-    job = job_for(tmp_path, "killed")
+def test_a_killed_rank_is_named_and_the_others_end(call_for, tmp_path):
+    call = call_for(tmp_path, "killed")
     with pytest.raises(ProcessFailed, match=r"rank 1 of 3 died without a word \(signal SIGKILL\)") as caught:
-        run_job(job, lambda event: None)
+        run_call(call, lambda event: None)
     assert gone(pids(tmp_path))
     assert "still at work were ranks 0, 2" in caught.value.message
     assert "--- rank 2" in caught.value.details and "in stuck" in caught.value.details
-    assert "in stuck" in job.log.read_text()
+    assert "in stuck" in call.log.read_text()
 
 
-def test_the_error_of_one_rank_is_told_with_its_number(job_for, tmp_path):
+def test_the_error_of_one_rank_is_told_with_its_number(call_for, tmp_path):
     with pytest.raises(DataError, match="rank 1 of 3: rows.csv, row 3: no label") as caught:
-        run_job(job_for(tmp_path, "data"), lambda event: None)
+        run_call(call_for(tmp_path, "data"), lambda event: None)
     assert caught.value.fix == "give every row a label"
     assert gone(pids(tmp_path))
 
 
-def test_a_rank_that_never_comes_shows_its_stack(job_for, tmp_path):
+def test_a_rank_that_never_comes_shows_its_stack(call_for, tmp_path):
     with pytest.raises(
         ProcessFailed, match=r"rank [02] of 3: .*waited for rank 1; still at work were ranks 1"
     ) as caught:
-        run_job(job_for(tmp_path, "stuck"), lambda event: None)
+        run_call(call_for(tmp_path, "stuck"), lambda event: None)
     assert "in stuck" in caught.value.details.partition("--- rank 1")[2]
     assert gone(pids(tmp_path))
 
 
-def test_all_ranks_end_when_rank_0_has_saved(job_for, tmp_path):
-    thread, caught = in_thread(job_for(tmp_path, "save"), 30)
+def test_all_ranks_end_when_rank_0_has_saved(call_for, tmp_path):
+    thread, caught = in_thread(call_for(tmp_path, "save"), 30)
     leader = wait_for(tmp_path / "pids.json", json.loads)[1]
     os.killpg(leader, signal.SIGTERM)
     thread.join()
@@ -82,9 +82,9 @@ def test_all_ranks_end_when_rank_0_has_saved(job_for, tmp_path):
     assert gone(pids(tmp_path))
 
 
-@pytest.mark.parametrize("job_for", [STARTED, FORKED], indirect=True)
-def test_a_killed_leader_takes_all_ranks_with_it(job_for, tmp_path):
-    thread, caught = in_thread(job_for(tmp_path, "save"), 30)
+@pytest.mark.parametrize("call_for", [STARTED, FORKED], indirect=True)
+def test_a_killed_leader_takes_all_ranks_with_it(call_for, tmp_path):
+    thread, caught = in_thread(call_for(tmp_path, "save"), 30)
     leader = wait_for(tmp_path / "pids.json", json.loads)[1]
     os.kill(leader, signal.SIGKILL)
     thread.join()

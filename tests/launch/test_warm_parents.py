@@ -14,8 +14,8 @@ import pytest
 from tests.helpers.read_variables import read_on_import
 from tests.launch import stages
 from trnflow.tasks.launch import warm_parents
-from trnflow.tasks.launch.job import Job
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Call
+from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.system.process import ATTEMPT, lives_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm parents are for Linux")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm parents ar
 def seen(folder: Path, preload: tuple[str, ...], **environ: str) -> Any:
     """What a stage says of its process: parent of its guard, environment, modules imported before its own."""
     config = stages.NapConfig(pids=folder / "pids.json")
-    job = Job.of(
+    call = Call.of(
         stages.look_around,
         config,
         {},
@@ -40,7 +40,7 @@ def seen(folder: Path, preload: tuple[str, ...], **environ: str) -> Any:
         heard.append((event, lives_on(environ.get(ATTEMPT, "none"))))
         looked.touch()
 
-    meta = run_job(job, hear)
+    meta = run_call(call, hear)
     assert heard == [({"info": "looks"}, ATTEMPT in environ)]
     return meta
 

@@ -10,7 +10,7 @@ import pytest
 
 import trnflow as tr
 from tests.helpers.command_line import write_project
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from trnflow.flows.python.run import Report
 from trnflow.tasks.errors import ConfigError, DataError
 
@@ -31,7 +31,7 @@ def test_a_plan_names_all_that_may_run_and_raises_what_a_run_would(folder: Path)
         mine.set(data__text="author").plan()
 
 
-def test_a_run_raises_the_error_of_its_stage(folder: Path, inline_jobs: None) -> None:  # noqa: F811
+def test_a_run_raises_the_error_of_its_stage(folder: Path, inline_calls: None) -> None:  # noqa: F811
     rows = folder / "rows/train.jsonl"
     rows.write_text(rows.read_text().replace('"text": "train 3 is bad"', '"text": null'))
     mine = tr.recipe("mine.yaml").set(tracking__enabled=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.products import sampled
 from tests.helpers.stores import new_store
 from tests.store.conftest import on_s3_too
@@ -64,7 +64,7 @@ def test_a_blob_of_no_record_is_counted_and_not_wrong(store: Store, tmp_path: Pa
 
 
 @sampled("kind, what, how", ["local", "memory"], WHATS, HOWS)
-@pytest.mark.usefixtures("inline_jobs")
+@pytest.mark.usefixtures("inline_calls")
 def test_damage_is_found_repaired_and_made_anew(tmp_path: Path, kind: str, what: str, how: str) -> None:
     check_healing(str(tmp_path / "store") if kind == "local" else f"memory://{uuid.uuid4().hex}", tmp_path, what, how)
 
@@ -165,6 +165,6 @@ def test_a_corrupt_file_in_the_cache_of_a_remote_store_is_dropped(tmp_path: Path
 
 @pytest.mark.parametrize("what", WHATS)
 @pytest.mark.parametrize("how", ["loop", "unreadable", "folder", "empty folder"])
-@pytest.mark.usefixtures("inline_jobs")
+@pytest.mark.usefixtures("inline_calls")
 def test_what_cannot_be_read_is_listed_and_moved_away(tmp_path: Path, what: str, how: str) -> None:
     check_healing(str(tmp_path / "store"), tmp_path, what, how)

@@ -22,8 +22,8 @@ from typing import IO, Any
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import ProcessFailed, TrnflowError, from_json
-from trnflow.tasks.launch.job import Job, resolve
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Call, resolve
+from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.launch.ranks import enter, leave, run_ranks
 from trnflow.tasks.launch.warm_parents import modules_for, process_environ, start_guard
 from trnflow.tasks.precompile import precompile
@@ -169,7 +169,7 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
     shutil.rmtree(folder, ignore_errors=True)
     definition, events = stage_of(function), list[dict[str, Any]]()
     environ = environ_of(function, config)
-    job = Job.of(
+    call = Call.of(
         function,
         config,
         inputs,
@@ -179,7 +179,7 @@ def run_stage(function: Callable[..., Any], config: StageConfig, folder: Path, *
         ranks=definition.ranks(config),
         preload=modules_for((*LIBRARIES, *(["peft"] if getattr(config, "lora", None) else [])), environ),
     )
-    meta = run_job(job, events.append)
+    meta = run_call(call, events.append)
     return Result(Input(folder / "out", definition.kind, meta, "sha256:test"), events)
 
 

@@ -22,8 +22,8 @@ from trnflow.tasks.documents import Journal, KeyDocument, RecordName, Shard
 from trnflow.tasks.errors import BlobLost
 from trnflow.tasks.events import Emit
 from trnflow.tasks.keys.key_document import key_of
-from trnflow.tasks.launch.job import Job, Phase
-from trnflow.tasks.launch.local import run_job
+from trnflow.tasks.launch.call import Call, Phase
+from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.stage import Stage
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD
@@ -37,7 +37,7 @@ class Shards:
     """One stage that works in parts.
 
     Attributes:
-        job: Of the whole stage.
+        call: Of the whole stage.
         journal: Lists the parts, which protects them from garbage collection.
         work: The attempt's folder.
         maker: Makes parts in other processes; None: the stage's own process makes them.
@@ -47,7 +47,7 @@ class Shards:
 
     store: Store
     stage: Stage
-    job: Job
+    call: Call
     journal: Journal
     work: Path
     maker: PartMaker | None
@@ -58,10 +58,10 @@ class Shards:
     def run(self, emit: Emit) -> Meta:
         """Run the stage, parts included, and return its metadata. emit: called with each event."""
         self.shared: Input[Meta] = Input(self.work / SHARED, "shared", {}, "")
-        self.parts = run_job(replace(self.job, out=self.shared.path, phase=Phase("split")), emit)["parts"]
+        self.parts = run_call(replace(self.call, out=self.shared.path, phase=Phase("split")), emit)["parts"]
         name = f"{self.stage.name}{SHARD}"
         self.documents = [
-            cast(KeyDocument, {**self.job.document, **part["identity"], "stage": name}) for part in self.parts
+            cast(KeyDocument, {**self.call.document, **part["identity"], "stage": name}) for part in self.parts
         ]
         self.keys = [key_of(document) for document in self.documents]
         self.records = [None if self.force else self.store.record(name, key) for key in self.keys]
@@ -77,9 +77,9 @@ class Shards:
             emit(event)
 
         todo = list(zip([part["arguments"] for part in self.parts], metas, strict=True))
-        keep, threads = self.maker is None, self.job.phase.threads
+        keep, threads = self.maker is None, self.call.phase.threads
         phase = Phase("gather", self.shared, todo=todo, folder=str(self._folder), keep=keep, threads=threads)
-        meta = run_job(replace(self.job, phase=phase), on_event)
+        meta = run_call(replace(self.call, phase=phase), on_event)
         made, total = len(missing), len(self.parts)
         if made < total:
             emit({"info": f"{total - made} of {total} shards were made before"})
@@ -119,8 +119,8 @@ class Shards:
         shutil.copytree(self.shared.path, copy)
         digest = self.store.ingest(copy, f"{self.stage.kind}.shared", {}, cache=False).digest
         inputs = self._carried_inputs()
-        jobs = (self._part_job(number, replace(self.shared, digest=digest), inputs) for number in missing)
-        for number, result in zip(missing, maker.make(jobs), strict=True):
+        calls = (self._part_call(number, replace(self.shared, digest=digest), inputs) for number in missing)
+        for number, result in zip(missing, maker.make(calls), strict=True):
             for event in result["events"]:
                 emit(event)
             is_ours = self._is_on_record(number, made=result["made"], recorded=result["artifact"])
@@ -136,15 +136,15 @@ class Shards:
 
     def _carried_inputs(self) -> dict[str, Input | Source]:
         """Return what a worker elsewhere reads: artifacts, and the user's code, put into the store."""
-        given = self.job.inputs.items()
+        given = self.call.inputs.items()
         own = {name: item for name, item in given if isinstance(item, Source) and item.kind == CODE}
         carried = {name: packed_code(item, self.store, self.work / f"carried.{name}") for name, item in own.items()}
         return {name: item for name, item in given if isinstance(item, Input)} | carried
 
-    def _part_job(self, number: int, shared: Input[Meta], inputs: dict[str, Input | Source]) -> Job:
+    def _part_call(self, number: int, shared: Input[Meta], inputs: dict[str, Input | Source]) -> Call:
         phase = Phase("part", shared, self.parts[number]["arguments"], replace=self._replaces(number))
         # the worker finds out itself what may be read on its machine
-        return replace(self.job, document=self.documents[number], inputs=inputs, phase=phase, permit=None, secret=())
+        return replace(self.call, document=self.documents[number], inputs=inputs, phase=phase, permit=None, secret=())
 
     def _publish(self, number: int, meta: Meta) -> str:
         """Publish a part that the stage's process has made, and return the digest on record."""
@@ -174,7 +174,7 @@ class Shards:
         # a write costs a sync or a request, and what is younger than gc's grace period is kept without it; the last
         # journal is written with the stage's outcome
         if time.monotonic() - self._journal_written >= JOURNAL_SECONDS:
-            self.store.write_attempt(key_of(self.job.document), self.journal["attempt"], self.journal)
+            self.store.write_attempt(key_of(self.call.document), self.journal["attempt"], self.journal)
             self._journal_written = time.monotonic()
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from trnflow.flows.runner.attempts import run_of
-from trnflow.flows.runner.job import stage_job
 from trnflow.flows.runner.parts.carried_code import refuse_foreign, unpacked_code
+from trnflow.flows.runner.stage_call import stage_call
 from trnflow.flows.runner.stored import publish
 from trnflow.flows.runner.work_folders import attempt_log, clear, workplace
 from trnflow.tasks.artifact import Input, Meta, Source
@@ -23,8 +23,8 @@ from trnflow.tasks.errors import CodeError, StoreError
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.distributions import installed_versions
 from trnflow.tasks.keys.key_document import key_of
-from trnflow.tasks.launch.job import Job, resolve
-from trnflow.tasks.launch.local import STOP_SECONDS, run_job
+from trnflow.tasks.launch.call import Call, resolve
+from trnflow.tasks.launch.local import STOP_SECONDS, run_call
 from trnflow.tasks.stage import Stage, stage_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD
@@ -37,32 +37,32 @@ _fetching = threading.Lock()
 
 
 def make_part_apart(document: Meta) -> Meta:
-    """Make a part and publish it. document: its `Job` as JSON.
+    """Make a part and publish it. document: its `Call` as JSON.
 
     Returns:
         {"artifact": digest on record, "made": digest that this worker made, "events": the part's}.
 
     Raises:
-        StoreError: This worker sees no store at the job's address.
+        StoreError: This worker sees no store at the call's address.
         CodeError: This worker's code or libraries differ from those in the part's key.
     """
-    job = Job.from_json(document)
-    store = _store(job.root, job.home)
-    stage, key = stage_of(resolve(job.function)), key_of(job.document)
-    _check_libraries(stage, job.document, store)
-    near = None if store.is_local or not job.phase.shared.path.is_dir() else job.phase.shared.path.parent
-    phase = job.phase if near else replace(job.phase, shared=_fetched(store, job.phase.shared.digest, cache=False))
-    inputs = {name: _here(store, item) for name, item in job.inputs.items()}
-    config = resolve(job.config_type).model_validate(job.config)
+    call = Call.from_json(document)
+    store = _store(call.root, call.home)
+    stage, key = stage_of(resolve(call.function)), key_of(call.document)
+    _check_libraries(stage, call.document, store)
+    near = None if store.is_local or not call.phase.shared.path.is_dir() else call.phase.shared.path.parent
+    phase = call.phase if near else replace(call.phase, shared=_fetched(store, call.phase.shared.digest, cache=False))
+    inputs = {name: _here(store, item) for name, item in call.inputs.items()}
+    config = resolve(call.config_type).model_validate(call.config)
     events: list[Meta] = []
-    name = f"{job.attempt}-{key[:12]}"
+    name = f"{call.attempt}-{key[:12]}"
     with workplace(store.home, name) as work:
-        here = stage_job(
-            store, stage, config, job.document, inputs, work / "out", attempt=job.attempt, environment={}, phase=phase,
-            log=attempt_log(store.home, run_of(job.attempt), name), grace_seconds=STOP_SECONDS,
-            memory_gib=job.memory_gib,
+        here = stage_call(
+            store, stage, config, call.document, inputs, work / "out", attempt=call.attempt, environment={}, phase=phase,
+            log=attempt_log(store.home, run_of(call.attempt), name), grace_seconds=STOP_SECONDS,
+            memory_gib=call.memory_gib,
         )  # fmt: skip
-        meta = run_job(here, events.append)
+        meta = run_call(here, events.append)
         artifact = store.ingest(work / "out", part_kind(stage), meta, cache=False)
         if near:
             # otherwise the flow downloads the files: it has ended, or another worker has handed over the same part
@@ -70,7 +70,7 @@ def make_part_apart(document: Meta) -> Meta:
                 to = handed_over(near, key)
                 to.parent.mkdir(exist_ok=True)
                 (work / "out").rename(to)
-    recorded = publish(store, job.document, artifact, job.attempt, unusable=lambda record: phase.replace)
+    recorded = publish(store, call.document, artifact, call.attempt, unusable=lambda record: phase.replace)
     return {"artifact": recorded, "made": artifact.digest, "events": events}
 
 
@@ -124,7 +124,7 @@ def _fetched_once(store: Store, digest: str, cache: bool) -> Input:
 
 
 def _check_libraries(stage: Stage, document: KeyDocument, store: Store) -> None:
-    """Raise CodeError if a library's version differs from the one in the key. (`stage_job` checks the project's code.)"""
+    """Raise CodeError if a library's version differs from the one in the key. (`stage_call` checks the project's code.)"""
     known = closure(stage.function.__module__, store.memo)[1]
     here = installed_versions({*document["env"]} - known.keys(), store.memo) | known
     for name, version in document["env"].items():

@@ -88,14 +88,14 @@ def trace_in_process(
     """
     import tempfile
 
-    from trnflow.tasks.launch.job import Job
-    from trnflow.tasks.launch.local import run_job
+    from trnflow.tasks.launch.call import Call
+    from trnflow.tasks.launch.local import run_call
 
     with tempfile.TemporaryDirectory(dir=temporary_folder()) as name:
         folder = Path(name)
         packed = Input(folder, "packed", {**rows, "limit": limit}, "")
         inputs: dict[str, Input | Source] = {"model": model, "rows": packed}
-        job = Job.of(
+        call = Call.of(
             traced,
             config,
             inputs,
@@ -105,7 +105,7 @@ def trace_in_process(
             memory_gib=memory_gib,
             seconds=seconds,
         )
-        return Traced.from_json(run_job(job, lambda event: None))
+        return Traced.from_json(run_call(call, lambda event: None))
 
 
 def traced(config: TrainConfig, model: Source, rows: Input, out: Workdir) -> Meta:

@@ -17,7 +17,7 @@ from tests.conftest import PROJECT
 from tests.flows.authoring.test_choose import KINDS, lines, sentence, table
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.hub_server import serve
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from trnflow.flows.authoring.write import write_recipe
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.services.deployed_recipes import check_recipes
@@ -285,7 +285,7 @@ def test_the_recipes_rows_are_two_hundred_each(bench) -> None:
     assert rows.meta["nested"] == ["messages"]
 
 
-@pytest.mark.usefixtures("inline_jobs")
+@pytest.mark.usefixtures("inline_calls")
 def test_both_answers_of_long_pairs_fit_a_chunk(here: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     answers = lines(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.flows.champions.test_publish import model, sent
 from tests.helpers.command_line import DATA, Shell
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store
 
@@ -20,7 +20,7 @@ def kinds(folder: Path) -> dict[str, Any]:
     return {path.name: (stat.S_IFMT(path.lstat().st_mode), path.lstat().st_ino) for path in folder.iterdir()}
 
 
-@pytest.mark.usefixtures("inline_jobs")
+@pytest.mark.usefixtures("inline_calls")
 def test_get_fills_a_folder_and_the_target_of_a_link_and_leaves_what_is_no_folder(trnflow: Shell) -> None:
     place = trnflow.folder
     assert trnflow("run", "mine.yaml", "--until", "load_data", *DATA[1:]).returncode == 0
@@ -46,7 +46,7 @@ def test_get_fills_a_folder_and_the_target_of_a_link_and_leaves_what_is_no_folde
     assert stat.S_IMODE((place / "empty").stat().st_mode) == 0o700 and (place / "file").read_text() == "mine"
 
 
-@pytest.mark.usefixtures("inline_jobs")
+@pytest.mark.usefixtures("inline_calls")
 def test_get_of_what_is_corrupt_leaves_nothing_and_the_next_run_makes_it_anew(trnflow: Shell) -> None:
     run = ("run", "mine.yaml", "--until", "load_data", *DATA[1:])
     (made,) = trnflow.json(*run)["stages"]

@@ -239,7 +239,7 @@ def test_a_recipe_outside_the_deployment_s_folder_gives_no_code_address_nor_fore
             load_sent("../other/own.yaml")
     # what shipped files and those of the folder give is trusted
     (deployed / "own.yaml").write_text("launch: {environment: {A: '1'}}\n")
-    (other / "own.yaml").write_text(f"extends: [tiny.yaml, base/launch/neuron, {deployed}/own.yaml]\n")
+    (other / "own.yaml").write_text(f"extends: [tiny.yaml, base/store/s3, {deployed}/own.yaml]\n")
     load_sent("../other/own.yaml")
     # the folder's own recipe extends what it likes
     (other / "shared.yaml").write_text("extends: tiny.yaml\nlaunch: {environment: {A: '1'}}\n")

@@ -15,7 +15,7 @@ import pytest
 from tests.flows.champions.conftest import RECIPE as TINY
 from tests.helpers import hub_server
 from tests.helpers.command_line import RECIPE, InProcessShell, Shell
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.s3_server import requests, s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.serving import serving
 from trnflow.flows.runner.graph import Graph
@@ -58,7 +58,7 @@ def server() -> Iterator[Counted]:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, server: Counted, inline_jobs: None) -> Shell:  # noqa: F811
+def shell(tmp_path: Path, server: Counted, inline_calls: None) -> Shell:  # noqa: F811
     source = f"http://127.0.0.1:{server.server_port}/set.csv"
     split = "split: {validation: 0.1, test: 0.2}"
     (tmp_path / "mine.yaml").write_text(RECIPE.replace("source: rows", f"source: '{source}', {split}"))
@@ -107,7 +107,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, server: Counted, inline_jobs: None) -> InProcessShell:  # noqa: F811
+def tiny(tmp_path: Path, server: Counted, inline_calls: None) -> InProcessShell:  # noqa: F811
     """A folder with the recipe `tiny.yaml`, whose rows the server has."""
     source = f"http://127.0.0.1:{server.server_port}/set.csv"
     split = "split: {validation: 0.1, test: 0.4}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from trnflow.flows.display.run_page import run_page
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
@@ -26,7 +26,7 @@ data: {source: rows.csv, name: null, text: text, label: label, split: {validatio
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_jobs: None) -> Path:  # noqa: F811
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_calls: None) -> Path:  # noqa: F811
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path / "home"))
     rows = (f"row {n},{('pos', 'neg')[n % 2]},{n / 7:.2f}\n" for n in range(60))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.runs import context
 from tests.helpers.stores import new_store
 from trnflow.flows.runner import run_log
@@ -82,7 +82,7 @@ def test_a_store_that_refuses_the_copy_costs_the_copy_alone(store: Store, monkey
 def test_a_record_that_can_not_be_written_does_not_hide_why_the_run_failed(
     store: Store,
     monkeypatch: pytest.MonkeyPatch,
-    inline_jobs: None,  # noqa: F811
+    inline_calls: None,  # noqa: F811
 ) -> None:
     def refuse(self: Store, run: str, document: object) -> None:
         raise StoreError("403")

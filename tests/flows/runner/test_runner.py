@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph, letters
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
 from trnflow.flows.runner.attempts import outlook
 from trnflow.flows.runner.graph import Graph, Node
@@ -49,7 +49,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, inline_jobs: None) -> House:  # noqa: F811
+def house(tmp_path: Path, inline_calls: None) -> House:  # noqa: F811
     return House(tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.runner.context import context_of, make_plan
-from trnflow.flows.runner.job import Parent, process_of
+from trnflow.flows.runner.stage_call import Parent, process_of
 from trnflow.flows.runner.warm_parents import parent_of
 from trnflow.tasks.compute_reference import compute_reference
 from trnflow.tasks.config import StageConfig

@@ -26,7 +26,7 @@ from trnflow.flows.runner.context import refuse_task_runners
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError, ConfigError, StoreError
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD, blob_name
 from trnflow.tasks.store.verify import verify
@@ -169,15 +169,15 @@ def test_a_local_ray_refuses_a_client_without_its_token() -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Meta:
+def call(tmp_path: Path) -> Meta:
     """That of a real part, made by this process, whose record was taken away."""
-    caught: list[Job] = []
+    caught: list[Call] = []
 
     class Here:
-        def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
-            for job in jobs:
-                caught.append(job)
-                yield make_part_apart(job.to_json())
+        def make(self, calls: Iterable[Call]) -> Iterator[Meta]:
+            for call in calls:
+                caught.append(call)
+                yield make_part_apart(call.to_json())
 
     shelf = Shelf(str(tmp_path / "store"), tmp_path)
     shelf.run(sentences(30), part_maker=Here())
@@ -185,29 +185,29 @@ def job(tmp_path: Path) -> Meta:
     return caught[0].to_json()
 
 
-def test_a_worker_publishes_what_it_makes(job: Meta, tmp_path: Path) -> None:
-    done = make_part_apart(job)
+def test_a_worker_publishes_what_it_makes(call: Meta, tmp_path: Path) -> None:
+    done = make_part_apart(call)
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     (record,) = store.records("tokenize_text.shard")
     assert record["artifact"] == done["artifact"] == done["made"]
-    assert store.artifact(done["artifact"]).meta["rows"] == job["phase"]["arguments"]["count"]
+    assert store.artifact(done["artifact"]).meta["rows"] == call["phase"]["arguments"]["count"]
 
 
-def test_a_worker_that_sees_no_store_says_so(job: Meta, tmp_path: Path) -> None:
+def test_a_worker_that_sees_no_store_says_so(call: Meta, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"this worker sees no store at .*use one that all workers reach"):
-        make_part_apart({**job, "root": str(tmp_path / "elsewhere")})
+        make_part_apart({**call, "root": str(tmp_path / "elsewhere")})
 
 
-def test_a_worker_with_another_library_refuses(job: Meta) -> None:
-    document = {**job["document"], "env": {**job["document"]["env"], "tokenizers": "0.1"}}
+def test_a_worker_with_another_library_refuses(call: Meta) -> None:
+    document = {**call["document"], "env": {**call["document"]["env"], "tokenizers": "0.1"}}
     with pytest.raises(CodeError, match=r"this worker has tokenizers .*, the flow 0\.1"):
-        make_part_apart({**job, "document": document})
+        make_part_apart({**call, "document": document})
 
 
-def test_a_worker_with_other_code_refuses(job: Meta) -> None:
-    code = {**job["document"]["code"], "trnflow.tasks.data.tokenization.encoders": f"sha256:{'0' * 64}"}
+def test_a_worker_with_other_code_refuses(call: Meta) -> None:
+    code = {**call["document"]["code"], "trnflow.tasks.data.tokenization.encoders": f"sha256:{'0' * 64}"}
     with pytest.raises(CodeError, match="trnflow.tasks.data.tokenization.encoders"):
-        make_part_apart({**job, "document": {**job["document"], "code": code}})
+        make_part_apart({**call, "document": {**call["document"], "code": code}})
 
 
 # --- settings

@@ -25,7 +25,7 @@ from trnflow.tasks.errors import CodeError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import code_source
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 from trnflow.tasks.store import Store
 
 FORMATS = """from pathlib import Path
@@ -44,8 +44,8 @@ class Elsewhere:
     def __init__(self, own: Path, pool: ProcessPoolExecutor) -> None:
         self.own, self.pool = own, pool
 
-    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
-        documents = [job.to_json() for job in jobs]
+    def make(self, calls: Iterable[Call]) -> Iterator[Meta]:
+        documents = [call.to_json() for call in calls]
         hidden = self.own.rename(self.own.with_name("hidden"))
         try:
             yield from list(self.pool.map(make_part_apart, documents))

@@ -16,7 +16,7 @@ from tests.helpers.s3_server import downloads, s3_endpoint, s3_root  # noqa: F40
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.keys.hash_cache import sha256_file
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 
 class OtherProcesses:
-    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
+    def make(self, calls: Iterable[Call]) -> Iterator[Meta]:
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            yield from pool.map(make_part_apart, (job.to_json() for job in jobs))
+            yield from pool.map(make_part_apart, (call.to_json() for call in calls))
 
 
 def test_shards_of_other_processes_are_handed_over_and_those_of_earlier_runs_are_not_cached(

@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from tests.flows.runner.shelf import Shelf, sentences
-from tests.helpers.inline_jobs import inline_jobs  # noqa: F401 - a fixture
+from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 
 
 class OtherLibrary:
     """Workers of a flow whose key was made with another version of a library."""
 
-    def make(self, jobs: Iterable[Job]) -> Iterator[Meta]:
-        for job in jobs:
-            document = job.to_json()
+    def make(self, calls: Iterable[Call]) -> Iterator[Meta]:
+        for call in calls:
+            document = call.to_json()
             document["document"]["env"]["tokenizers"] = "0.0.1"
             yield make_part_apart(document)
 
 
-def test_a_part_of_another_librarys_version_is_refused(tmp_path: Path, inline_jobs: None) -> None:  # noqa: F811
+def test_a_part_of_another_librarys_version_is_refused(tmp_path: Path, inline_calls: None) -> None:  # noqa: F811
     shelf = Shelf(str(tmp_path / "store"), tmp_path)
     with pytest.raises(CodeError, match=r"this worker has tokenizers .*, the flow 0\.0\.1"):
         shelf.run(sentences(20), part_maker=OtherLibrary())

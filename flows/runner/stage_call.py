@@ -1,4 +1,4 @@
-"""The job of a stage, with all that its process needs of the run and its store."""
+"""The call of a stage, with all that its process needs of the run and its store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.keys.allowed_files import permit_for
 from trnflow.tasks.keys.code_closure import closure
 from trnflow.tasks.keys.hash_cache import Memo
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 from trnflow.tasks.launch.warm_parents import PARTIAL_ROOT, modules_for
 from trnflow.tasks.stage import Stage
 from trnflow.tasks.store import Store
@@ -39,7 +39,7 @@ def process_of(
     return variables, modules_for(libraries, variables)
 
 
-def stage_job(
+def stage_call(
     store: Store,
     stage: Stage,
     config: StageConfig,
@@ -51,14 +51,14 @@ def stage_job(
     environment: dict[str, str],
     torch_xla: bool = True,
     **others: Any,
-) -> Job:
-    """Return the job that runs a stage. Raises CodeError if code of the stage has changed since its key document.
+) -> Call:
+    """Return the call that runs a stage. Raises CodeError if code of the stage has changed since its key document.
 
     environment: further variables of the process, whose values are secret; torch_xla: as for `process_of`; others: further
-    attributes of the job.
+    attributes of the call.
     """
     variables, modules = process_of(stage, config, store.memo, environment, torch_xla=torch_xla)
-    return Job.of(
+    return Call.of(
         stage.function,
         config,
         inputs,

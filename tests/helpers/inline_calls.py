@@ -12,11 +12,11 @@ import pytest
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import from_json
 from trnflow.tasks.launch import worker
-from trnflow.tasks.launch.job import Job
+from trnflow.tasks.launch.call import Call
 
 
-def run_inline(job: Job, emit: Callable[[Meta], None]) -> Meta:
-    """Do what `trnflow.tasks.launch.local.run_job` does, without a process. The files that the stage reads are not checked."""
+def run_inline(call: Call, emit: Callable[[Meta], None]) -> Meta:
+    """Do what `trnflow.tasks.launch.local.run_call` does, without a process. The files that the stage reads are not checked."""
 
     def report(event: Meta) -> None:
         if "saves" not in event:
@@ -24,10 +24,10 @@ def run_inline(job: Job, emit: Callable[[Meta], None]) -> Meta:
 
     on_term = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in job.environ.items():
+        for name, value in call.environ.items():
             patch.setenv(name, value)
         # the check is of all modules of a process, and this one has loaded those of the tests
-        document = worker._call(replace(job, permit=None), report)
+        document = worker._outcome(replace(call, permit=None), report)
     signal.signal(signal.SIGTERM, on_term)
     if "error" in document:
         raise from_json(document["error"])
@@ -36,8 +36,8 @@ def run_inline(job: Job, emit: Callable[[Meta], None]) -> Meta:
 
 
 @pytest.fixture
-def inline_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def inline_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("make", "parts.shards"):
-        monkeypatch.setattr(f"trnflow.flows.runner.{module}.run_job", run_inline)
+        monkeypatch.setattr(f"trnflow.flows.runner.{module}.run_call", run_inline)
     # parents that no stage would be forked from: each imports torch for seconds
     monkeypatch.setattr("trnflow.flows.runner.run.start_warm_parents", lambda due, context: None)

@@ -1,4 +1,4 @@
-"""A job: all that a process needs to run a stage or a part of it, as JSON. Nothing is pickled."""
+"""A call: all that a process needs to run a stage or a part of it, as JSON. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A call of a stage function in a process.
+class Call:
+    """A call of a stage function in a process of its own.
 
     Attributes:
         function, config_type: As "module:name".
-        out: The folder of the stage's files; job, result and temporary files lie beside it.
+        out: The folder of the stage's files; call, result and temporary files lie beside it.
         log: Takes the process's stdout and stderr.
         document: The key document; empty outside a run.
         root, home: Of the store; empty: the stage saves no state.
@@ -98,8 +98,8 @@ class Job:
         *,
         log: Path | None = None,
         **others: Any,
-    ) -> Job:
-        """Make the job of the call `function(config, **inputs, out=Workdir(...))`. others: further attributes.
+    ) -> Call:
+        """Make the call `function(config, **inputs, out=Workdir(...))`. others: further attributes.
 
         Raises TypeError if the function can't be imported by name, or the config changes when it is written and read
         again.
@@ -120,7 +120,7 @@ class Job:
 
     @property
     def file(self) -> Path:
-        return self._beside("job.json")
+        return self._beside("call.json")
 
     @property
     def result(self) -> Path:
@@ -144,7 +144,7 @@ class Job:
         return json.dumps(fields | changed, default=_json)
 
     @classmethod
-    def from_json(cls, document: Meta) -> Job:
+    def from_json(cls, document: Meta) -> Call:
         phase, permit = document["phase"], document["permit"]
         return cls(**{
             **document,
@@ -162,7 +162,7 @@ class Job:
         self.file.write_text(self._text(root=scrub(self.root)), encoding="utf-8")
 
     @classmethod
-    def load(cls, file: Path) -> Job:
+    def load(cls, file: Path) -> Call:
         return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
 
 

@@ -1,4 +1,4 @@
-"""Jobs survive the trip through a file, and refuse what would not."""
+"""Calls survive the trip through a file, and refuse what would not."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from tests.launch import stages
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.config import ORDERED, StageConfig, keyed_params
 from trnflow.tasks.keys.canonical_json import digest_of
-from trnflow.tasks.launch.job import Job, resolve
+from trnflow.tasks.launch.call import Call, resolve
 
 
 class Lossy(StageConfig):
     rate: Annotated[float, PlainSerializer(lambda value: round(value), return_type=int)] = Field(default=0.5)
 
 
-def job_of(folder: Path, **more: object) -> Job:
+def call_of(folder: Path, **more: object) -> Call:
     inputs = {
         "rows": Input(folder / "in", "rows", {"splits": {"train": 3}}, "sha256:aa"),
         "model": Source("model", {"commit": "abc"}, {"folder": "x"}, "last resolution"),
     }
     config = stages.NapConfig(how="é", pids=folder / "pids")
-    return Job.of(stages.describe, config, inputs, folder / "out", **more)
+    return Call.of(stages.describe, config, inputs, folder / "out", **more)
 
 
-def test_a_job_comes_back_from_its_file_as_it_was(tmp_path):
-    job = job_of(tmp_path, root="s3://bucket/store", home="h", attempt="a", environ={"A": "1"}, log=tmp_path / "l/log")
-    job.save()
-    assert Job.load(job.file) == job
-    assert stat.S_IMODE(job.file.stat().st_mode) == 0o600
+def test_a_call_comes_back_from_its_file_as_it_was(tmp_path):
+    call = call_of(
+        tmp_path, root="s3://bucket/store", home="h", attempt="a", environ={"A": "1"}, log=tmp_path / "l/log"
+    )
+    call.save()
+    assert Call.load(call.file) == call
+    assert stat.S_IMODE(call.file.stat().st_mode) == 0o600
 
 
 def test_the_file_does_not_hold_the_password_of_the_store(tmp_path: Path) -> None:
-    job = job_of(tmp_path, root="s3://KEY:hunter2@bucket/store")
-    job.save()
-    assert "hunter2" not in job.file.read_text() and Job.load(job.file).root == "s3://***@bucket/store"
+    call = call_of(tmp_path, root="s3://KEY:hunter2@bucket/store")
+    call.save()
+    assert "hunter2" not in call.file.read_text() and Call.load(call.file).root == "s3://***@bucket/store"
 
 
 def test_names_lead_back_to_the_function_and_its_config(tmp_path):
-    job = job_of(tmp_path)
-    assert resolve(job.function) is stages.describe
-    assert resolve(job.config_type) is stages.NapConfig
-    assert job.name == "describe"
-    assert job.search == (str(Path(__file__).parents[2]),)
+    call = call_of(tmp_path)
+    assert resolve(call.function) is stages.describe
+    assert resolve(call.config_type) is stages.NapConfig
+    assert call.name == "describe"
+    assert call.search == (str(Path(__file__).parents[2]),)
 
 
 def test_a_function_that_has_no_importable_name_is_refused(tmp_path):
@@ -55,12 +57,12 @@ def test_a_function_that_has_no_importable_name_is_refused(tmp_path):
         return {}
 
     with pytest.raises(TypeError, match="top level of an importable module"):
-        Job.of(local, stages.NapConfig(), {}, tmp_path)
+        Call.of(local, stages.NapConfig(), {}, tmp_path)
 
 
 def test_a_config_that_json_would_change_is_refused(tmp_path):
     with pytest.raises(TypeError, match="Lossy changes when it is written as JSON"):
-        Job.of(stages.empty, Lossy(), {}, tmp_path)
+        Call.of(stages.empty, Lossy(), {}, tmp_path)
 
 
 class Tables(StageConfig):
@@ -76,9 +78,9 @@ def test_a_stage_sees_names_sorted_as_in_the_key_but_those_whose_order_counts(tm
             "rows": Input(tmp_path, "rows", {"metrics": names}, "sha256:aa"),
             "model": Source("model", {"config": names}, {}),
         }
-        job = Job.of(stages.empty, Tables(names=names, rules=rules), inputs, tmp_path / "out")
-        job.save()
-        return job.file.read_text()
+        call = Call.of(stages.empty, Tables(names=names, rules=rules), inputs, tmp_path / "out")
+        call.save()
+        return call.file.read_text()
 
     some, turned = {"b": 1, "a": 2}, {"a": 2, "b": 1}
     assert text(some, some) == text(turned, some) != text(some, turned)
