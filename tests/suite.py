@@ -34,6 +34,7 @@ KEPT = (
 )  # fmt: skip
 """Files that find many faults (tests/golden), and stay in `make test` although they take longer."""
 XLA_TESTS = 206
+WITHOUT_LIMIT = pytest.mark.timeout(0)
 WITHOUT_XLA = pytest.mark.skip(reason="needs torch_xla, which the environment of LOCK=native lacks")
 
 
@@ -57,6 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not {"process", "more", "slow", "nightly"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker(tier(item, table.get(file_of(item), File())))
+        if item.get_closest_marker("nightly"):
+            item.add_marker(WITHOUT_LIMIT)
     if find_spec("torch_xla") is None:
         for item in filter(needs_xla, items):
             item.add_marker(WITHOUT_XLA)
