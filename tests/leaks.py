@@ -19,6 +19,7 @@ STAYS = {
     "PYTEST_CURRENT_TEST": "pytest",
     "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL AWS_DEFAULT_REGION": "the S3 server, which starts once",
     "GRPC_VERBOSITY PJRT_DEVICE PJRT_DYNAMIC_PLUGINS TF_CPP_MIN_LOG_LEVEL TORCHINDUCTOR_CACHE_DIR XLA_FLAGS": "torch_xla",
+    "SIGALRM": "pytest-timeout, which ends a test that hangs",
     "KMP_DUPLICATE_LIB_OK KMP_INIT_AT_FORK": "scikit-learn",
     "TOKENIZERS_PARALLELISM": "pipelines of transformers",
 }

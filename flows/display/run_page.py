@@ -20,6 +20,7 @@ from trnflow.tasks.evaluation.curves import drawn_curves
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
 from trnflow.tasks.events import Event, log_file, parse_events
 from trnflow.tasks.events.event_types import Metrics
+from trnflow.tasks.events.segments import CopiedLogs
 from trnflow.tasks.keys.lineage import FromSource, Made, RunDifference
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store
@@ -147,8 +148,7 @@ def _events(store: Store, run: str) -> Iterator[Event]:
     if file.exists():
         yield from parse_events(file.read_bytes(), str(file))
         return
-    for name in sorted(store.backend.names(f"logs/{run}"), key=lambda name: (len(name), name)):
-        yield from parse_events(store.backend.read(name), name)
+    yield from CopiedLogs(store.backend, run).events()
 
 
 def _metrics_of(events: Iterable[Event], stage: str, key: str | None) -> Iterator[Metrics]:

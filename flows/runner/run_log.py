@@ -1,4 +1,4 @@
-"""What a run writes in its event log about itself and its steps, and the log's copy in the store."""
+"""What a run writes in its event log about itself and its steps."""
 
 from __future__ import annotations
 
@@ -15,40 +15,18 @@ from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.mlflow_log import ON_RECORD, destination_of, for_mlflow
 from trnflow.flows.runner.plan import Options, Step
 from trnflow.tasks.artifact import Json, Meta
-from trnflow.tasks.errors import StoreError, is_interruption
-from trnflow.tasks.events import Event, EventLog, Reader, RunState, log_file
+from trnflow.tasks.errors import is_interruption
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.log import error_document
-from trnflow.tasks.store import Store
-
-
-class LogCopy(Reader):
-    """Copies a run's events to `<root>/logs/<run>/<n>.jsonl`, where other machines see its curves and notes, whenever a
-    stage that ran, or the run, has ended. A store that can't be written costs the copy alone."""
-
-    def __init__(self, store: Store, run: str) -> None:
-        self._store, self._run = store, run
-        self._offset = self._number = 0
-
-    def read(self, event: Event, state: RunState) -> None:
-        if event["event"] == "run_ended" or (event["event"] == "stage_ended" and event["action"] == "ran"):
-            with contextlib.suppress(StoreError, OSError):
-                self._copy()
-
-    def _copy(self) -> None:
-        with log_file(self._store.home, self._run).open("rb") as file:
-            file.seek(self._offset)
-            lines = file.read()
-        if lines and self._store.backend.create(f"logs/{self._run}/{self._number}.jsonl", lines):
-            self._offset += len(lines)
-            self._number += 1
+from trnflow.tasks.events.segments import copying
 
 
 @contextlib.contextmanager
 def begin_log(
     context: RunContext, options: Options | None = None, *, tags: dict[str, str] | None = None, **more: Json
 ) -> Iterator[None]:
-    """Context in which the events of a run are written to its file; see `EventLog.writing`. Of a run on record, the store
-    gets a copy.
+    """Context in which the events of a run are written to its file; see `EventLog.writing`. Of a run that will be on record
+    the store gets a copy, with what its stages print.
 
     Args:
         options: None for a run that has none but `offline`.
@@ -60,7 +38,8 @@ def begin_log(
     """
     recipe, log, options = context.recipe, context.log, options or Options(offline=context.offline)
     is_copied = context.kind in ON_RECORD and not log.is_open
-    copies = [LogCopy(context.store, context.run)] if is_copied else []
+    store = context.store
+    copy = copying(store.backend, store.home, context.run) if is_copied else contextlib.nullcontext()
     writing = log.writing(
         context.store.home,
         context.run,
@@ -77,7 +56,7 @@ def begin_log(
         spent=context.plan.seconds if context.plan else 0.0,
         **more,
     )
-    with log.also(*copies), writing:
+    with copy, writing:
         yield
 
 

@@ -1,10 +1,11 @@
-"""`trnflow logs RUN`: print what the stages' processes wrote to their logs on this machine."""
+"""`trnflow logs RUN`: print what the stages' processes wrote to their logs."""
 
 from __future__ import annotations
 
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from trnflow.flows.cli.output import emit_json
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import is_written, log_file, run_folder
+from trnflow.tasks.events.segments import COPY_SECONDS, CopiedLogs
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.lease import live_leases
 from trnflow.tasks.store.model_names import find_run
@@ -37,36 +39,51 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    """Print the logs of a run on this machine, oldest first; with --follow until the run ends. Raises ConfigError."""
+    """Print the logs of a run, oldest first; with --follow until the run ends. Of a run of another machine they are the
+    store's copy. Raises ConfigError."""
     store = made_store(options.store)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
-    run = find_run(store, model_name(options.run), {*running, *_logged(store.home)})
+    run = find_run(store, model_name(options.run), {*running, *_logged(store.home), *store.backend.folders("logs")})
+    copy = None if log_file(store.home, run).exists() else CopiedLogs(store.backend, run)
     if options.json:
-        found = [
+        texts = [
             {"stage": log.stage, "text": _as_utf8(scrub(_text(log.file, 0, whole=True)))}
             for log in logs_of(store.home, run)
         ]
-        emit_json({"schema": 1, "run": run, "logs": found})
+        copied = copy.logs() if copy else {}
+        texts += [
+            {"stage": _stage(run, attempt), "text": text.decode("utf-8", "replace")} for attempt, text in copied.items()
+        ]
+        emit_json({"schema": 1, "run": run, "logs": texts})
         return 0
-    if not logs_of(store.home, run) and not options.follow:
-        raise ConfigError(
-            f"there is no log of the run {run} in {run_folder(store.home, run)}",
-            "a run whose stages all hit has none; logs are kept on the machine that ran the stages, 1 GB in all",
-        )
     printed: dict[Path, int] = {}
+    shown: set[str] = set()
     while True:
-        ended = not options.follow or _has_ended(store, run)
+        ended = not options.follow or _has_ended(store, run, copy)
         for log in logs_of(store.home, run):
             _print_new(log, printed, whole=ended)
+        if copy is not None:
+            _print_copied(copy.logs(), run, shown)
         if ended:
-            return 0
-        time.sleep(PAUSE_SECONDS)
+            break
+        time.sleep(PAUSE_SECONDS if copy is None else COPY_SECONDS)
+    if not printed and not shown and not options.follow:
+        raise ConfigError(
+            f"there is no log of the run {run} in {run_folder(store.home, run)}, nor in the store",
+            "a run whose stages all hit has none; 1 GB of logs is kept on the machine that ran the stages, and the ends of long "
+            "ones in the store",
+        )
+    return 0
 
 
 def logs_of(home: Path, run: str) -> list[Log]:
     """Return a run's logs on this machine, the least recently written first."""
     found = [(file.stat().st_mtime, file) for file in run_folder(home, run).glob(f"{run}-*.log")]
-    return [Log(file, file.stem.removeprefix(f"{run}-").partition("-")[0]) for _, file in sorted(found)]
+    return [Log(file, _stage(run, file.stem)) for _, file in sorted(found)]
+
+
+def _stage(run: str, attempt: str) -> str:
+    return attempt.removeprefix(f"{run}-").partition("-")[0]
 
 
 def _logged(home: Path) -> set[str]:
@@ -74,14 +91,11 @@ def _logged(home: Path) -> set[str]:
     return {file.parent.name for file in (home / "runs").glob("*/*.log")}
 
 
-def _has_ended(store: Store, run: str) -> bool:
-    """Return whether a run is on record, or nobody writes its log; of another machine, whether its leases are silent."""
-    file = log_file(store.home, run)
-    if store.run(run) is not None:
-        return True
-    if file.exists():
-        return not is_written(file)
-    return not any(holder.run == run for _, holder, _ in live_leases(store.backend))
+def _has_ended(store: Store, run: str, copy: CopiedLogs | None) -> bool:
+    """Return whether a run is on record, or nobody writes its log; of another machine, whether it has ended or is silent."""
+    if copy is None:
+        return store.run(run) is not None or not is_written(log_file(store.home, run))
+    return copy.is_over() and not any(holder.run == run for _, holder, _ in live_leases(store.backend))
 
 
 def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
@@ -93,6 +107,16 @@ def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
     sys.stdout.write(printable(_as_utf8(scrub(text)).replace("\r\n", "\n")))
     if text and not text.endswith("\n"):
         sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _print_copied(added: Mapping[str, bytes], run: str, shown: set[str]) -> None:
+    """Print what was added to the copies of logs. shown: the attempts that have their line."""
+    for attempt, text in added.items():
+        if attempt not in shown:
+            sys.stdout.write(f"== {_stage(run, attempt)} ==\n")
+        shown.add(attempt)
+        sys.stdout.write(printable(text.decode("utf-8", "replace").replace("\r\n", "\n")))
     sys.stdout.flush()
 
 

@@ -15,8 +15,9 @@ from trnflow.flows.display import report
 from trnflow.flows.runner.mlflow_log import ON_RECORD
 from trnflow.tasks.documents import Counted
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.events import RunState, is_killed, log_file, logged_runs, read_log
+from trnflow.tasks.events import RunState, fold, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.events.retention import PREVIEW
+from trnflow.tasks.events.segments import CopiedLogs
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub
@@ -52,7 +53,9 @@ def list_runs(store: Store) -> list[ListedRun]:
     newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
     live = [_live(one) for run, one in newest.items() if run not in past]
     ended: list[ListedRun] = [{**run_summary(run, store.run(run) or {}), "stage": None, **NOWHERE} for run in past]
-    ended += [killed_summary(state) for state in killed_runs(store, {*past, *newest})]
+    ended += [logged_summary(state) for state in killed_runs(store, {*past, *newest})]
+    for state in copied_runs(store, {*past, *newest, *logged_runs(store.home)}):
+        (live if state.outcome == "running" else ended).append(logged_summary(state))
     return _newest_first(live) + _newest_first(ended)
 
 
@@ -77,12 +80,28 @@ def killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
             yield state
 
 
-def killed_summary(state: RunState) -> ListedRun:
-    """Return a killed run's facts. `ended` is the time of its last event."""
+def copied_runs(store: Store, known: set[str]) -> Iterator[RunState]:
+    """Yield the runs of other machines that are not on record, by the store's copy of their logs: in progress, or killed."""
+    for run in set(store.backend.folders("logs")) - known:
+        copy, state = CopiedLogs(store.backend, run), RunState()
+        try:
+            fold(copy.events(), state)
+        except ConfigError as error:
+            say(error)
+            continue
+        if state.outcome == "running" and copy.is_silent:
+            state.outcome = "killed"
+        if state.outcome in ("running", "killed"):
+            yield state
+
+
+def logged_summary(state: RunState) -> ListedRun:
+    """Return the facts of a run that is not on record. `ended`: of a killed one the time of its last event."""
     at = next((stage for stage in state.stages.values() if stage.action == "running"), None)
+    ended = datetime.fromtimestamp(state.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     document = {
         "recipe": state.recipe, "outcome": state.outcome, "stages": [vars(stage) for stage in state.stages.values()],
-        "ended": datetime.fromtimestamp(state.last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "ended": ended if state.outcome == "killed" else None,
         "seconds": None if state.begun is None else round(state.last - state.begun, 3),
     }  # fmt: skip
     place = at.counted(state.last) if at and at.total else NOWHERE

@@ -11,7 +11,7 @@ from typing import Any
 from trnflow.flows.champions.forced import forced_champion
 from trnflow.flows.champions.lost import lost_champion
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.live.runs_command import killed_runs, killed_summary, place_of
+from trnflow.flows.cli.live.runs_command import killed_runs, logged_summary, place_of
 from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.recipes.names import model_name, root_of
@@ -82,7 +82,7 @@ def killed_retrains(store: Store, recipe: str, known: set[str]) -> Iterator[Firi
     """Yield each retrain that was killed on this machine. known: runs that were not."""
     for state in killed_runs(store, known):
         if (state.recipe, state.kind) == (recipe, "retrain"):
-            killed = killed_summary(state)
+            killed = logged_summary(state)
             place = f"killed at {place_of(killed)}" if killed["stage"] else "killed before its first stage"
             why = f"{place}; the next retrain goes on from what was saved"
             yield {"created": str(killed["ended"]), "outcome": "killed", "run": state.run, "why": why}

@@ -221,6 +221,9 @@ class _Marker:
             for other in self._view.by_key[name.split("/")[1]]:
                 if other.startswith("partial/"):
                     self._keep(other, "young")
+        elif name.startswith("logs/"):  # of a run in progress
+            for other in self._view.logs[name.split("/")[1]]:
+                self._keep(other, "young")
 
     # The files that roots lead to
 

@@ -33,20 +33,16 @@ def toy(store: Store, name: str, **count: bool | int) -> Result:
     return run(graph(words, CountConfig(**count)), context(store, run=name), Options())  # type: ignore[arg-type]
 
 
-def copies(store: Store, name: str) -> list[bytes]:
-    names = sorted(store.backend.names(f"logs/{name}"))
-    assert names == [f"logs/{name}/{number}.jsonl" for number in range(len(names))]
-    return [store.backend.read(each) for each in names]
+def copied(store: Store, name: str) -> bytes:
+    return store.backend.read(f"logs/{name}/0.jsonl")
 
 
-def test_the_copy_has_all_events_of_a_run_and_grows_when_a_stage_ends(store: Store) -> None:
+def test_the_copy_has_all_events_of_a_run_and_what_its_stages_print(store: Store) -> None:
     toy(store, "one")
-    parts = copies(store, "one")
-    assert b"".join(parts) == log_file(store.home, "one").read_bytes()
-    last = [json.loads(part.splitlines()[-1]) for part in parts]
-    assert [event["event"] for event in last] == [*["stage_ended"] * 4, "run_ended"]
+    assert copied(store, "one") == log_file(store.home, "one").read_bytes()
     toy(store, "two")
-    assert len(copies(store, "two")) == 1, "nothing ran"
+    assert copied(store, "two") == log_file(store.home, "two").read_bytes()
+    assert store.backend.names("logs/two") == ["logs/two/0.jsonl"], "nothing ran, so nothing was printed"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -62,21 +58,21 @@ def test_the_run_record_is_the_fold_of_the_log(store: Store, fails: bool) -> Non
 def test_a_failed_run_has_a_copy_that_says_why(store: Store) -> None:
     result = toy(store, "one", fail=True)
     assert isinstance(result.error, DataError)
-    failed, ended = (json.loads(line) for line in copies(store, "one")[-1].splitlines()[-2:])
+    failed, ended = (json.loads(line) for line in copied(store, "one").splitlines()[-2:])
     assert (failed["event"], failed["stage"], failed["error"]["type"]) == ("stage_failed", "count", "DataError")
     assert (ended["outcome"], ended["error"]["stage"], ended["error"]["fix"]) == ("failed", "count", "mend row 3")
 
 
 def test_a_store_that_refuses_the_copy_costs_the_copy_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = store.backend.create
+    replace = store.backend.replace
 
-    def refuse(name: str, data: bytes) -> bool:
+    def refuse(name: str, data: bytes, *, durable: bool = True) -> None:
         if name.startswith("logs/"):
             raise StoreError("403")
-        return create(name, data)
+        replace(name, data, durable=durable)
 
-    monkeypatch.setattr(store.backend, "create", refuse)
-    assert toy(store, "one").error is None and not copies(store, "one")
+    monkeypatch.setattr(store.backend, "replace", refuse)
+    assert toy(store, "one").error is None and not store.backend.names("logs")
 
 
 def test_a_record_that_can_not_be_written_does_not_hide_why_the_run_failed(
@@ -113,5 +109,5 @@ def test_gc_keeps_the_events_of_the_runs_that_it_keeps(store: Store) -> None:
     toy(store, "20250101T000000Z-000000")
     toy(store, "20260101T000000Z-000000", least=2)
     found = collect(store.backend, Policy(keep_last=1, grace=0.0), yes=True)
-    assert found.swept.files["logs"] == 5 and found.swept.files["runs"] == 1
-    assert not copies(store, "20250101T000000Z-000000") and len(copies(store, "20260101T000000Z-000000")) == 2
+    assert found.swept.files["runs"] == 1 and found.swept.files["logs"] >= 1
+    assert not store.backend.names("logs/20250101T000000Z-000000") and copied(store, "20260101T000000Z-000000")

@@ -1,0 +1,147 @@
+"""The store's copy of a run's logs: whatever grows, fails and is read when, a reader gets each line once."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.stores import new_store
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.events import log_file, segments
+from trnflow.tasks.events.segments import CopiedLogs, LogCopy, copying
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.mark import Policy
+from trnflow.tasks.system.redaction import add_secret
+
+RUN = "20260101T000000Z-abc123"
+ATTEMPT = f"{RUN}-train-0001"
+DOINGS = ("end of line", "copy", "copy that fails", "copy that is not acknowledged", "read")
+STEPS = st.lists(st.one_of(st.integers(0, 60), st.sampled_from(DOINGS)), max_size=40)
+"""Bytes to write, or what else happens."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return new_store(tmp_path)
+
+
+def write(file: Path, data: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as handle:
+        handle.write(data)
+
+
+def stage_log(store: Store) -> Path:
+    return log_file(store.home, RUN).with_name(f"{ATTEMPT}.log")
+
+
+@given(STEPS)
+def test_a_reader_gets_each_line_once(tmp_path_factory: pytest.TempPathFactory, steps: list[int | str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "SEGMENT_BYTES", 32)
+        patch.setattr(segments, "KEPT_SEGMENTS", 10_000)
+        store = new_store(tmp_path_factory.mktemp("store"))
+        copy, reader = LogCopy(store.backend, store.home, RUN), CopiedLogs(store.backend, RUN)
+        file, got = stage_log(store), b""
+        write(log_file(store.home, RUN), b"")
+        write(file, b"")
+        replace = store.backend.replace
+
+        def fails(name: str, data: bytes, *, durable: bool = True) -> None:
+            raise StoreError("503")
+
+        def is_lost(name: str, data: bytes, *, durable: bool = True) -> None:
+            replace(name, data, durable=durable)
+            raise StoreError("no answer")
+
+        for number, what in enumerate(steps):
+            if isinstance(what, int):
+                write(file, (str(number % 10) * what).encode())
+            elif what == "end of line":
+                write(file, b"\n")
+            elif what == "read":
+                got += b"".join(reader.logs().values())
+            else:
+                wrong = {"copy": replace, "copy that fails": fails}.get(what, is_lost)
+                patch.setattr(store.backend, "replace", wrong)
+                copy.copy()
+                patch.setattr(store.backend, "replace", replace)
+            assert file.read_bytes().startswith(got)
+        copy.copy(whole=True)
+        got += b"".join(reader.logs().values())
+        assert got == file.read_bytes() == b"".join(CopiedLogs(store.backend, RUN).logs().values())
+
+
+def test_a_long_log_is_a_few_files_of_which_the_first_and_the_last_stay(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    write(log_file(store.home, RUN), b"".join(b'{"n": %d}\n' % number for number in range(1000)))
+    write(stage_log(store), b"".join(b"line %04d\n" % number for number in range(1000)))
+    LogCopy(store.backend, store.home, RUN).copy()
+    names = store.backend.names(f"logs/{RUN}/{ATTEMPT}")
+    assert [int(name.rpartition("/")[2].removesuffix(".log")) for name in names] == sorted(
+        [0, *range(92, 100)], key=str
+    )
+    (text,) = CopiedLogs(store.backend, RUN).logs().values()
+    assert text.startswith(b"line 0000\n") and text.endswith(b"line 0998\nline 0999\n") and len(text) == 900
+    assert len(CopiedLogs(store.backend, RUN).events()) == 1000, "of events all stay"
+
+
+def test_a_copy_has_no_secrets(store: Store) -> None:
+    add_secret("pa55word-of-test-segments")
+    write(stage_log(store), b"token pa55word-of-test-segments\nhttps://ann:hunter2@host.example/\nnot UTF-8: \xff\n")
+    LogCopy(store.backend, store.home, RUN).copy()
+    (text,) = CopiedLogs(store.backend, RUN).logs().values()
+    assert text == b"token ***\nhttps://***@host.example/\nnot UTF-8: \xff\n"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(segments, "COPY_SECONDS", 0.01)
+    yield
+
+
+def test_a_thread_copies_until_the_end_and_a_sign_of_life_replaces_news(
+    store: Store, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = CopiedLogs(store.backend, RUN)
+    assert not reader.events() and reader.is_silent
+    name = f"logs/{RUN}/0.jsonl"
+    with copying(store.backend, store.home, RUN):
+        write(log_file(store.home, RUN), json.dumps({"n": 0, "time": 1.0, "event": "unknown"}).encode() + b"\n")
+        until = time.monotonic() + 30
+        while not reader.events() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not reader.is_silent and not reader.is_over()
+        os.utime(store.backend.local / name, (1, 1))  # type: ignore[operator]
+        monkeypatch.setattr(segments, "SIGN_SECONDS", 0.1)
+        while store.backend.entries(name.rpartition("/")[0])[0].time < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert store.backend.entries(f"logs/{RUN}")[0].time > 2
+        write(log_file(store.home, RUN), b"the last words")
+    assert store.backend.read(name).endswith(b"the last words"), "once more at the end"
+    monkeypatch.setattr(segments, "SILENT_SECONDS", -1.0)
+    assert reader.is_over()
+
+
+def test_gc_keeps_all_segments_of_a_run_in_progress(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 10)
+    write(log_file(store.home, RUN), b"12345678\n" * 3)
+    LogCopy(store.backend, store.home, RUN).copy()
+    first, *others = store.backend.names(f"logs/{RUN}")
+    os.utime(store.backend.local / first, (1, 1))  # type: ignore[operator]
+    collect(store.backend, Policy(grace=3600.0), yes=True)
+    assert first in store.backend.names(f"logs/{RUN}")
+    for other in others:
+        os.utime(store.backend.local / other, (1, 1))  # type: ignore[operator]
+    collect(store.backend, Policy(grace=3600.0), yes=True)
+    assert not store.backend.names(f"logs/{RUN}")
