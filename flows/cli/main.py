@@ -31,6 +31,7 @@ from trnflow.tasks.system.threads import abandoned
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "new_commands": (("new",), ("common",)),
     "run_commands": (("run", "prepare"), ("online",)),
+    "job_commands": (("job",), ("common",)),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
     "rehearse_command": (("rehearse",), ("online",)),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
+import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
-from trnflow.flows.cli.output import complete, emit_json, exit_at_once, print_error, say, tell
+from trnflow.flows.cli.output import complete, emit, emit_json, exit_at_once, print_error, say, tell
 from trnflow.flows.cli.rehearse_command import rehearse_before
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
-from trnflow.flows.finetune import DATA_STAGES, finetune
+from trnflow.flows.finetune import DATA_STAGES, STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.expected_time import expect_training
@@ -35,12 +38,19 @@ def add_commands(sub: Any, online: ArgumentParser) -> None:
     everything.add_argument(
         "--no-rehearse", action="store_true", help="do not rehearse a long run first (run.rehearse_above_minutes)"
     )
+    everything.add_argument(
+        "--detach",
+        action="store_true",
+        help="run the data stages here, and print the command that runs the others elsewhere",
+    )
     data = add_command(sub, "prepare", run, stages, "run the data stages alone, on a machine without an accelerator")
-    data.set_defaults(until=DATA_STAGES[-1])
+    data.set_defaults(until=DATA_STAGES[-1], detach=False)
 
 
 def run(options: Namespace) -> int:
     """Run what is not in the store, and print a table: by a Prefect flow, unless --direct is given or nothing is due."""
+    if options.detach:
+        return order(options)
     what = Options(options.until, frozenset(options.force), options.offline)
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     recipe, graph = context.recipe, finetune(context.recipe)
@@ -70,6 +80,32 @@ def run(options: Namespace) -> int:
     if result.prefect_lost:
         exit_at_once(code)
     return code
+
+
+def order(options: Namespace) -> int:
+    """Run the data stages, and print the command that runs the others. Raises ConfigError, CodeError for what can't travel."""
+    from trnflow.flows.jobs.order import write_order
+
+    until, force = options.until or STAGES[-1], frozenset(options.force)
+    options.until, options.detach, options.force = DATA_STAGES[-1], False, sorted(force.intersection(DATA_STAGES))
+    as_json, options.json = options.json, False
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        if code := run(options):
+            return code
+    options.json = as_json
+    context = open_context(options.recipe, options.overrides, offline=options.offline)
+    graph = finetune(context.recipe)
+    Options(until, force).check(graph)
+    plan = make_plan(graph, context)
+    given = [name for name in graph.until(DATA_STAGES[-1]) if name not in graph.deferred]
+    uri = write_order(context, plan, given, until, force.difference(DATA_STAGES))
+    emit(
+        options,
+        {"job": uri.id, "uri": str(uri)},
+        f"job {uri.id}: on the machine that is to run it",
+        f"    trnflow job {shlex.quote(str(uri))}",
+    )
+    return 0
 
 
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:

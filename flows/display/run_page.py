@@ -20,7 +20,7 @@ from trnflow.tasks.evaluation.curves import drawn_curves
 from trnflow.tasks.evaluation.report_page import evaluation_part, page, subtitle_of, table
 from trnflow.tasks.events import Event, log_file, parse_events
 from trnflow.tasks.events.event_types import Metrics
-from trnflow.tasks.events.segments import CopiedLogs
+from trnflow.tasks.events.log_copy import CopiedLogs
 from trnflow.tasks.keys.lineage import FromSource, Made, RunDifference
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.store import Store

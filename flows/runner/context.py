@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.memory_check import fit_to_machine
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.work_folders import make_store, open_home
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.launch.call import Call
@@ -49,6 +49,7 @@ class RunContext:
         notes: Sentences for the user.
         force: Stages that run although the store has their results; each is forced once.
         lost: Digests of blobs that were found missing or corrupt.
+        given: {stage: the artifact that stands for its step}, in a job.
     """
 
     recipe: Recipe
@@ -63,6 +64,7 @@ class RunContext:
     notes: list[str] = field(default_factory=list)
     force: frozenset[str] = frozenset()
     lost: set[str] = field(default_factory=set)
+    given: Mapping[str, Artifact] = field(default_factory=dict)
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -157,7 +159,7 @@ def context_of(
 def make_plan(graph: Graph, context: RunContext) -> Plan:
     """Find out what a run would do with each stage, without running one. Sources are resolved here alone. Raises ConfigError
     if a source or a model can't be found, or settings don't fit the model or its tokenizer."""
-    plan = Plan(graph, context.store, context.resolver, context.lost)
+    plan = Plan(graph, context.store, context.resolver, context.lost, context.given)
     plan.note(context.recipe.machine)
     return plan
 

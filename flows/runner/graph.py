@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -101,9 +101,9 @@ class Graph:
         """Names of the nodes that run only for another node."""
         return frozenset(needed.name for node in self.nodes for needed in node.after.values())
 
-    def lookups(self) -> Iterator[Lookup]:
-        """Yield each lookup once."""
-        items = (item for node in self.nodes for item in node.inputs.values())
+    def lookups(self, given: Collection[str] = ()) -> Iterator[Lookup]:
+        """Yield each lookup once, but for those that only stages of `given` read."""
+        items = (item for node in self.nodes if node.name not in given for item in node.inputs.values())
         yield from dict.fromkeys(item for item in items if isinstance(item, Lookup))
 
     def stage(self, name: str) -> str:

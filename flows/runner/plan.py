@@ -34,6 +34,8 @@ from trnflow.tasks.store.layout import SHARD
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
 
+GIVES_NOTHING: Mapping[str, Artifact] = {}
+
 Inputs = dict[str, Any]
 """By parameter name: artifacts, sources, and nodes that have not run yet."""
 
@@ -174,18 +176,27 @@ class Plan:
         notes: Sentences for the user.
         lost: Digests of blobs that were found missing or corrupt.
         start: The model in the store that training starts from; None if there is none, or while it is not known.
+        given: {stage: the artifact that stands for its step}; what the stage reads is not looked up.
         seconds: How long the plan took.
     """
 
-    def __init__(self, graph: Graph, store: Store, resolver: Resolver, lost: set[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        store: Store,
+        resolver: Resolver,
+        lost: set[str],
+        given: Mapping[str, Artifact] = GIVES_NOTHING,
+    ) -> None:
         begun = time.monotonic()
         self.graph = graph
         self.store = store
         self.resolver = resolver
         self.notes: list[str] = []
         self.lost = lost
+        self.given = given
         self._foreseen: dict[str, Meta] = {}
-        self.found: dict[Lookup, Any] = {lookup: lookup.find(store, resolver) for lookup in graph.lookups()}
+        self.found: dict[Lookup, Any] = {lookup: lookup.find(store, resolver) for lookup in graph.lookups(given)}
         for source in self.sources.values():
             if source.note:
                 self.notes.append(f"{source.kind}: {source.note}")
@@ -222,7 +233,11 @@ class Plan:
         self.steps = {node.name: Step(node) for node in self.graph.nodes}
         stamp_of = functools.cache(stamp)  # for this moment: the run looks again when a stage's turn comes
         for step in self.steps.values():
-            self._predict(step, stamp_of)
+            if step.name in self.given:
+                step.take(Stored(self.given[step.name], "hit", "given", 0.0, {}))
+                step.settled = True
+            else:
+                self._predict(step, stamp_of)
         for step in self.steps.values():
             for needed in (self.steps[node.name] for node in step.node.after.values()):
                 if step.action == "hit" and needed.action != "hit":
@@ -237,7 +252,11 @@ class Plan:
     def due(self, options: Options) -> list[Step]:
         """Return the steps that may have to run."""
         due = ("run", "maybe")
-        return [step for step in self.until(options) if step.action in due or step.name in options.force]
+        return [
+            step
+            for step in self.until(options)
+            if step.name not in self.given and (step.action in due or step.name in options.force)
+        ]
 
     def until(self, options: Options) -> list[Step]:
         """Return the steps up to the stage after which the run stops."""

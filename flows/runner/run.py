@@ -156,6 +156,9 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
 
 def _settle(step: Step, plan: Plan, context: RunContext, around: Around) -> None:
     """Look up or make a step's result; of what runs only for it, too, if it has to run."""
+    if step.name in plan.given:
+        write_step(context, step)
+        return
     stored = _found(step, plan, context)
     if stored is None:
         for needed in step.node.after.values():
@@ -185,7 +188,7 @@ def _found(step: Step, plan: Plan, context: RunContext) -> Stored | None:
 
 def _make(step: Step, plan: Plan, context: RunContext) -> Stored:
     after = {name: plan.steps[needed.name].artifact for name, needed in step.node.after.items()}
-    before = [each for each in plan.steps.values() if each.settled]
+    before = [each for each in plan.steps.values() if each.settled and each.name not in plan.given]
     if step.chosen and step.node.stage.role == "training":
         numbers = ", ".join(f"{name} {value}" for name, value in step.chosen.items())
         say(context.log, step.name, f"{numbers}: chosen for these rows")

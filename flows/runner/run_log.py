@@ -18,7 +18,7 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import is_interruption
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.log import error_document
-from trnflow.tasks.events.segments import copying
+from trnflow.tasks.events.log_copy import copying
 
 
 @contextlib.contextmanager

@@ -46,6 +46,11 @@ def logged_runs(home: Path) -> list[str]:
     return sorted((path.name for path in folder.iterdir() if path.is_dir()), reverse=True) if folder.is_dir() else []
 
 
+def written_runs(home: Path) -> set[str]:
+    """Return the ids of the runs whose events are on this machine."""
+    return {file.parent.name for file in (home / "runs").glob(f"*/{FILE}")}
+
+
 def is_written(file: Path) -> bool:
     """Return whether a process writes a log now. A log without writer and `run_ended` is that of a killed run."""
     with contextlib.suppress(FileNotFoundError), file.open("rb") as handle:

@@ -18,6 +18,7 @@ from trnflow.tasks.evaluation.models import input_names, load_model, longest_seq
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Known, Workdir, read_json
+from trnflow.tasks.system.compiler_flags import NEURON_COMPILER
 from trnflow.tasks.system.model_process import EAGER, model_environ
 from trnflow.tasks.system.optional_packages import export_runner, require_torch_xla
 
@@ -158,7 +159,7 @@ class NeuronTarget(Target):
     runs_here = False
 
     def environ(self) -> dict[str, str]:
-        return EAGER
+        return EAGER | NEURON_COMPILER
 
     def accelerator(self, config: ExportConfig) -> Meta:
         from trnflow.tasks.export.neuron import compiler

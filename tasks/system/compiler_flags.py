@@ -11,6 +11,9 @@ FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
 # flags that only name folders for files: in no key
 PLACES = ("--cache_dir", "--xla_dump_to")
 
+NEURON_COMPILER = {"MALLOC_ARENA_MAX": "64"}
+"""Variables of a process that calls the Neuron compiler: without the cap glibc's arenas take the host's memory."""
+
 
 def flags_around(names: tuple[str, ...] = FLAGS) -> dict[str, list[str]]:
     """Return {variable: its flags} of this process in canonical form, without empty ones."""

@@ -134,6 +134,11 @@ def fill_variables(text: str, setting: str) -> str:
     return filled
 
 
+def variables_in(settings: Any) -> set[str]:
+    """Return the names of the environment variables that settings refer to as `${NAME}`."""
+    return {name for text in _texts(settings) for name in _VARIABLE.findall(text)}
+
+
 def add_secrets_of(settings: Any) -> None:
     """Add the secrets in `settings`: credentials in URLs, and all values below `environment`."""
     if isinstance(settings, dict):

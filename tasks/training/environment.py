@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.system.compiler_flags import flags_added, flags_around
+from trnflow.tasks.system.compiler_flags import NEURON_COMPILER, flags_added, flags_around
 from trnflow.tasks.system.devices import THREAD_VARIABLES, device_kind
 from trnflow.tasks.system.gpus import WSL
 from trnflow.tasks.training.config import TrainConfig, ranks
@@ -56,7 +56,7 @@ def environ(config: TrainConfig) -> dict[str, str]:
         return {**variables, **memory, "GOMP_SPINCOUNT": "1000", "USE_TORCH_XLA": "0"}
     variables |= flags_added("NEURON_CC_FLAGS" if config.device == "neuron" else "XLA_FLAGS", config.compiler_flags)
     if config.device == "neuron":
-        variables |= {"PJRT_DEVICE": "NEURON", "MALLOC_ARENA_MAX": "64"}
+        variables |= {"PJRT_DEVICE": "NEURON", **NEURON_COMPILER}
         if config.stochastic_rounding:
             # the device rounds every fp32 cast at random and does not report its bits: a resumed run differs in last
             # bits (AWS Neuron, PyTorch environment variables; never run)

@@ -33,7 +33,9 @@ class Page:
         """The result of a command of the protocol; events that come meanwhile are noted."""
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        end = time.monotonic() + PATIENCE
         while True:
+            assert time.monotonic() < end, f"the browser does not answer {method}"
             message = json.loads(self._socket.recv(timeout=PATIENCE))
             if message.get("method") == "Network.requestWillBeSent":
                 self.requests.append(message["params"]["request"]["url"])
@@ -78,7 +80,15 @@ def browser_at(url: str, folder: Path, *options: str) -> Iterator[Page]:
                 page.call("Page.navigate", url=url)
                 yield page
         finally:
-            process.terminate()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:  # a page that computes keeps it from ending
+        process.kill()
 
 
 def _debugger(file: Path) -> str:

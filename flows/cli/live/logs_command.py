@@ -14,15 +14,13 @@ from trnflow.flows.cli.live.status_command import leases_of_stages
 from trnflow.flows.cli.output import emit_json
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.events import is_written, log_file, run_folder
-from trnflow.tasks.events.segments import COPY_SECONDS, CopiedLogs
-from trnflow.tasks.store import Store, made_store
-from trnflow.tasks.store.lease import live_leases
+from trnflow.tasks.events import run_folder
+from trnflow.tasks.events.following import LOOK_SECONDS, Follower
+from trnflow.tasks.events.log_copy import COPY_SECONDS
+from trnflow.tasks.store import made_store
 from trnflow.tasks.store.model_names import find_run
 from trnflow.tasks.system.redaction import scrub
-from trnflow.tasks.system.terminal import printable
-
-PAUSE_SECONDS = 0.5
+from trnflow.tasks.system.terminal import one_line, printable
 
 
 class Log(NamedTuple):
@@ -40,38 +38,39 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def logs(options: Namespace) -> int:
     """Print the logs of a run, oldest first; with --follow until the run ends. Of a run of another machine they are the
-    store's copy. Raises ConfigError."""
+    store's copy. Raises ConfigError, StoreError."""
     store = made_store(options.store)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
     run = find_run(store, model_name(options.run), {*running, *_logged(store.home), *store.backend.folders("logs")})
-    copy = None if log_file(store.home, run).exists() else CopiedLogs(store.backend, run)
+    follower = Follower(store, run)
     if options.json:
+        follower.look()
+        logged = {log.file.stem: scrub(_text(log.file, 0, whole=True)) for log in logs_of(store.home, run)}
+        copied = {attempt: text.decode("utf-8", "replace") for attempt, text in follower.printed.items()}
         texts = [
-            {"stage": log.stage, "text": _as_utf8(scrub(_text(log.file, 0, whole=True)))}
-            for log in logs_of(store.home, run)
-        ]
-        copied = copy.logs() if copy else {}
-        texts += [
-            {"stage": _stage(run, attempt), "text": text.decode("utf-8", "replace")} for attempt, text in copied.items()
+            {"stage": stage_of(run, attempt), "text": _as_utf8(text)} for attempt, text in {**copied, **logged}.items()
         ]
         emit_json({"schema": 1, "run": run, "logs": texts})
         return 0
     printed: dict[Path, int] = {}
     shown: set[str] = set()
     while True:
-        ended = not options.follow or _has_ended(store, run, copy)
-        for log in logs_of(store.home, run):
+        follower.look()
+        ended = not options.follow or follower.is_over
+        here = logs_of(store.home, run)
+        for log in here:
             _print_new(log, printed, whole=ended)
-        if copy is not None:
-            _print_copied(copy.logs(), run, shown)
+        _print_copied(
+            {name: text for name, text in follower.printed.items() if name not in map(_attempt, here)}, run, shown
+        )
         if ended:
             break
-        time.sleep(PAUSE_SECONDS if copy is None else COPY_SECONDS)
+        time.sleep(LOOK_SECONDS if follower.is_here else COPY_SECONDS)
     if not printed and not shown and not options.follow:
         raise ConfigError(
             f"there is no log of the run {run} in {run_folder(store.home, run)}, nor in the store",
-            "a run whose stages all hit has none; 1 GB of logs is kept on the machine that ran the stages, and the ends of long "
-            "ones in the store",
+            "a run whose stages all hit has none; 1 GB of logs is kept on the machine that ran the stages, and of each its "
+            "beginning and end in the store",
         )
     return 0
 
@@ -79,23 +78,21 @@ def logs(options: Namespace) -> int:
 def logs_of(home: Path, run: str) -> list[Log]:
     """Return a run's logs on this machine, the least recently written first."""
     found = [(file.stat().st_mtime, file) for file in run_folder(home, run).glob(f"{run}-*.log")]
-    return [Log(file, _stage(run, file.stem)) for _, file in sorted(found)]
+    return [Log(file, stage_of(run, file.stem)) for _, file in sorted(found)]
 
 
-def _stage(run: str, attempt: str) -> str:
+def stage_of(run: str, attempt: str) -> str:
+    """Return the stage of an attempt of a run."""
     return attempt.removeprefix(f"{run}-").partition("-")[0]
+
+
+def _attempt(log: Log) -> str:
+    return log.file.stem
 
 
 def _logged(home: Path) -> set[str]:
     """Return the ids of the runs with logs here, such as previews, which are not on record."""
     return {file.parent.name for file in (home / "runs").glob("*/*.log")}
-
-
-def _has_ended(store: Store, run: str, copy: CopiedLogs | None) -> bool:
-    """Return whether a run is on record, or nobody writes its log; of another machine, whether it has ended or is silent."""
-    if copy is None:
-        return store.run(run) is not None or not is_written(log_file(store.home, run))
-    return copy.is_over() and not any(holder.run == run for _, holder, _ in live_leases(store.backend))
 
 
 def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
@@ -114,9 +111,10 @@ def _print_copied(added: Mapping[str, bytes], run: str, shown: set[str]) -> None
     """Print what was added to the copies of logs. shown: the attempts that have their line."""
     for attempt, text in added.items():
         if attempt not in shown:
-            sys.stdout.write(f"== {_stage(run, attempt)} ==\n")
+            sys.stdout.write(f"== {one_line(stage_of(run, attempt))} ==\n")
         shown.add(attempt)
-        sys.stdout.write(printable(text.decode("utf-8", "replace").replace("\r\n", "\n")))
+        lines = printable(text.decode("utf-8", "replace").replace("\r\n", "\n"))
+        sys.stdout.write(lines if lines.endswith("\n") else f"{lines}\n")
     sys.stdout.flush()
 
 

@@ -14,10 +14,10 @@ from trnflow.flows.cli.output import emit, say
 from trnflow.flows.display import report
 from trnflow.flows.runner.mlflow_log import ON_RECORD
 from trnflow.tasks.documents import Counted
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.events import RunState, fold, is_killed, log_file, logged_runs, read_log
-from trnflow.tasks.events.retention import PREVIEW
-from trnflow.tasks.events.segments import CopiedLogs
+from trnflow.tasks.events.log_copy import CopiedLogs
+from trnflow.tasks.events.retention import PREVIEW, written_runs
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub
@@ -49,13 +49,15 @@ NOWHERE = Counted(step=None, of=None, unit=None, eta=None)
 def list_runs(store: Store) -> list[ListedRun]:
     """Return all runs, in the order of `runs`."""
     now = running(store)  # first: a run that ends meanwhile is then on record
-    past = store.run_ids()
     newest = {one["run"]: one for one in now if not one["run"].endswith(PREVIEW)}
+    copied = list(copied_runs(store, {*store.run_ids(), *newest, *written_runs(store.home)}))
+    past = store.run_ids()
     live = [_live(one) for run, one in newest.items() if run not in past]
     ended: list[ListedRun] = [{**run_summary(run, store.run(run) or {}), "stage": None, **NOWHERE} for run in past]
     ended += [logged_summary(state) for state in killed_runs(store, {*past, *newest})]
-    for state in copied_runs(store, {*past, *newest, *logged_runs(store.home)}):
-        (live if state.outcome == "running" else ended).append(logged_summary(state))
+    for state in copied:
+        if state.run not in past:
+            (live if state.outcome == "running" else ended).append(logged_summary(state))
     return _newest_first(live) + _newest_first(ended)
 
 
@@ -82,16 +84,17 @@ def killed_runs(store: Store, known: set[str]) -> Iterator[RunState]:
 
 def copied_runs(store: Store, known: set[str]) -> Iterator[RunState]:
     """Yield the runs of other machines that are not on record, by the store's copy of their logs: in progress, or killed."""
-    for run in set(store.backend.folders("logs")) - known:
+    for run in sorted({*store.backend.folders("logs")} - known):
         copy, state = CopiedLogs(store.backend, run), RunState()
         try:
-            fold(copy.events(), state)
-        except ConfigError as error:
+            # else it has ended, and is of a kind without a record
+            if fold(copy.tail()).ended is None:
+                fold(copy.events(), state)
+        except (ConfigError, StoreError) as error:
             say(error)
             continue
-        if state.outcome == "running" and copy.is_silent:
-            state.outcome = "killed"
-        if state.outcome in ("running", "killed"):
+        if state.run == run:
+            state.outcome = "killed" if copy.is_silent else "running"
             yield state
 
 

@@ -4,28 +4,26 @@ nor MLflow is asked."""
 from __future__ import annotations
 
 import contextlib
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command
-from trnflow.flows.cli.output import emit, say
+from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress, clock_face
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import Counted, Journal
-from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.events import RunState, fold, is_written, log_file, logged_runs, read_tail
-from trnflow.tasks.events.reading import follow as follow_file
-from trnflow.tasks.events.segments import COPY_SECONDS, CopiedLogs
+from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.events import fold, log_file, read_tail
+from trnflow.tasks.events.following import Follower
+from trnflow.tasks.events.log_copy import CopiedLogs
+from trnflow.tasks.events.retention import PREVIEW, written_runs
 from trnflow.tasks.events.state import present
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.lease import Holder, live_leases
 from trnflow.tasks.store.model_names import find_run
-
-LOOK_SECONDS = 0.5
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
@@ -37,38 +35,38 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 
 def status(options: Namespace) -> int:
-    """Print a line for each stage that runs now; with --follow the progress of a run, by default the newest, until it ends,
-    and then 0 if it completed, else 1. Raises ConfigError."""
+    """Print a line for each stage that runs now; with --follow the progress of a run, by default the newest in progress, until
+    it ends, and then 0 if it completed, else 1. Raises ConfigError."""
     store = made_store(options.store)
     stages = running(store)
-    if options.run or options.follow:
-        known = {one["run"] for one in stages} | {*logged_runs(store.home), *store.backend.folders("logs")}
-        run = find_run(store, model_name(options.run or "last"), known)
-        if options.follow:
-            return follow(store, run)
+    live = [one["run"] for one in stages if not one["run"].endswith(PREVIEW)]
+    if options.run:
+        known = {*live, *written_runs(store.home), *store.backend.folders("logs")}
+        run = find_run(store, model_name(options.run), known)
         stages = [one for one in stages if one["run"] == run]
+    elif options.follow:
+        if not live:
+            raise ConfigError("no run is in progress", "name one: `trnflow runs` lists them")
+        run = max(live)
+    if options.follow:
+        return follow(store, run, options)
     rows = [("run", "recipe", "stage", "progress", "left", "host", "pid", "since"), *map(_row, stages)]
-    emit(options, {"runs": stages}, *(report.aligned(rows) if stages else ["nothing runs"]))
+    nothing = f"no stage of {run} runs now" if options.run else "nothing runs"
+    emit(options, {"runs": stages}, *(report.aligned(rows) if stages else [nothing]))
     return 0
 
 
-def follow(store: Store, run: str) -> int:
-    """Show the progress of a run until it ends or is silent; return 0 if it completed, else 1."""
-    file, copy, offset, state = log_file(store.home, run), CopiedLogs(store.backend, run), 0, RunState()
-    is_here = file.exists()
+def follow(store: Store, run: str, options: Namespace) -> int:
+    """Show the progress of a run until it ends or is silent; return 0 if it completed, else 1. Raises ConfigError, StoreError."""
+    follower = Follower(store, run)
     with Progress() as view:
-        while True:
-            is_over = not is_written(file) if is_here else copy.is_over()
-            events, offset = follow_file(file, offset) if is_here else (copy.events(), 0)
-            for event in events:
-                state.take(event)
-                view.read(event, state)
-            if is_over and not events:
-                break
-            time.sleep(0.0 if is_over else LOOK_SECONDS if is_here else COPY_SECONDS)
-    outcome = "killed" if state.outcome == "running" else state.outcome
-    say(f"run {run}: {outcome}", *([] if state.error is None else [f"{state.error['message']}", state.error["fix"]]))
-    return int(outcome != "completed")
+        for event in follower.events():
+            view.read(event, follower.state)
+    error = follower.state.error
+    document = {"run": run, "outcome": follower.outcome, "error": error}
+    why = [] if error is None else [f"error: {error['message']}", f"  fix: {error['fix']}"]
+    emit(options, document, f"run {run}: {follower.outcome}", *why)
+    return int(follower.outcome != "completed")
 
 
 class RunningStage(Counted):
@@ -114,7 +112,7 @@ def leases_of_stages(store: Store, *, silent: bool = False) -> Iterator[tuple[Ho
 def _logged_progress(store: Store, run: str, stage: str) -> Counted | None:
     """Return the progress of a stage by the event log of its run, or None."""
     file = log_file(store.home, run)
-    with contextlib.suppress(ConfigError):  # of a later version
+    with contextlib.suppress(ConfigError, StoreError):  # of a later version; a copy that can't be read
         state = read_tail(file) if file.exists() else fold(CopiedLogs(store.backend, run).tail())
         at = state.stages.get(stage)
         return at.counted(present()) if at and at.total else None

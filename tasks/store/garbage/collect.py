@@ -153,7 +153,9 @@ class _Collector:
     def _view(self) -> View:
         # The trash is listed first: a file that is moved back in the meantime is then listed twice and not missed.
         trashed = read_trash(self._backend.entries(TRASH))
-        present = {entry.name: entry for kind in (*KINDS, "roots", "leases") for entry in self._backend.entries(kind)}
+        present = {
+            entry.name: entry for kind in (*KINDS, "roots", "leases", "jobs") for entry in self._backend.entries(kind)
+        }
         for name in present:
             trashed.pop(name, None)
         where = trashed | present

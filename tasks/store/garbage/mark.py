@@ -10,6 +10,7 @@ and a read of each document.
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 from collections import defaultdict
@@ -27,6 +28,9 @@ from trnflow.tasks.system.process import is_running
 
 KINDS = ("records", "attempts", "runs", "logs", "partial", "blobs")
 """The kinds of files that are collected, in this order: a record is removed before its blobs, and brought back after them."""
+
+ORDER = "/order.json"
+"""The end of the name of a job's document."""
 
 LEASE_SECONDS = 600.0
 """A lease protects its key for at least this many seconds after its last heartbeat, even if the grace period is
@@ -132,6 +136,9 @@ class _Marker:
             self._root(name, named)
         for name in roots:  # also those that keep themselves alone, and those of later versions
             self._keep(name, "roots")
+        for name in self._view.below("jobs"):
+            if name.endswith(ORDER) and f"{name.removesuffix(ORDER)}/result.json" not in self._view:
+                self._follow(self._document(name), "jobs")
         for name in self._kept_runs():
             self._run(name, "runs")
         for name in self._view.below("leases"):
@@ -144,6 +151,12 @@ class _Marker:
         for name in self._view.below("records"):
             if self._is_young(name):
                 self._key(document_name(name), "young")
+        for names in self._view.logs.values():
+            ages = [self._age(name) for name in names if name in self._view.present]
+            # of a run in progress: readers go on from the first file
+            if min(ages, default=math.inf) < max(self._policy.grace, LEASE_SECONDS):
+                for name in names:
+                    self._keep(name, "young")
         for name in self._view.present:
             if self._is_young(name):
                 self._young(name)
@@ -221,9 +234,6 @@ class _Marker:
             for other in self._view.by_key[name.split("/")[1]]:
                 if other.startswith("partial/"):
                     self._keep(other, "young")
-        elif name.startswith("logs/"):  # of a run in progress
-            for other in self._view.logs[name.split("/")[1]]:
-                self._keep(other, "young")
 
     # The files that roots lead to
 

@@ -19,7 +19,7 @@ from tests.conftest import PROJECT
 from tests.helpers.command_line import Shell
 from tests.helpers.s3_server import s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.waiting import wait_for as until
-from trnflow.tasks.events import log_file, read_log, segments
+from trnflow.tasks.events import log_copy, log_file, read_log
 from trnflow.tasks.store import Store
 
 RUN = "20260101T000000Z-abc123"
@@ -97,7 +97,7 @@ def test_status_runs_and_logs_show_it_until_it_ends(there: There, here: Shell, t
     for follower in followers:
         follower.join(120)
     assert shown["logs"].stdout.splitlines() == ["== wait_for ==", "a line of the stage", "the last line"]
-    assert "wait_for ..." in shown["status"].stderr and f"run {RUN}: completed" in shown["status"].stderr
+    assert "wait_for ..." in shown["status"].stderr and shown["status"].stdout == f"run {RUN}: completed\n"
     assert here("logs", RUN).stdout == shown["logs"].stdout
     (log,) = here.json("logs", RUN)["logs"]
     assert log == {"stage": "wait_for", "text": "a line of the stage\nthe last line\n"}
@@ -115,7 +115,7 @@ def test_a_run_that_is_killed_there_is_killed_here(
     (one,) = here.json("runs")["runs"]
     assert one["outcome"] == "running", "its last sign is recent"
     # three minutes later
-    monkeypatch.setattr(segments, "SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(log_copy, "SILENT_SECONDS", -1.0)
     from trnflow.flows.cli.live.runs_command import copied_runs, logged_summary
 
     (state,) = copied_runs(store, set())

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.stores import new_store
 from trnflow.tasks.errors import StoreError
-from trnflow.tasks.events import log_file, segments
-from trnflow.tasks.events.segments import CopiedLogs, LogCopy, copying
+from trnflow.tasks.events import log_copy, log_file
+from trnflow.tasks.events.log_copy import EVENTS, CopiedLogs, LogCopy, copying
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.mark import Policy
@@ -46,8 +46,9 @@ def stage_log(store: Store) -> Path:
 @given(STEPS)
 def test_a_reader_gets_each_line_once(tmp_path_factory: pytest.TempPathFactory, steps: list[int | str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "SEGMENT_BYTES", 32)
-        patch.setattr(segments, "KEPT_SEGMENTS", 10_000)
+        patch.setattr(log_copy, "PIECE_BYTES", 32)
+        patch.setattr(log_copy, "KEPT_PIECES", 10_000)
+        patch.setattr(log_copy, "PRINTED_EVERY", 1)
         store = new_store(tmp_path_factory.mktemp("store"))
         copy, reader = LogCopy(store.backend, store.home, RUN), CopiedLogs(store.backend, RUN)
         file, got = stage_log(store), b""
@@ -68,45 +69,79 @@ def test_a_reader_gets_each_line_once(tmp_path_factory: pytest.TempPathFactory, 
             elif what == "end of line":
                 write(file, b"\n")
             elif what == "read":
-                got += b"".join(reader.logs().values())
+                got += reader.new().get(ATTEMPT, b"")
             else:
                 wrong = {"copy": replace, "copy that fails": fails}.get(what, is_lost)
                 patch.setattr(store.backend, "replace", wrong)
                 copy.copy()
                 patch.setattr(store.backend, "replace", replace)
             assert file.read_bytes().startswith(got)
-        copy.copy(whole=True)
-        got += b"".join(reader.logs().values())
-        assert got == file.read_bytes() == b"".join(CopiedLogs(store.backend, RUN).logs().values())
+        copy.finish()
+        got += reader.new().get(ATTEMPT, b"")
+        assert got == file.read_bytes() == CopiedLogs(store.backend, RUN).new().get(ATTEMPT, b"")
 
 
 def test_a_long_log_is_a_few_files_of_which_the_first_and_the_last_stay(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(log_copy, "PIECE_BYTES", 100)
     write(log_file(store.home, RUN), b"".join(b'{"n": %d}\n' % number for number in range(1000)))
     write(stage_log(store), b"".join(b"line %04d\n" % number for number in range(1000)))
-    LogCopy(store.backend, store.home, RUN).copy()
-    names = store.backend.names(f"logs/{RUN}/{ATTEMPT}")
-    assert [int(name.rpartition("/")[2].removesuffix(".log")) for name in names] == sorted(
-        [0, *range(92, 100)], key=str
-    )
-    (text,) = CopiedLogs(store.backend, RUN).logs().values()
-    assert text.startswith(b"line 0000\n") and text.endswith(b"line 0998\nline 0999\n") and len(text) == 900
+    written = []
+    replace = store.backend.replace
+
+    def count(name: str, data: bytes, *, durable: bool = True) -> None:
+        written.append(name)
+        replace(name, data, durable=durable)
+
+    monkeypatch.setattr(store.backend, "replace", count)
+    LogCopy(store.backend, store.home, RUN).finish()
+    numbers = sorted(int(Path(name).stem) for name in store.backend.names(f"logs/{RUN}/{ATTEMPT}"))
+    assert numbers[0] == 0 and len(numbers) <= 9 and numbers[1:] == [*range(numbers[1], numbers[1] + 8)]
+    assert len([name for name in written if ATTEMPT in name]) < 15, "what would be removed is not written first"
+    text = CopiedLogs(store.backend, RUN).new()[ATTEMPT]
+    assert text.startswith(b"line 0000\n") and text.endswith(b"line 0998\nline 0999\n") and b"\n(...)\nline" in text
     assert len(CopiedLogs(store.backend, RUN).events()) == 1000, "of events all stay"
 
 
-def test_a_copy_has_no_secrets(store: Store) -> None:
-    add_secret("pa55word-of-test-segments")
-    write(stage_log(store), b"token pa55word-of-test-segments\nhttps://ann:hunter2@host.example/\nnot UTF-8: \xff\n")
+def test_a_line_without_end_is_left_out_and_a_progress_bar_is_not(store: Store) -> None:
+    write(
+        stage_log(store), b"one\n" + b"x" * ((1 << 20) + 100) + b"\ntwo\n" + b"\r".join(b"%d%%" % n for n in range(100))
+    )
     LogCopy(store.backend, store.home, RUN).copy()
-    (text,) = CopiedLogs(store.backend, RUN).logs().values()
+    text = CopiedLogs(store.backend, RUN).new()[ATTEMPT]
+    assert text.startswith(b"one\n(a line of more than 1 MiB") and b"xx" not in text[:200]
+    assert b"\ntwo\n0%\r1%\r" in text and text.endswith(b"98%\r")
+
+
+def test_the_runs_end_comes_last_and_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_copy, "AGAIN_SECONDS", 0.0)
+    write(log_file(store.home, RUN), b'{"n": 0}\n')
+    write(stage_log(store), b"the last words")
+    replace, failures = store.backend.replace, iter([True, False, True, False])
+
+    def fails_at_first(name: str, data: bytes, *, durable: bool = True) -> None:
+        if next(failures):
+            raise StoreError("503")
+        assert name.endswith(".log") or store.backend.names(f"logs/{RUN}/{ATTEMPT}")
+        replace(name, data, durable=durable)
+
+    monkeypatch.setattr(store.backend, "replace", fails_at_first)
+    LogCopy(store.backend, store.home, RUN).finish()
+    assert CopiedLogs(store.backend, RUN).new() == {ATTEMPT: b"the last words", EVENTS: b'{"n": 0}\n'}
+
+
+def test_a_copy_has_no_secrets(store: Store) -> None:
+    add_secret("pa55word-of-test-log_copy")
+    write(stage_log(store), b"token pa55word-of-test-log_copy\nhttps://ann:hunter2@host.example/\nnot UTF-8: \xff\n")
+    LogCopy(store.backend, store.home, RUN).copy()
+    text = CopiedLogs(store.backend, RUN).new()[ATTEMPT]
     assert text == b"token ***\nhttps://***@host.example/\nnot UTF-8: \xff\n"
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(segments, "COPY_SECONDS", 0.01)
+    monkeypatch.setattr(log_copy, "COPY_SECONDS", 0.01)
     yield
 
 
@@ -121,20 +156,18 @@ def test_a_thread_copies_until_the_end_and_a_sign_of_life_replaces_news(
         until = time.monotonic() + 30
         while not reader.events() and time.monotonic() < until:
             time.sleep(0.01)
-        assert not reader.is_silent and not reader.is_over()
+        assert not reader.is_silent
         os.utime(store.backend.local / name, (1, 1))  # type: ignore[operator]
-        monkeypatch.setattr(segments, "SIGN_SECONDS", 0.1)
+        monkeypatch.setattr(log_copy, "SIGN_SECONDS", 0.1)
         while store.backend.entries(name.rpartition("/")[0])[0].time < 2 and time.monotonic() < until:
             time.sleep(0.01)
         assert store.backend.entries(f"logs/{RUN}")[0].time > 2
         write(log_file(store.home, RUN), b"the last words")
     assert store.backend.read(name).endswith(b"the last words"), "once more at the end"
-    monkeypatch.setattr(segments, "SILENT_SECONDS", -1.0)
-    assert reader.is_over()
 
 
-def test_gc_keeps_all_segments_of_a_run_in_progress(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 10)
+def test_gc_keeps_all_log_copy_of_a_run_in_progress(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_copy, "PIECE_BYTES", 10)
     write(log_file(store.home, RUN), b"12345678\n" * 3)
     LogCopy(store.backend, store.home, RUN).copy()
     first, *others = store.backend.names(f"logs/{RUN}")

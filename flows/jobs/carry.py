@@ -1,0 +1,207 @@
+"""Put into the store what a job reads beside artifacts: a recipe's folder, with own code and models, and this program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import trnflow
+from trnflow.flows.recipes import recipe as recipes
+from trnflow.flows.recipes.files import conf_folder
+from trnflow.flows.recipes.recipe import Recipe
+from trnflow.flows.runner.own_code import own_code
+from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.errors import CodeError, ConfigError
+from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.sources.model_source import GENERATION, TOKENIZER_FILES, WEIGHT_ENDS, model_source
+from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.redaction import hide_secrets
+
+RECIPE, CODE = "job recipe", "job code"
+"""Kinds of artifacts."""
+FILE, ARCHIVE = "recipe.yaml", "code.tar"
+GIVEN = "given"
+"""Stands for the rows' source in a job, to which the rows are given."""
+_HERE = ("tracking", "sweep", "promote", "checks", "run", "store", "task_runner")
+"""Sections that no stage of a job reads."""
+_OF_ROWS = ("data.make", "own.identity")
+
+
+def carry_recipe(recipe: Recipe, store: Store, resolver: Resolver) -> str:
+    """Return the digest of the artifact with a recipe's folder: FILE, and what it names. Raises ConfigError, CodeError for what
+    can't be carried."""
+    with tempfile.TemporaryDirectory(dir=_aside(store)) as place:
+        folder = Path(place) / "recipe"
+        folder.mkdir()
+        settings = _settings(recipe)
+        parts = _own_code(recipe, settings, store, resolver, folder)
+        _model(recipe, settings, resolver, folder)
+        document = {"extends": parts, **settings} if parts else settings
+        (folder / FILE).write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
+        # what can't be read there is found out here
+        recipes.load(str(folder / FILE))
+        return store.ingest(folder, RECIPE, {}, cache=False).digest
+
+
+def carry_code(store: Store) -> str:
+    """Return the digest of the artifact with this program's files, as a wheel holds them, in ARCHIVE."""
+    with tempfile.TemporaryDirectory(dir=_aside(store)) as place:
+        folder = Path(place) / "code"
+        folder.mkdir()
+        write_archive(folder / ARCHIVE)
+        return store.ingest(folder, CODE, {}, cache=False).digest
+
+
+def write_archive(file: Path) -> None:
+    """Write this program's files to an archive: the same files give the same bytes."""
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, path in sorted(program_files()):
+            # without times and owners
+            entry = tarfile.TarInfo(name)
+            entry.size = path.stat().st_size
+            with path.open("rb") as text:
+                archive.addfile(entry, text)
+
+
+def has_code(code: Artifact) -> bool:
+    """Return whether this program's files are those of an artifact that `carry_code` made."""
+    with tempfile.TemporaryDirectory() as place:
+        write_archive(Path(place) / ARCHIVE)
+        return [file.digest for file in code.files] == [sha256_file(Path(place) / ARCHIVE)]
+
+
+def program_files() -> Iterator[tuple[str, Path]]:
+    """Yield (name in a wheel, file) of this program."""
+    assert trnflow.__file__
+    package = Path(trnflow.__file__).parent
+    places = [(package, "trnflow"), (conf_folder(), "trnflow/flows/conf")]
+    for top, prefix in places:
+        for inside, folders, files in os.walk(top, followlinks=True):
+            folders[:] = [name for name in folders if name != "__pycache__" and Path(inside) / name != conf_folder()]
+            for name in files:
+                if not name.endswith(".pyc"):
+                    file = Path(inside) / name
+                    yield f"{prefix}/{file.relative_to(top).as_posix()}", file
+
+
+def unpack_code(archive: Path, folder: Path) -> None:
+    """Write the files of an ARCHIVE below a folder."""
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+
+
+def _aside(store: Store) -> Path:
+    """Return a folder on the store's disk, or on the home's: from there files are moved."""
+    folder = store.home / "work"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _settings(recipe: Recipe) -> Meta:
+    """Return the settings that a job reads, without rows' sources. Raises ConfigError for a secret."""
+    settings = recipe.model_dump(mode="json")
+    for section in _HERE:
+        settings.pop(section)
+    settings["tracking"] = {"enabled": False}
+    settings["launch"] |= {"kind": "local"}
+    settings["own"] |= {"identity": None}
+    rows = settings["data"]
+    for source in rows["mix"].values() if rows["mix"] else [rows]:
+        source |= dict.fromkeys(("name", "revision", "format")) | {"source": GIVEN, "splits": {}}
+    rows |= {"make": None, "version": None}
+    if rows["mix"]:
+        rows["source"] = None
+    _refuse_secrets(settings, hide_secrets(settings), ())
+    return {name: value for name, value in settings.items() if value not in ({}, [])}
+
+
+def _refuse_secrets(value: Any, shown: Any, path: tuple[str, ...]) -> None:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_secrets(inner, shown[name], (*path, name))
+    elif value != shown:
+        raise ConfigError(
+            f"{'.'.join(path)} may be a secret, and whoever reads the store would see it in the job's recipe",
+            "write ${NAME} in its place, and set NAME on the machine that runs the job",
+        )
+
+
+def _own_code(recipe: Recipe, settings: Meta, store: Store, resolver: Resolver, folder: Path) -> list[str]:
+    """Write the modules of own code, move the settings that name them to recipes beside them, and return these recipes."""
+    moved: dict[str, Meta] = {}
+    numbers: dict[Path, int] = {}
+    for hook, (_, place) in recipe.hooks.items():
+        code = own_code(recipe, hook) if place is not None and hook not in _OF_ROWS else None
+        if code is None or place is None:
+            continue
+        source = code.find(store, resolver)
+        # modules of one name may lie in two folders: each folder gets one of its own
+        top = Path(source.location["search"][0])
+        below = folder / str(numbers.setdefault(top, len(numbers)))
+        for name, file in source.location["files"].items():
+            _copy(_module(name, Path(file), top), below / Path(file).relative_to(top))
+        part = (below / place.resolve().relative_to(top)).relative_to(folder) / "own.yaml"
+        section, setting = hook.split(".")[:2]
+        if setting in settings[section]:
+            moved.setdefault(part.as_posix(), {}).setdefault(section, {})[setting] = settings[section].pop(setting)
+    _own_files(recipe, settings, moved, folder)
+    for name, document in moved.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
+    return sorted(moved)
+
+
+def _module(name: str, file: Path, top: Path) -> Path:
+    if not file.is_relative_to(top) or file.suffix != ".py":
+        raise CodeError(
+            f"{name} is {file}: a job carries .py files from the folder in which a recipe's functions are found ({top})",
+            "put it there, or install it as a package on both machines",
+        )
+    return file
+
+
+def _own_files(recipe: Recipe, settings: Meta, moved: dict[str, Meta], folder: Path) -> None:
+    """Copy what `own.files` names to the first part's folder."""
+    files = settings["own"].pop("files")
+    if files and moved:
+        part = next(iter(moved))
+        moved[part].setdefault("own", {})["files"] = files
+        for name, file in recipe.own_files.items():
+            _copy(file, (folder / part).parent / name)
+
+
+def _model(recipe: Recipe, settings: Meta, resolver: Resolver, folder: Path) -> None:
+    """Pin a hub model's commit; write the files of a model folder."""
+    if recipe.model.source is None and recipe.model.tokenizer is None:
+        return
+    source = resolver.ask_once(model_source, recipe.model)
+    for part, setting in (("model", "source"), ("tokenizer", "tokenizer")):
+        location = source.location[part] if getattr(recipe.model, setting) else None
+        if location and "folder" in location:
+            settings["model"][setting] = f"./{part}"
+            for name in _model_files(Path(location["folder"])):
+                (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
+                # what a link leads to is copied into the store, a file would be moved
+                os.symlink(Path(location["folder"]) / name, folder / part / name)
+        elif location and setting == "source":
+            settings["model"] |= {"source": location["repo"], "revision": location["commit"]}
+
+
+def _model_files(folder: Path) -> list[str]:
+    """Return the files of a model's folder that stages read."""
+    names = sorted(os.listdir(folder))
+    read = [name for name in names if name in (GENERATION, *TOKENIZER_FILES) or name.endswith((".json", *WEIGHT_ENDS))]
+    return read + [f"{name}/config.json" for name in names if (folder / name / "config.json").is_file()]
+
+
+def _copy(file: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, to)

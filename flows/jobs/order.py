@@ -1,0 +1,148 @@
+"""The order of a job: a document in the store that says which stages another machine is to run.
+
+<root>/jobs/<id>/order.json    the document, created once; the id is the first digits of its digest
+<root>/jobs/<id>/runs/<run>    a run of it: {run, host, begun}
+<root>/jobs/<id>/result.json   how the last run of it ended
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict, cast
+
+from trnflow.flows.jobs.carry import carry_code, carry_recipe
+from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.plan import Plan
+from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.keys.canonical_json import canonical
+from trnflow.tasks.keys.hash_cache import sha256_bytes
+from trnflow.tasks.keys.key_document import stage_closure
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.json_objects import misfit, read_object
+from trnflow.tasks.system.redaction import hide_secrets, variables_in
+
+SCHEMA = 1
+ID_DIGITS = 12
+URI = re.compile(r"(?P<root>.+)#(?P<digits>[0-9a-f]{64})")
+
+
+class Named(TypedDict):
+    """An artifact, in the field by which garbage collection finds it."""
+
+    artifact: str
+
+
+class Given(Named):
+    stage: str
+
+
+class Order(TypedDict):
+    """What a job runs.
+
+    Fields:
+        name: Of the recipe.
+        recipe, code: What `carry` makes.
+        until: The last stage.
+        given: The artifacts that stand for the stages before.
+        force: Stages to run although the store has their results.
+        libraries: {distribution that the stages import: its version where the order was written}.
+        environment: Variables that must be set where it runs.
+    """
+
+    schema: int
+    name: str
+    recipe: Named
+    code: Named
+    until: str
+    given: list[Given]
+    force: list[str]
+    libraries: dict[str, str]
+    environment: list[str]
+
+
+class JobUri(NamedTuple):
+    """What names a job on a command line: the store's root, and the digest of the order."""
+
+    root: str
+    digits: str
+
+    @property
+    def id(self) -> str:
+        return self.digits[:ID_DIGITS]
+
+    def __str__(self) -> str:
+        return f"{self.root}#{self.digits}"
+
+
+def parse_uri(text: str) -> JobUri:
+    """Return the parts of `ROOT#DIGEST`. Raises ConfigError."""
+    if match := URI.fullmatch(text):
+        return JobUri(match["root"], match["digits"])
+    raise ConfigError(
+        f"{hide_secrets(text)} is no job: ROOT#DIGEST, with 64 digits",
+        "take the line that `trnflow run --detach` prints",
+    )
+
+
+def write_order(context: RunContext, plan: Plan, given: Collection[str], until: str, force: frozenset[str]) -> JobUri:
+    """Write the order for the stages behind those that are given, up to a stage. The same order has the same name.
+
+    given: stages whose results the plan found.
+
+    Raises:
+        ConfigError, CodeError: Something can't be carried.
+        StoreError: The store can't be written.
+    """
+    store, recipe = context.store, context.recipe
+    libraries: dict[str, str] = {}
+    for step in plan.steps.values():
+        if step.name not in given:
+            libraries |= stage_closure(step.node.stage, store.memo).env
+    order = Order(
+        schema=SCHEMA,
+        name=recipe.name,
+        recipe={"artifact": carry_recipe(recipe, store, context.resolver)},
+        code={"artifact": carry_code(store)},
+        until=until,
+        given=[{"stage": name, "artifact": plan.artifact(name).digest} for name in sorted(given)],
+        force=sorted(force),
+        libraries=libraries,
+        environment=sorted(variables_in(recipe.launch.model_dump())),
+    )  # fmt: skip
+    text = canonical(cast(Any, order)).encode()
+    root = store.root if "://" in store.root else str(Path(store.root).absolute())
+    uri = JobUri(root, sha256_bytes(text).removeprefix("sha256:"))
+    if not store.backend.create(order_file(uri.id), text) and store.backend.read(order_file(uri.id)) != text:
+        raise StoreError(
+            f"the job {uri.id} in the store is another one", "remove its folder below jobs/, and run again"
+        )
+    return uri
+
+
+def read_order(store: Store, uri: JobUri) -> Order:
+    """Return the order of a job. Raises ConfigError if there is none, or the document is not what its digest says."""
+    try:
+        text = store.backend.read(order_file(uri.id))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no job {uri.id} in the store {hide_secrets(uri.root)}", "check the address"
+        ) from None
+    if sha256_bytes(text) != f"sha256:{uri.digits}":
+        raise ConfigError(
+            f"job {uri.id}: the document is not what its digest says", "order it anew: somebody changed it"
+        )
+    document = read_object(text)
+    if document.get("schema") != SCHEMA:
+        raise ConfigError(
+            f"job {uri.id} is of the schema {document.get('schema')}, and this trnflow reads {SCHEMA}",
+            "install the version that wrote it",
+        )
+    if wrong := misfit(document, Order):
+        raise ConfigError(f"job {uri.id}: the order is not of its shape: {wrong}", "order it anew")
+    return cast(Order, document)
+
+
+def order_file(job: str) -> str:
+    return f"jobs/{job}/order.json"

@@ -1,0 +1,132 @@
+"""Run a job on this machine: `trnflow job ROOT#DIGEST`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import cast
+
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.finetune import finetune
+from trnflow.flows.jobs.carry import ARCHIVE, CODE, FILE, RECIPE, has_code, unpack_code
+from trnflow.flows.jobs.order import JobUri, Order, read_order
+from trnflow.flows.recipes import recipe as recipes
+from trnflow.flows.runner.context import RunContext, context_of
+from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.run import Result, run
+from trnflow.flows.runner.work_folders import open_home
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import CodeError, ConfigError, Interrupted
+from trnflow.tasks.events import EventLog
+from trnflow.tasks.store import Store
+from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.terminal import one_line
+
+STOPPED = 75
+"""The exit code of a job that was stopped and has saved its state: run it again (EX_TEMPFAIL)."""
+CODE_OF = "TRNFLOW_JOB_CODE"
+"""The digest of the code with which this process was started again."""
+
+
+def work(uri: JobUri) -> int:
+    """Run what is left of a job; return 0 if it completed, STOPPED if it was stopped, else 1.
+
+    If the order has another version of this program, this process starts again with it.
+
+    Raises:
+        ConfigError: There is no such job, or a variable is missing.
+        CodeError: The code in the store is not what the order says.
+        StoreError: The store can't be read.
+    """
+    store = Store(uri.root, open_home())
+    if not store.is_made():
+        raise ConfigError(
+            f"there is no store at {one_line(uri.root)}", "check the address, and that this machine can reach it"
+        )
+    order = read_order(store, uri)
+    _take_code(store, order, uri)
+    missing = [name for name in order["environment"] if name not in os.environ]
+    if missing:
+        raise ConfigError(f"job {uri.id}: the variable {missing[0]} is not set here", f"export {missing[0]}=...")
+    with Progress() as progress:
+        context = _context(store, order, uri).for_run(EventLog(progress))
+        context.notes += other_libraries(order["libraries"])
+        _begin(store, uri, context)
+        what = Options(order["until"], frozenset(order["force"]))
+        result = run(finetune(context.recipe), context, what)
+    _end(store, uri, result)
+    if result.error is None:
+        return 0
+    sys.stderr.write(f"error: {one_line(result.error.message)}\n  fix: {one_line(result.error.fix)}\n")
+    return STOPPED if isinstance(result.error, Interrupted) else 1
+
+
+def _context(store: Store, order: Order, uri: JobUri) -> RunContext:
+    folder = _laid_out(store, order["recipe"]["artifact"], RECIPE, store.home / "jobs" / uri.id / "recipe")
+    recipe = recipes.load(str(folder / FILE))
+    context = context_of(recipe, store)
+    context.given = {given["stage"]: store.artifact(given["artifact"]) for given in order["given"]}
+    return context
+
+
+def _laid_out(store: Store, digest: str, kind: str, folder: Path) -> Path:
+    """Write an artifact's files to a folder, in place of what is there. Raises CodeError for another kind."""
+    artifact = store.artifact(digest)
+    if artifact.kind != kind:
+        raise CodeError(f"{digest[:19]} in the store is no {kind}: {artifact.kind}", "order the job anew")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    store.copy_files(artifact, folder)
+    return folder
+
+
+def _take_code(store: Store, order: Order, uri: JobUri) -> None:
+    """Start this process again with the order's code, unless it has it."""
+    wanted = order["code"]["artifact"]
+    if wanted == os.environ.get(CODE_OF) or has_code(store.artifact(wanted)):
+        return
+    folder = _laid_out(store, wanted, CODE, store.home / "jobs" / uri.id / "code")
+    unpack_code(folder / ARCHIVE, folder)
+    paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+    environ = os.environ | {CODE_OF: wanted, "PYTHONPATH": os.pathsep.join(paths)}
+    sys.stderr.write(f"job {uri.id}: starts again with the code of its order\n")
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "trnflow", "job", str(uri)], environ)
+
+
+def other_libraries(wanted: Mapping[str, str]) -> list[str]:
+    """Return a note of the libraries whose versions here are not those of the order; none if all are equal."""
+    here = {name: _version(name) for name in wanted}
+    other = [f"{name} {wanted[name]} there, {here[name]} here" for name in sorted(wanted) if here[name] != wanted[name]]
+    return [f"libraries differ from those of the order: {', '.join(other)}"] if other else []
+
+
+def _version(name: str) -> str:
+    if name == "python":
+        return ".".join(platform.python_version_tuple()[:2])
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _begin(store: Store, uri: JobUri, context: RunContext) -> None:
+    document = {"run": context.run, "host": socket.gethostname(), "begun": now()}
+    store.backend.create(f"jobs/{uri.id}/runs/{context.run}", json.dumps(document).encode())
+
+
+def _end(store: Store, uri: JobUri, result: Result) -> None:
+    outcome = "completed" if result.error is None else "stopped" if isinstance(result.error, Interrupted) else "failed"
+    stages = [cast(Meta, step.outcome()) for step in result.steps]
+    document = {
+        "run": result.run, "outcome": outcome, "stages": stages, "notes": result.notes, "ended": now(),
+        "error": None if result.error is None else result.error.placed(),
+    }  # fmt: skip
+    store.backend.replace(f"jobs/{uri.id}/result.json", json.dumps(document).encode())

@@ -1,0 +1,210 @@
+"""A job in a home of its own makes the bits that its order's machine would make, stops, goes on, and refuses what is forged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.champions.conftest import write_tiny
+from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.stores import new_store
+from trnflow.flows.jobs.order import order_file, parse_uri
+from trnflow.flows.jobs.work import CODE_OF, STOPPED
+from trnflow.tasks.keys.hash_cache import sha256_bytes
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.collect import collect
+from trnflow.tasks.store.garbage.mark import Policy
+
+OWN = """
+extends: tiny.yaml
+format: {task: classification, make: 'mine:form'}
+evaluate: {metrics: [{function: 'mine:half', less_is_better: false}]}
+"""
+MODULE = """
+def form(row):
+    return "text: " + row["text"]
+
+
+def half(p):
+    return 0.5
+"""
+
+
+def shell_in(folder: Path, store: Path, kind: type[Shell] = Shell) -> Shell:
+    folder.mkdir()
+    shell = kind(folder)
+    shell.environ["TRNFLOW_STORE"] = str(store)
+    return shell
+
+
+def write_own(folder: Path) -> None:
+    write_tiny(folder)
+    (folder / "own.yaml").write_text(OWN)
+    (folder / "mine.py").write_text(MODULE)
+
+
+def stages_of(document: Any) -> dict[str, tuple[str, str]]:
+    return {one["stage"]: (one["action"], one["artifact"]) for one in document["stages"]}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Shell:
+    shell = shell_in(tmp_path / "here", tmp_path / "store")
+    write_own(shell.folder)
+    return shell
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Shell:
+    return shell_in(tmp_path / "there", tmp_path / "store")
+
+
+def ordered(here: Shell, *settings: str) -> str:
+    return str(here.json("run", "own.yaml", "--direct", "--detach", *settings)["uri"])
+
+
+def result_of(there: Shell, uri: str) -> Any:
+    job = parse_uri(uri)
+    return json.loads((Path(job.root) / f"jobs/{job.id}/result.json").read_text())
+
+
+@pytest.mark.slow
+def test_one_recipe_here_and_as_a_job_is_one_digest(here: Shell, there: Shell, tmp_path: Path) -> None:
+    alone = shell_in(tmp_path / "alone", tmp_path / "other")
+    write_own(alone.folder)
+    wanted = stages_of(alone.json("run", "own.yaml", "--direct"))
+    uri = ordered(here)
+    assert ordered(here) == uri, "the same order twice is one job"
+    hidden = here.folder.rename(tmp_path / "hidden")
+    done = there("job", uri)
+    assert done.returncode == 0, done.stderr
+    hidden.rename(here.folder)
+    made = stages_of(result_of(there, uri))
+    assert {stage: digest for stage, (_, digest) in made.items()} == {
+        stage: digest for stage, (_, digest) in wanted.items()
+    }
+    assert made["train"][0] == "ran" and made["load_data"][0] == "hit"
+    again = stages_of(here.json("run", "own.yaml", "--direct"))
+    assert {action for action, _ in again.values()} == {"hit"} and again["evaluate_model"] == (
+        "hit",
+        wanted["evaluate_model"][1],
+    )
+    assert there("job", uri).returncode == 0, "done twice, it is hits"
+    # an edited line of own code travels
+    (here.folder / "mine.py").write_text(MODULE.replace("0.5", "0.25"))
+    edited = ordered(here)
+    assert edited != uri and there("job", edited).returncode == 0
+    second = stages_of(result_of(there, edited))
+    assert second["train"][0] == "hit" and second["evaluate_model"][0] == "ran"
+
+
+@pytest.mark.slow
+def test_a_job_that_is_stopped_goes_on_to_the_same_bits(here: Shell, there: Shell, tmp_path: Path) -> None:
+    steps = ("train.max_steps=400", "train.checkpoint_every=10", "export.target=none")
+    uri = ordered(here, *steps)
+    work = there.start("job", uri)
+    store = Store(str(tmp_path / "store"), there.folder / ".trnflow")
+    until = time.monotonic() + 120
+    while not store.backend.names("partial") and time.monotonic() < until:
+        time.sleep(0.1)
+    work.send_signal(signal.SIGTERM)
+    assert work.wait(120) == STOPPED
+    stopped = result_of(there, uri)
+    assert stopped["outcome"] == "stopped" and stopped["error"]["type"] == "Interrupted"
+    assert there("job", uri).returncode == 0
+    runs = store.backend.names(f"jobs/{parse_uri(uri).id}/runs")
+    assert len(runs) == 2
+    alone = shell_in(tmp_path / "alone", tmp_path / "other")
+    write_own(alone.folder)
+    wanted = stages_of(alone.json("run", "own.yaml", "--direct", *steps))
+    assert stages_of(result_of(there, uri))["train"][1] == wanted["train"][1]
+
+
+@pytest.mark.slow
+def test_an_order_takes_the_code_of_its_machine_along(here: Shell, there: Shell, tmp_path: Path) -> None:
+    uri = ordered(here, "--until", "precompile")
+    job, store = parse_uri(uri), Store(str(tmp_path / "store"), here.folder / ".trnflow")
+    order = json.loads(store.backend.read(order_file(job.id)))
+    from trnflow.flows.jobs.carry import ARCHIVE, CODE, unpack_code
+
+    # an edited line of the program
+    program = tmp_path / "program"
+    store.copy_files(store.artifact(order["code"]["artifact"]), program)
+    unpack_code(program / ARCHIVE, program)
+    with (program / "trnflow/flows/jobs/work.py").open("a") as file:
+        file.write("\nimport sys\nsys.stderr.write('the edited line\\n')\n")
+    (program / ARCHIVE).unlink()
+    import tarfile
+
+    (packed := tmp_path / "packed").mkdir()
+    with tarfile.open(packed / ARCHIVE, "w") as archive:
+        archive.add(program / "trnflow", "trnflow")
+    order["code"]["artifact"] = store.ingest(packed, CODE, {}).digest
+    text = json.dumps(order, sort_keys=True, separators=(",", ":")).encode()
+    digits = sha256_bytes(text).removeprefix("sha256:")
+    store.backend.create(order_file(digits[:12]), text)
+    done = there("job", f"{job.root}#{digits}")
+    assert done.returncode == 0 and "starts again with the code of its order" in done.stderr
+    assert "the edited line" in done.stderr
+    # nothing of it stays in the environment of the tests
+    assert CODE_OF not in os.environ
+
+
+def test_what_is_forged_or_missing_is_one_line(tmp_path: Path) -> None:
+    here = shell_in(tmp_path / "here", tmp_path / "store", InProcessShell)
+    write_own(here.folder)
+    store = new_store(tmp_path)
+    root = store.root
+    assert "is no job: ROOT#DIGEST" in here.error("job", f"{root}#12", code=2)
+    assert f"there is no store at {tmp_path}/nowhere" in here.error("job", f"{tmp_path}/nowhere#{'0' * 64}", code=2)
+    assert "there is no job 000000000000 in the store" in here.error("job", f"{root}#{'0' * 64}", code=2)
+    store.backend.create(order_file("0" * 12), b"{}")
+    assert "job 000000000000: the document is not what its digest says" in here.error(
+        "job", f"{root}#{'0' * 64}", code=2
+    )
+
+    def order(**fields: Any) -> str:
+        document: dict[str, Any] = {
+            "schema": 1, "name": "x", "recipe": {"artifact": f"sha256:{'1' * 64}"}, "code": {"artifact": f"sha256:{'2' * 64}"},
+            "until": "train", "given": [], "force": [], "libraries": {}, "environment": [],
+        }  # fmt: skip
+        text = json.dumps(document | fields, sort_keys=True, separators=(",", ":")).encode()
+        digits = sha256_bytes(text).removeprefix("sha256:")
+        store.backend.create(order_file(digits[:12]), text)
+        return f"{root}#{digits}"
+
+    assert "is of the schema 9, and this trnflow reads 1" in here.error("job", order(schema=9), code=2)
+    assert "the order is not of its shape: given" in here.error("job", order(given=3), code=2)
+    assert "is not in the store" in here.error("job", order(), code=1)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/a").write_text("a")
+    rows = {"artifact": store.ingest(tmp_path / "rows", "rows", {}).digest}
+    assert "is no job code: rows" in here.error("job", order(code=rows), code=1)
+    assert "the variable TOKEN_OF_TEST is not set here" in here.error(
+        "job", order(environment=["TOKEN_OF_TEST"], code=own_code_of(store)), code=2
+    )
+
+
+def own_code_of(store: Store) -> dict[str, str]:
+    from trnflow.flows.jobs.carry import carry_code
+
+    return {"artifact": carry_code(store)}
+
+
+def test_gc_keeps_what_an_order_needs_until_it_has_ended(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/a").write_text("a")
+    digest = store.ingest(tmp_path / "rows", "rows", {}).digest
+    store.backend.create(order_file("1" * 12), json.dumps({"recipe": {"artifact": digest}}).encode())
+    collect(store.backend, Policy(grace=0.0), yes=True)
+    assert store.artifact(digest)
+    store.backend.create(f"jobs/{'1' * 12}/result.json", b"{}")
+    collect(store.backend, Policy(grace=0.0), yes=True)
+    assert not store.backend.names("blobs")
