@@ -158,7 +158,7 @@ class _Growing:
 
     # the event log is copied whole
     def _skip(self, file: BinaryIO) -> None:
-        """Leave nothing out."""
+        pass
 
     def _shown(self, lines: bytes) -> bytes:
         return lines
