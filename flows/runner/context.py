@@ -12,7 +12,7 @@ from typing import Protocol
 
 from trnflow.flows.recipes.recipe import Recipe, load, store_root
 from trnflow.flows.recipes.sections import TaskRunnerConfig
-from trnflow.flows.runner.devices import devices_of, filled_environment
+from trnflow.flows.runner.devices import devices_of, filled_environment, refuse_torchrun
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.memory_check import fit_to_machine
 from trnflow.flows.runner.plan import Options, Plan, Step
@@ -110,7 +110,8 @@ class RunContext:
 
     def check(self, options: Options) -> None:
         """Raise ConfigError if the run needs what this process does not have: a variable of `launch.environment`, or one
-        of Prefect's task runners."""
+        of Prefect's task runners; or if it is one of several that torchrun started."""
+        refuse_torchrun()
         if self.part_maker is None and options.record:
             refuse_task_runners(self.recipe.task_runner)
         filled_environment(self.recipe.launch)

@@ -8,6 +8,7 @@ from typing import Any
 
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.recipes.sections import LaunchConfig
+from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.stage import Stage
 from trnflow.tasks.system.process import this_process
@@ -76,3 +77,19 @@ def filled_environment(launch: LaunchConfig) -> dict[str, str]:
     for value in filled.values():
         add_secret(value)
     return filled
+
+
+def refuse_torchrun() -> None:
+    """Raise ConfigError in a process that torchrun started as one of several: one would train, and the others wait for it."""
+    processes, nodes = (int(os.environ.get(name) or 1) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    if "TORCHELASTIC_RUN_ID" not in os.environ or max(processes, nodes) == 1:
+        return
+    if nodes > 1:
+        raise ConfigError(
+            f"torchrun started this command on {nodes} nodes, and a run uses one machine: the others would wait for it",
+            "start it once without torchrun, on the machine with the most devices; trials of a sweep can share several machines",
+        )
+    raise ConfigError(
+        f"torchrun started this command {processes} times, and training starts its own processes",
+        f"start it once without torchrun, with train.devices={processes}",
+    )

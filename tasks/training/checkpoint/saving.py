@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,9 @@ from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
     from trnflow.tasks.training.shared_types import TensorSlice
+
+FAILED_SECONDS = 30.0
+"""How long ranks wait for each other's part of a checkpoint once training has failed."""
 
 
 class StateCopy(NamedTuple):
@@ -52,6 +56,7 @@ class Saver:
         self._inflight: Future[None] | None = None
         self._best: StateCopy | None = None  # kept in memory until all ranks know that it was written
         self._why = ""
+        self._given_up = Event()
         self.kept = kept
         self.figures = {"checkpoints": 0.0, "checkpoint_bytes": 0.0, "checkpoint_stall_seconds": 0.0}
 
@@ -115,16 +120,22 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # where training failed, a rank may be gone for which the others would wait for minutes
+        patience = Timer(FAILED_SECONDS, self._given_up.set)
+        if error is not None:
+            patience.start()
         try:
             self.wait()
         except Exception as mine:
             if error is None:
                 raise
             self._out.warn(f"the last checkpoint failed too: {mine}")
+        finally:
+            patience.cancel()
 
     def _write(self, states: Partial, step: int, slices: list[TensorSlice], state: Meta, best: int) -> None:
         folder = self._out.scratch / f"step-{step}"
-        files = RankFiles(folder.with_suffix(".ranks"), self._world, self._timeout)
+        files = RankFiles(folder.with_suffix(".ranks"), self._world, self._timeout, self._given_up)
         try:
             written = files.gather(_write_slices(folder, slices))
             if written is None:

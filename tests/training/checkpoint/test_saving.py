@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.training.run_stage import FolderPartial
 from trnflow.tasks.errors import ProcessFailed, StoreError
 from trnflow.tasks.stage import Partial, Workdir
 from trnflow.tasks.store import partial_state
+from trnflow.tasks.training.checkpoint import saving
 from trnflow.tasks.training.checkpoint.rank_files import RankFiles
 from trnflow.tasks.training.checkpoint.saving import Saver
 from trnflow.tasks.training.checkpoint.shards import Reader
@@ -244,13 +246,30 @@ def test_a_rank_that_does_not_write_is_named(tmp_path: Path) -> None:
     savers = together(tmp_path, FolderPartial(tmp_path / "partial"), 3, timeout_seconds=0.2)
     for rank in (0, 1):
         savers[rank].save(1, slices(rank, rank, 3), {})
-    with pytest.raises(ProcessFailed, match="for ranks 2 to write their slices") as caught:
+    with pytest.raises(ProcessFailed, match="ranks 2 did not write their slices within 0.2 s") as caught:
         savers[0].wait()
     assert "train.collective_timeout_seconds" in caught.value.fix
-    with pytest.raises(ProcessFailed, match="for rank 0 to keep a checkpoint"):
-        RankFiles(tmp_path / "scratch", World(1, Mesh(2, 1)), 0.1).gather({}) or RankFiles(
-            tmp_path / "scratch", World(1, Mesh(2, 1)), 0.1
-        ).wait()
+    with pytest.raises(ProcessFailed, match="rank 0 did not keep a checkpoint"):
+        files = RankFiles(tmp_path / "scratch", World(1, Mesh(2, 1)), 0.1, threading.Event())
+        files.gather({})
+        files.wait()
+
+
+def test_a_rank_that_is_gone_does_not_hold_up_an_error_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "FAILED_SECONDS", 0.1)
+    said: list[str] = []
+    mine, _ = together(tmp_path, FolderPartial(tmp_path / "partial"), 2, said.append, timeout_seconds=600)
+    begun = time.monotonic()
+    with pytest.raises(KeyError, match="of training"), mine:
+        mine.save(1, slices(0, 0, 2), {})
+        raise KeyError("of training")
+    assert time.monotonic() - begun < 300, "not the limit of the exchange"
+    (text,) = said
+    assert text.startswith(
+        "the last checkpoint failed too: ranks 1 did not write their slices within 600 s, or before training"
+    )
 
 
 def test_a_store_that_fails_is_warned_of_too(tmp_path: Path) -> None:
