@@ -1,19 +1,75 @@
-"""`trnflow job ROOT#DIGEST`: run a job that `trnflow run --detach` ordered, such as on another machine."""
+"""`trnflow job ROOT#DIGEST` runs a job that `trnflow run --detach` ordered; `trnflow jobs` lists, follows and stops jobs."""
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
+from trnflow.flows.cli.live.status_command import follow
+from trnflow.flows.cli.output import emit
+from trnflow.flows.display import report
+from trnflow.flows.jobs.listing import Job, list_jobs, runs_of, stop_file
 from trnflow.flows.jobs.order import parse_uri
 from trnflow.flows.jobs.work import work
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.store import Store, made_store
+
+LOOK_SECONDS = 5.0
+HEAD = ("job", "recipe", "state", "run", "host", "stage", "ended", "why")
 
 
-def add_commands(sub: Any, common: ArgumentParser) -> None:
+def add_commands(sub: Any, common: ArgumentParser, store: ArgumentParser) -> None:
     parser = add_command(sub, "job", job, common, "run a job that `run --detach` ordered on another machine")
     parser.add_argument("uri", metavar="ROOT#DIGEST", help="the store and the order, as `run --detach` prints them")
+    listed = add_command(sub, "jobs", jobs, store, "list the jobs of a store; follow or stop one")
+    listed.add_argument("job", metavar="ID", nargs="?", help="a job's id, or its beginning")
+    listed.add_argument("--follow", action="store_true", help="wait until it runs, and show its progress until it ends")
+    listed.add_argument("--cancel", action="store_true", help="ask it to save its state and stop")
 
 
 def job(options: Namespace) -> int:
     return work(parse_uri(options.uri))
+
+
+def jobs(options: Namespace) -> int:
+    """Print a line for each job, or of one; follow or stop it. Raises ConfigError."""
+    store = made_store(options.store)
+    found = list_jobs(store)
+    if options.job is None:
+        if options.follow or options.cancel:
+            raise ConfigError("which job?", "name one: `trnflow jobs` lists them")
+        emit(options, {"jobs": found}, *(report.aligned([HEAD, *map(_row, found)]) if found else ["no jobs"]))
+        return 0
+    one = _named(options.job, found)
+    if options.cancel:
+        return _cancel(store, one, options)
+    if options.follow:
+        while not (runs := runs_of(store, one["job"])):
+            time.sleep(LOOK_SECONDS)
+        return follow(store, runs[-1], options)
+    emit(options, {"jobs": [one]}, *report.aligned([HEAD, _row(one)]))
+    return 0
+
+
+def _named(text: str, found: list[Job]) -> Job:
+    """Return the job with this id or beginning. Raises ConfigError."""
+    fitting = [job for job in found if job["job"].startswith(text)]
+    if len(fitting) != 1:
+        what = "there is no job" if not fitting else "several jobs begin with"
+        raise ConfigError(f"{what} {text}", "`trnflow jobs` lists them")
+    return fitting[0]
+
+
+def _cancel(store: Store, one: Job, options: Namespace) -> int:
+    if one["state"] != "running" or one["run"] is None:
+        raise ConfigError(f"job {one['job']} does not run: it is {one['state']}", "`trnflow jobs` lists those that do")
+    store.backend.create(stop_file(one["job"], one["run"]), b"")
+    said = f"job {one['job']} was asked to save its state and stop; `trnflow jobs {one['job']}` says when it has"
+    emit(options, {"job": one["job"], "run": one["run"]}, said)
+    return 0
+
+
+def _row(one: Job) -> tuple[str, ...]:
+    return tuple(str(one[name] or "") for name in HEAD)  # type: ignore[literal-required]

@@ -31,7 +31,7 @@ from trnflow.tasks.system.threads import abandoned
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "new_commands": (("new",), ("common",)),
     "run_commands": (("run", "prepare"), ("online",)),
-    "job_commands": (("job",), ("common",)),
+    "job_commands": (("job", "jobs"), ("common", "store")),
     "plan_commands": (("plan", "explain", "show", "get"), ("recipe",)),
     "preview": (("preview",), ("recipe",)),
     "rehearse_command": (("rehearse",), ("online",)),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -16,6 +19,7 @@ from typing import cast
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import finetune
 from trnflow.flows.jobs.carry import ARCHIVE, CODE, FILE, RECIPE, has_code, unpack_code
+from trnflow.flows.jobs.listing import stop_file
 from trnflow.flows.jobs.order import JobUri, Order, read_order
 from trnflow.flows.recipes import recipe as recipes
 from trnflow.flows.runner.context import RunContext, context_of
@@ -23,7 +27,7 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import CodeError, ConfigError, Interrupted
+from trnflow.tasks.errors import CodeError, ConfigError, Interrupted, StoreError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
@@ -31,6 +35,8 @@ from trnflow.tasks.system.terminal import one_line
 
 STOPPED = 75
 """The exit code of a job that was stopped and has saved its state: run it again (EX_TEMPFAIL)."""
+STOP_SECONDS = 5.0
+"""Between two looks at whether the job is to stop."""
 CODE_OF = "TRNFLOW_JOB_CODE"
 """The digest of the code with which this process was started again."""
 
@@ -60,12 +66,32 @@ def work(uri: JobUri) -> int:
         context.notes += other_libraries(order["libraries"])
         _begin(store, uri, context)
         what = Options(order["until"], frozenset(order["force"]))
-        result = run(finetune(context.recipe), context, what)
+        with stops_when_asked(store, uri.id, context.run):
+            result = run(finetune(context.recipe), context, what)
     _end(store, uri, result)
     if result.error is None:
         return 0
     sys.stderr.write(f"error: {one_line(result.error.message)}\n  fix: {one_line(result.error.fix)}\n")
     return STOPPED if isinstance(result.error, Interrupted) else 1
+
+
+@contextlib.contextmanager
+def stops_when_asked(store: Store, job: str, run: str) -> Iterator[None]:
+    """Context in which this process gets SIGTERM once the store has the job's stop file."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(STOP_SECONDS):
+            with contextlib.suppress(StoreError):
+                if store.backend.size(stop_file(job, run)) is not None:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+
+    threading.Thread(target=look, name=f"stop of job {job}", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _context(store: Store, order: Order, uri: JobUri) -> RunContext:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import time
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.stores import new_store
+from tests.helpers.waiting import wait_for
+from trnflow.flows.jobs.listing import runs_of
 from trnflow.flows.jobs.order import order_file, parse_uri
 from trnflow.flows.jobs.work import CODE_OF, STOPPED
 from trnflow.tasks.keys.hash_cache import sha256_bytes
@@ -106,20 +108,26 @@ def test_one_recipe_here_and_as_a_job_is_one_digest(here: Shell, there: Shell, t
 
 @pytest.mark.slow
 def test_a_job_that_is_stopped_goes_on_to_the_same_bits(here: Shell, there: Shell, tmp_path: Path) -> None:
-    steps = ("train.max_steps=400", "train.checkpoint_every=10", "export.target=none")
+    steps = ("train.max_steps=800", "train.checkpoint_every=50", "export.target=none")
     uri = ordered(here, *steps)
+    job = parse_uri(uri).id
+    (listed,) = here.json("jobs")["jobs"]
+    assert (listed["job"], listed["recipe"], listed["state"], listed["run"]) == (job, "own", "ordered", None)
+    assert f"job {job} does not run: it is ordered" in here.error("jobs", job[:6], "--cancel", code=2)
+    follower = here.start("jobs", job, "--follow", stdout=subprocess.PIPE)
     work = there.start("job", uri)
     store = Store(str(tmp_path / "store"), there.folder / ".trnflow")
-    until = time.monotonic() + 120
-    while not store.backend.names("partial") and time.monotonic() < until:
-        time.sleep(0.1)
-    work.send_signal(signal.SIGTERM)
+    (listed,) = wait_for(lambda: [one for one in here.json("jobs", job)["jobs"] if one["stage"] == "train"])
+    assert (listed["state"], listed["host"]) == ("running", socket.gethostname())
+    wait_for(lambda: store.backend.names("partial"))
+    assert "was asked to save its state" in here("jobs", job, "--cancel").stdout
     assert work.wait(120) == STOPPED
+    assert "cancelled" in follower.communicate(timeout=60)[0] and follower.returncode == 1
+    assert here.json("jobs")["jobs"][0]["state"] == "stopped"
     stopped = result_of(there, uri)
     assert stopped["outcome"] == "stopped" and stopped["error"]["type"] == "Interrupted"
     assert there("job", uri).returncode == 0
-    runs = store.backend.names(f"jobs/{parse_uri(uri).id}/runs")
-    assert len(runs) == 2
+    assert len(runs_of(store, job)) == 2 and here.json("jobs")["jobs"][0]["state"] == "completed"
     alone = shell_in(tmp_path / "alone", tmp_path / "other")
     write_own(alone.folder)
     wanted = stages_of(alone.json("run", "own.yaml", "--direct", *steps))

@@ -1,0 +1,83 @@
+"""What became of the jobs of a store, by its documents alone."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TypedDict
+
+from trnflow.flows.jobs.order import order_file
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.events import RunState, fold
+from trnflow.tasks.events.log_copy import CopiedLogs
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import live_leases
+from trnflow.tasks.system.json_objects import read_object
+
+
+class Job(TypedDict):
+    """A job.
+
+    Fields:
+        state: ordered (no run yet), running, completed, failed, stopped (it goes on when it is run again), or killed.
+        run, host: Of its newest run.
+        stage: Where a run in progress is, or a killed one was.
+        why: The error of a failed one.
+    """
+
+    job: str
+    recipe: str | None
+    state: str
+    run: str | None
+    host: str | None
+    stage: str | None
+    ended: str | None
+    why: str
+
+
+def list_jobs(store: Store) -> list[Job]:
+    """Return the jobs, those without a run first, then the newest run first. Raises StoreError."""
+    leased = {holder.run for _, holder, _ in live_leases(store.backend)}
+    jobs = [job_of(store, name, leased) for name in store.backend.folders("jobs")]
+    return sorted((job for job in jobs if job is not None), key=lambda job: job["run"] or "~", reverse=True)
+
+
+def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
+    """Return a job; None without an order. leased: runs that hold a lease."""
+    order = _read(store, order_file(name))
+    if order is None:
+        return None
+    runs = runs_of(store, name)
+    result = _read(store, f"jobs/{name}/result.json") or {}
+    begun = _read(store, f"jobs/{name}/runs/{runs[-1]}") or {} if runs else {}
+    job = Job(
+        job=name, recipe=order.get("name"), state="ordered", run=runs[-1] if runs else None, host=begun.get("host"),
+        stage=None, ended=None, why="",
+    )  # fmt: skip
+    if not runs:
+        return job
+    if result.get("run") == runs[-1]:
+        why = (result.get("error") or {}).get("message", "")
+        return Job(**{**job, "state": str(result.get("outcome")), "ended": result.get("ended"), "why": why})
+    copy, state = CopiedLogs(store.backend, runs[-1]), RunState()
+    with contextlib.suppress(ConfigError, StoreError):
+        fold(copy.tail(), state)
+    at = next((stage.stage for stage in state.stages.values() if stage.action == "running"), None)
+    lives = runs[-1] in leased or (state.outcome == "running" and not copy.is_silent)
+    return Job(**{**job, "state": "running" if lives else "killed", "stage": at})
+
+
+def runs_of(store: Store, job: str) -> list[str]:
+    """Return the runs of a job, the oldest first."""
+    return sorted(name.rpartition("/")[2] for name in store.backend.names(f"jobs/{job}/runs"))
+
+
+def stop_file(job: str, run: str) -> str:
+    """Return the file that asks a run of a job to stop."""
+    return f"jobs/{job}/stop/{run}"
+
+
+def _read(store: Store, name: str) -> Meta | None:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return read_object(store.backend.read(name))
+    return None
