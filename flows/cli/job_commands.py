@@ -8,15 +8,19 @@ from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.live.status_command import follow
-from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.output import emit, emit_json, print_error, tell
 from trnflow.flows.display import report
 from trnflow.flows.jobs.listing import Job, list_jobs, runs_of, stop_file
 from trnflow.flows.jobs.order import parse_uri
 from trnflow.flows.jobs.work import work
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, Interrupted
 from trnflow.tasks.store import Store, made_store
 
+STOPPED = 75
+"""The exit code of a job that was stopped and has saved its state: run it again (EX_TEMPFAIL)."""
 LOOK_SECONDS = 5.0
+COPY_SECONDS = 60.0
+"""How long a run that has begun may take to copy its first event."""
 HEAD = ("job", "recipe", "state", "run", "host", "stage", "ended", "why")
 
 
@@ -30,7 +34,20 @@ def add_commands(sub: Any, common: ArgumentParser, store: ArgumentParser) -> Non
 
 
 def job(options: Namespace) -> int:
-    return work(parse_uri(options.uri))
+    """Run a job, and print a table; return 0 if it completed, STOPPED if it was stopped, else the error's code."""
+    try:
+        result = work(parse_uri(options.uri))
+    except KeyboardInterrupt:
+        print_error(Interrupted("the job was stopped before it began", "run the same command again"), options)
+        return STOPPED
+    if options.json:
+        emit_json(result.to_json())
+    else:
+        tell("", *report.table(result.steps), "", *(f"note: {note}" for note in result.notes))
+    if result.error is None:
+        return 0
+    code = print_error(result.error, options)
+    return STOPPED if isinstance(result.error, Interrupted) else code
 
 
 def jobs(options: Namespace) -> int:
@@ -48,6 +65,9 @@ def jobs(options: Namespace) -> int:
     if options.follow:
         while not (runs := runs_of(store, one["job"])):
             time.sleep(LOOK_SECONDS)
+        until = time.monotonic() + COPY_SECONDS
+        while not store.backend.names(f"logs/{runs[-1]}") and time.monotonic() < until:
+            time.sleep(1.0)
         return follow(store, runs[-1], options)
     emit(options, {"jobs": [one]}, *report.aligned([HEAD, _row(one)]))
     return 0

@@ -51,6 +51,14 @@ def run(options: Namespace) -> int:
     """Run what is not in the store, and print a table: by a Prefect flow, unless --direct is given or nothing is due."""
     if options.detach:
         return order(options)
+    code, is_abandoned = _run(options)
+    if is_abandoned:
+        exit_at_once(code)
+    return code
+
+
+def _run(options: Namespace) -> tuple[int, bool]:
+    """Return the exit code, and whether Prefect's threads must not hold up the exit."""
     what = Options(options.until, frozenset(options.force), options.offline)
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     recipe, graph = context.recipe, finetune(context.recipe)
@@ -64,7 +72,7 @@ def run(options: Namespace) -> int:
         fault = None if options.no_rehearse else rehearse_before(context, what)
         if fault is not None:
             print_error(fault, options)
-            return 2
+            return 2, False
     if idle:
         log = EventLog(*trackers(recipe, context.store))  # a lost blob is found, and made, only now
         result = run_graph(graph, context.for_run(log), what)
@@ -76,35 +84,52 @@ def run(options: Namespace) -> int:
         emit_json(result.to_json())
     else:
         _print_result(recipe, result, idle)
-    code = print_error(result.error, options) if result.error else 0
-    if result.prefect_lost:
-        exit_at_once(code)
-    return code
+    return print_error(result.error, options) if result.error else 0, result.prefect_lost
 
 
 def order(options: Namespace) -> int:
     """Run the data stages, and print the command that runs the others. Raises ConfigError, CodeError for what can't travel."""
-    from trnflow.flows.jobs.order import write_order
+    from trnflow.flows.jobs.carry import carry_recipe
+    from trnflow.flows.jobs.order import refuse_credentials
 
     until, force = options.until or STAGES[-1], frozenset(options.force)
-    options.until, options.detach, options.force = DATA_STAGES[-1], False, sorted(force.intersection(DATA_STAGES))
-    as_json, options.json = options.json, False
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        if code := run(options):
-            return code
-    options.json = as_json
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     graph = finetune(context.recipe)
     Options(until, force).check(graph)
-    plan = make_plan(graph, context)
     given = [name for name in graph.until(DATA_STAGES[-1]) if name not in graph.deferred]
-    uri = write_order(context, plan, given, until, force.difference(DATA_STAGES))
-    emit(
-        options,
-        {"job": uri.id, "uri": str(uri)},
-        f"job {uri.id}: on the machine that is to run it",
-        f"    trnflow job {shlex.quote(str(uri))}",
+    if until in given:
+        raise ConfigError(
+            f"{until} is a data stage, which runs here: a job begins behind {given[-1]}", "leave out --detach"
+        )
+    refuse_credentials(context.store.root)
+    carry_recipe(context.recipe, context.store, context.resolver)  # what can't travel is found out before rows are made
+    options.until, options.force, as_json, options.json = (
+        DATA_STAGES[-1],
+        sorted(force.intersection(given)),
+        options.json,
+        False,
     )
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        code, is_abandoned = _run(options)
+    options.json = as_json
+    if code == 0:
+        code = _print_order(options, Options(until, force.difference(given)), given)
+    if is_abandoned:
+        exit_at_once(code)
+    return code
+
+
+def _print_order(options: Namespace, what: Options, given: list[str]) -> int:
+    from trnflow.flows.jobs.order import write_order
+
+    context = open_context(options.recipe, options.overrides, offline=options.offline)
+    plan = make_plan(finetune(context.recipe), context)
+    if not plan.due(what):
+        emit(options, {"job": None, "uri": None}, f"nothing to order: {context.recipe.name} is done up to {what.until}")
+        return 0
+    uri = write_order(context, plan, given, str(what.until), what.force)
+    command = f"    trnflow job {shlex.quote(str(uri))}"
+    emit(options, {"job": uri.id, "uri": str(uri)}, f"job {uri.id}: on the machine that is to run it", command)
     return 0
 
 

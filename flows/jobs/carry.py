@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -23,32 +23,46 @@ from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.sources.model_source import GENERATION, TOKENIZER_FILES, WEIGHT_ENDS, model_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
-from trnflow.tasks.system.redaction import hide_secrets
+from trnflow.tasks.system.redaction import hide_secrets, names_secret, variables_in
 
 RECIPE, CODE = "job recipe", "job code"
 """Kinds of artifacts."""
 FILE, ARCHIVE = "recipe.yaml", "code.tar"
 GIVEN = "given"
 """Stands for the rows' source in a job, to which the rows are given."""
-_HERE = ("tracking", "sweep", "promote", "checks", "run", "store", "task_runner")
+_HERE = ("tracking", "sweep", "promote", "checks", "run", "task_runner")
 """Sections that no stage of a job reads."""
 _OF_ROWS = ("data.make", "own.identity")
+_PROJECT = "pyproject.toml"
+"""Ends the search for modules above a recipe's folder."""
+_ENDS = (".py", ".pyi", ".typed", ".yaml", ".json", ".html", ".css", ".js", ".bash", ".jinja", ".txt", ".svg", ".md")
+"""Of the program's files."""
 
 
-def carry_recipe(recipe: Recipe, store: Store, resolver: Resolver) -> str:
-    """Return the digest of the artifact with a recipe's folder: FILE, and what it names. Raises ConfigError, CodeError for what
-    can't be carried."""
+class Carried(NamedTuple):
+    """A recipe's folder in the store. variables: that its settings refer to; libraries: {distribution: version} of own code."""
+
+    digest: str
+    variables: set[str]
+    libraries: dict[str, str]
+
+
+def carry_recipe(recipe: Recipe, store: Store, resolver: Resolver) -> Carried:
+    """Put a recipe's folder into the store: FILE, and what it names. Raises ConfigError, CodeError for what can't be carried."""
     with tempfile.TemporaryDirectory(dir=_aside(store)) as place:
         folder = Path(place) / "recipe"
         folder.mkdir()
         settings = _settings(recipe)
-        parts = _own_code(recipe, settings, store, resolver, folder)
+        parts, libraries = _own_code(recipe, settings, store, resolver, folder)
         _model(recipe, settings, resolver, folder)
-        document = {"extends": parts, **settings} if parts else settings
+        document = {
+            name: value for name, value in settings.items() if value not in ({}, [])
+        }  # which would empty a part's
+        document |= {"extends": parts} if parts else {}
         (folder / FILE).write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
         # what can't be read there is found out here
         recipes.load(str(folder / FILE))
-        return store.ingest(folder, RECIPE, {}, cache=False).digest
+        return Carried(store.ingest(folder, RECIPE, {}, cache=False).digest, variables_in(document), libraries)
 
 
 def carry_code(store: Store) -> str:
@@ -87,7 +101,7 @@ def program_files() -> Iterator[tuple[str, Path]]:
         for inside, folders, files in os.walk(top, followlinks=True):
             folders[:] = [name for name in folders if name != "__pycache__" and Path(inside) / name != conf_folder()]
             for name in files:
-                if not name.endswith(".pyc"):
+                if name.endswith(_ENDS) and not name.startswith("."):
                     file = Path(inside) / name
                     yield f"{prefix}/{file.relative_to(top).as_posix()}", file
 
@@ -111,42 +125,65 @@ def _settings(recipe: Recipe) -> Meta:
     for section in _HERE:
         settings.pop(section)
     settings["tracking"] = {"enabled": False}
-    settings["launch"] |= {"kind": "local"}
+    settings["store"] |= {"root": None}
+    _leave_open(settings, recipe.decided_here)
     settings["own"] |= {"identity": None}
     rows = settings["data"]
     for source in rows["mix"].values() if rows["mix"] else [rows]:
         source |= dict.fromkeys(("name", "revision", "format")) | {"source": GIVEN, "splits": {}}
-    rows |= {"make": None, "version": None}
+    rows |= {"make": None, "version": None, "arguments": {}, "variables": []}
     if rows["mix"]:
         rows["source"] = None
+    if recipe.evaluate.harness:
+        raise ConfigError(
+            "evaluate.harness: tasks of your own do not travel with a job",
+            "set evaluate.harness=null, and evaluate here",
+        )
+    if (start := recipe.train.warm_start_from) and start.endswith((".yaml", ".yml")):
+        settings["train"]["warm_start_from"] = recipes.load(str(recipe.folder("train.warm_start_from") / start)).name
     _refuse_secrets(settings, hide_secrets(settings), ())
-    return {name: value for name, value in settings.items() if value not in ({}, [])}
+    return settings
 
 
 def _refuse_secrets(value: Any, shown: Any, path: tuple[str, ...]) -> None:
     if isinstance(value, dict):
         for name, inner in value.items():
             _refuse_secrets(inner, shown[name], (*path, name))
-    elif value != shown:
+    elif value != shown and ("environment" not in path or names_secret(path[-1])):
         raise ConfigError(
             f"{'.'.join(path)} may be a secret, and whoever reads the store would see it in the job's recipe",
             "write ${NAME} in its place, and set NAME on the machine that runs the job",
         )
 
 
-def _own_code(recipe: Recipe, settings: Meta, store: Store, resolver: Resolver, folder: Path) -> list[str]:
-    """Write the modules of own code, move the settings that name them to recipes beside them, and return these recipes."""
+def _leave_open(settings: Meta, decided: tuple[str, ...]) -> None:
+    # the other machine decides for itself
+    for name in decided:
+        section, _, setting = name.partition(".")
+        (settings[section] if setting else settings).pop(setting or section, None)
+
+
+def _own_code(
+    recipe: Recipe, settings: Meta, store: Store, resolver: Resolver, folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Write the modules of own code, move the settings that name them to recipes beside them; return these, and libraries."""
+    libraries: dict[str, str] = {}
     moved: dict[str, Meta] = {}
     numbers: dict[Path, int] = {}
     for hook, (_, place) in recipe.hooks.items():
-        code = own_code(recipe, hook) if place is not None and hook not in _OF_ROWS else None
+        is_read = place is not None and hook not in _OF_ROWS and hook.partition(".")[0] not in _HERE
+        code = own_code(recipe, hook) if is_read else None
         if code is None or place is None:
             continue
         source = code.find(store, resolver)
+        libraries |= source.identity["env"]
         # modules of one name may lie in two folders: each folder gets one of its own
         top = Path(source.location["search"][0])
         below = folder / str(numbers.setdefault(top, len(numbers)))
-        for name, file in source.location["files"].items():
+        below.mkdir(exist_ok=True)
+        (below / _PROJECT).touch()
+        own = {name: file for name, file in source.location["files"].items() if name.partition(".")[0] != "trnflow"}
+        for name, file in own.items():
             _copy(_module(name, Path(file), top), below / Path(file).relative_to(top))
         part = (below / place.resolve().relative_to(top)).relative_to(folder) / "own.yaml"
         section, setting = hook.split(".")[:2]
@@ -156,7 +193,7 @@ def _own_code(recipe: Recipe, settings: Meta, store: Store, resolver: Resolver, 
     for name, document in moved.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
-    return sorted(moved)
+    return sorted(moved), libraries
 
 
 def _module(name: str, file: Path, top: Path) -> Path:
@@ -187,7 +224,8 @@ def _model(recipe: Recipe, settings: Meta, resolver: Resolver, folder: Path) -> 
         location = source.location[part] if getattr(recipe.model, setting) else None
         if location and "folder" in location:
             settings["model"][setting] = f"./{part}"
-            for name in _model_files(Path(location["folder"])):
+            names = _model_files(Path(location["folder"]))
+            for name in names if part == "model" else [name for name in names if name in TOKENIZER_FILES]:
                 (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
                 # what a link leads to is copied into the store, a file would be moved
                 os.symlink(Path(location["folder"]) / name, folder / part / name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from datetime import UTC, datetime
 from typing import TypedDict
 
-from trnflow.flows.jobs.order import order_file
+from trnflow.flows.jobs.order import order_file, result_file
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.events import RunState, fold
-from trnflow.tasks.events.log_copy import CopiedLogs
+from trnflow.tasks.events.log_copy import SILENT_SECONDS, CopiedLogs
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import live_leases
 from trnflow.tasks.system.json_objects import read_object
@@ -48,7 +50,7 @@ def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     if order is None:
         return None
     runs = runs_of(store, name)
-    result = _read(store, f"jobs/{name}/result.json") or {}
+    result = _read(store, result_file(name)) or {}
     begun = _read(store, f"jobs/{name}/runs/{runs[-1]}") or {} if runs else {}
     job = Job(
         job=name, recipe=order.get("name"), state="ordered", run=runs[-1] if runs else None, host=begun.get("host"),
@@ -63,13 +65,23 @@ def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     with contextlib.suppress(ConfigError, StoreError):
         fold(copy.tail(), state)
     at = next((stage.stage for stage in state.stages.values() if stage.action == "running"), None)
-    lives = runs[-1] in leased or (state.outcome == "running" and not copy.is_silent)
+    # a run's first event is copied after a second
+    begins = copy.signed is None and seconds_since(str(begun.get("begun"))) < SILENT_SECONDS
+    lives = runs[-1] in leased or begins or (state.outcome == "running" and not copy.is_silent)
     return Job(**{**job, "state": "running" if lives else "killed", "stage": at})
 
 
 def runs_of(store: Store, job: str) -> list[str]:
     """Return the runs of a job, the oldest first."""
     return sorted(name.rpartition("/")[2] for name in store.backend.names(f"jobs/{job}/runs"))
+
+
+def seconds_since(time: str) -> float:
+    """Return the seconds since a time of `clock.now`; inf for another text."""
+    try:
+        return (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+    except (ValueError, TypeError):
+        return math.inf
 
 
 def stop_file(job: str, run: str) -> str:

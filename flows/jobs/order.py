@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypedDict, cast
 from trnflow.flows.jobs.carry import carry_code, carry_recipe
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.plan import Plan
-from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.errors import ConfigError, DataError, StoreError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.keys.key_document import stage_closure
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.json_objects import misfit, read_object
-from trnflow.tasks.system.redaction import hide_secrets, variables_in
+from trnflow.tasks.system.redaction import hide_secrets
 
 SCHEMA = 1
 ID_DIGITS = 12
@@ -34,8 +34,9 @@ class Named(TypedDict):
     artifact: str
 
 
-class Given(Named):
+class GivenStage(Named):
     stage: str
+    key: str
 
 
 class Order(TypedDict):
@@ -56,7 +57,7 @@ class Order(TypedDict):
     recipe: Named
     code: Named
     until: str
-    given: list[Given]
+    given: list[GivenStage]
     force: list[str]
     libraries: dict[str, str]
     environment: list[str]
@@ -89,36 +90,56 @@ def parse_uri(text: str) -> JobUri:
 def write_order(context: RunContext, plan: Plan, given: Collection[str], until: str, force: frozenset[str]) -> JobUri:
     """Write the order for the stages behind those that are given, up to a stage. The same order has the same name.
 
-    given: stages whose results the plan found.
+    given: stages whose results the plan has found.
 
     Raises:
         ConfigError, CodeError: Something can't be carried.
+        DataError: The plan has not found a result.
         StoreError: The store can't be written.
     """
     store, recipe = context.store, context.recipe
-    libraries: dict[str, str] = {}
+    refuse_credentials(store.root)
+    steps = [plan.steps[name] for name in sorted(given)]
+    if any(step.artifact is None or step.key is None for step in steps):
+        raise DataError("the rows or the code changed while the data stages ran", "run the same command again")
+    carried = carry_recipe(recipe, store, context.resolver)
+    libraries = carried.libraries
     for step in plan.steps.values():
         if step.name not in given:
             libraries |= stage_closure(step.node.stage, store.memo).env
     order = Order(
         schema=SCHEMA,
         name=recipe.name,
-        recipe={"artifact": carry_recipe(recipe, store, context.resolver)},
+        recipe={"artifact": carried.digest},
         code={"artifact": carry_code(store)},
         until=until,
-        given=[{"stage": name, "artifact": plan.artifact(name).digest} for name in sorted(given)],
+        given=[
+            {"stage": step.name, "artifact": step.artifact.digest, "key": str(step.key)} for step in steps if step.artifact
+        ],
         force=sorted(force),
         libraries=libraries,
-        environment=sorted(variables_in(recipe.launch.model_dump())),
+        environment=sorted(carried.variables),
     )  # fmt: skip
     text = canonical(cast(Any, order)).encode()
     root = store.root if "://" in store.root else str(Path(store.root).absolute())
     uri = JobUri(root, sha256_bytes(text).removeprefix("sha256:"))
     if not store.backend.create(order_file(uri.id), text) and store.backend.read(order_file(uri.id)) != text:
+        # the first digits of two digests are the same
         raise StoreError(
             f"the job {uri.id} in the store is another one", "remove its folder below jobs/, and run again"
         )
+    # ordered again, it is to be done again, and gc keeps for it what it names
+    store.backend.remove(result_file(uri.id))
     return uri
+
+
+def refuse_credentials(root: str) -> None:
+    """Raise ConfigError for a store whose address holds a password, which the printed command would show."""
+    if hide_secrets(root) != root:
+        raise ConfigError(
+            "the store's address holds credentials, and a job's command shows it",
+            "write ${NAME} in store.root",
+        )
 
 
 def read_order(store: Store, uri: JobUri) -> Order:
@@ -146,3 +167,7 @@ def read_order(store: Store, uri: JobUri) -> Order:
 
 def order_file(job: str) -> str:
     return f"jobs/{job}/order.json"
+
+
+def result_file(job: str) -> str:
+    return f"jobs/{job}/result.json"

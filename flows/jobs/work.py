@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -19,30 +20,30 @@ from typing import cast
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import finetune
 from trnflow.flows.jobs.carry import ARCHIVE, CODE, FILE, RECIPE, has_code, unpack_code
-from trnflow.flows.jobs.listing import stop_file
-from trnflow.flows.jobs.order import JobUri, Order, read_order
+from trnflow.flows.jobs.listing import runs_of, stop_file
+from trnflow.flows.jobs.order import JobUri, Order, read_order, result_file
 from trnflow.flows.recipes import recipe as recipes
 from trnflow.flows.runner.context import RunContext, context_of
-from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.plan import Given, Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import CodeError, ConfigError, Interrupted, StoreError
+from trnflow.tasks.errors import CodeError, ConfigError, Interrupted, StoreError, TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
-from trnflow.tasks.system.terminal import one_line
+from trnflow.tasks.system.redaction import fill_variables, scrubbed
 
-STOPPED = 75
-"""The exit code of a job that was stopped and has saved its state: run it again (EX_TEMPFAIL)."""
+FOLDER_DIGITS = 16
+MODELS = ("model/", "tokenizer/")
 STOP_SECONDS = 5.0
 """Between two looks at whether the job is to stop."""
 CODE_OF = "TRNFLOW_JOB_CODE"
 """The digest of the code with which this process was started again."""
 
 
-def work(uri: JobUri) -> int:
-    """Run what is left of a job; return 0 if it completed, STOPPED if it was stopped, else 1.
+def work(uri: JobUri) -> Result:
+    """Run what is left of a job, and write its result into the store.
 
     If the order has another version of this program, this process starts again with it.
 
@@ -51,11 +52,10 @@ def work(uri: JobUri) -> int:
         CodeError: The code in the store is not what the order says.
         StoreError: The store can't be read.
     """
+    uri = JobUri(fill_variables(uri.root, "the job's address"), uri.digits)
     store = Store(uri.root, open_home())
     if not store.is_made():
-        raise ConfigError(
-            f"there is no store at {one_line(uri.root)}", "check the address, and that this machine can reach it"
-        )
+        raise ConfigError(f"there is no store at {uri.root}", "check the address, and that this machine can reach it")
     order = read_order(store, uri)
     _take_code(store, order, uri)
     missing = [name for name in order["environment"] if name not in os.environ]
@@ -64,15 +64,21 @@ def work(uri: JobUri) -> int:
     with Progress() as progress:
         context = _context(store, order, uri).for_run(EventLog(progress))
         context.notes += other_libraries(order["libraries"])
+        what = Options(order["until"], frozenset(order["force"]) - _forced(store, uri))
         _begin(store, uri, context)
-        what = Options(order["until"], frozenset(order["force"]))
-        with stops_when_asked(store, uri.id, context.run):
-            result = run(finetune(context.recipe), context, what)
+        try:
+            with stops_when_asked(store, uri.id, context.run):
+                result = run(finetune(context.recipe), context, what)
+        except TrnflowError as error:
+            result = Result(context.run, error=scrubbed(error))
     _end(store, uri, result)
-    if result.error is None:
-        return 0
-    sys.stderr.write(f"error: {one_line(result.error.message)}\n  fix: {one_line(result.error.fix)}\n")
-    return STOPPED if isinstance(result.error, Interrupted) else 1
+    return result
+
+
+def _forced(store: Store, uri: JobUri) -> set[str]:
+    """Return the stages that an earlier run of the job ran: each is forced once."""
+    records = (store.run(run) or {} for run in runs_of(store, uri.id))
+    return {stage["stage"] for record in records for stage in record.get("stages", ()) if stage["action"] == "ran"}
 
 
 @contextlib.contextmanager
@@ -95,21 +101,30 @@ def stops_when_asked(store: Store, job: str, run: str) -> Iterator[None]:
 
 
 def _context(store: Store, order: Order, uri: JobUri) -> RunContext:
-    folder = _laid_out(store, order["recipe"]["artifact"], RECIPE, store.home / "jobs" / uri.id / "recipe")
-    recipe = recipes.load(str(folder / FILE))
-    context = context_of(recipe, store)
-    context.given = {given["stage"]: store.artifact(given["artifact"]) for given in order["given"]}
+    folder = _laid_out(store, order["recipe"]["artifact"], RECIPE)
+    context = context_of(recipes.load(str(folder / FILE)), store)
+    context.given = {each["stage"]: Given(store.artifact(each["artifact"]), each["key"]) for each in order["given"]}
     return context
 
 
-def _laid_out(store: Store, digest: str, kind: str, folder: Path) -> Path:
-    """Write an artifact's files to a folder, in place of what is there. Raises CodeError for another kind."""
+def _laid_out(store: Store, digest: str, kind: str) -> Path:
+    """Return a folder with an artifact's files, models' as links. Raises CodeError for another kind."""
     artifact = store.artifact(digest)
     if artifact.kind != kind:
         raise CodeError(f"{digest[:19]} in the store is no {kind}: {artifact.kind}", "order the job anew")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    store.copy_files(artifact, folder)
+    folder = store.home / "jobs" / digest.removeprefix("sha256:")[:FOLDER_DIGITS]
+    if folder.exists():
+        return folder
+    # whole or not there: another process of this home may run the same job
+    aside = folder.with_name(f"{folder.name}.{os.getpid()}")
+    weights = [file for file in artifact.files if file.path.startswith(MODELS)]
+    store.copy_files(replace(artifact, files=tuple(file for file in artifact.files if file not in weights)), aside)
+    store.link_files(replace(artifact, files=tuple(weights)), aside)
+    if kind == CODE:
+        unpack_code(aside / ARCHIVE, aside)
+    with contextlib.suppress(OSError):  # it came first
+        aside.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
@@ -118,8 +133,7 @@ def _take_code(store: Store, order: Order, uri: JobUri) -> None:
     wanted = order["code"]["artifact"]
     if wanted == os.environ.get(CODE_OF) or has_code(store.artifact(wanted)):
         return
-    folder = _laid_out(store, wanted, CODE, store.home / "jobs" / uri.id / "code")
-    unpack_code(folder / ARCHIVE, folder)
+    folder = _laid_out(store, wanted, CODE)
     paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
     environ = os.environ | {CODE_OF: wanted, "PYTHONPATH": os.pathsep.join(paths)}
     sys.stderr.write(f"job {uri.id}: starts again with the code of its order\n")
@@ -155,4 +169,4 @@ def _end(store: Store, uri: JobUri, result: Result) -> None:
         "run": result.run, "outcome": outcome, "stages": stages, "notes": result.notes, "ended": now(),
         "error": None if result.error is None else result.error.placed(),
     }  # fmt: skip
-    store.backend.replace(f"jobs/{uri.id}/result.json", json.dumps(document).encode())
+    store.backend.replace(result_file(uri.id), json.dumps(document).encode())

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import PrivateAttr, ValidationError, field_validator, model_validator
 
+from trnflow.flows.recipes import hardware
 from trnflow.flows.recipes.files import RecipeTree, nearest, origin_of, read_tree
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.recipes.sections import (
@@ -247,6 +248,12 @@ class Recipe(StageConfig):
     @property
     def _runs_on_hardware(self) -> bool:
         return self.hardware.device in (None, self.train.device)
+
+    @property
+    def decided_here(self) -> tuple[str, ...]:
+        """The settings that this machine decided, `hardware` as a whole; none if the recipe fixes them."""
+        fixing = (f"train.{name}" for name in hardware.FIXING)
+        return ("hardware", *fixing, *self._read.chosen) if self._read.chosen else ()
 
     def leaves_open(self, *names: str) -> bool:
         """Return whether this machine decides these settings, and has not yet set one."""

@@ -15,9 +15,9 @@ from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.flows.runner.devices import devices_of, filled_environment, refuse_torchrun
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.memory_check import fit_to_machine
-from trnflow.flows.runner.plan import Options, Plan, Step
+from trnflow.flows.runner.plan import Given, Options, Plan, Step
 from trnflow.flows.runner.work_folders import make_store, open_home
-from trnflow.tasks.artifact import Artifact, Meta
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.launch.call import Call
@@ -49,7 +49,7 @@ class RunContext:
         notes: Sentences for the user.
         force: Stages that run although the store has their results; each is forced once.
         lost: Digests of blobs that were found missing or corrupt.
-        given: {stage: the artifact that stands for its step}, in a job.
+        given: {stage: what stands for its step}, in a job.
     """
 
     recipe: Recipe
@@ -64,7 +64,7 @@ class RunContext:
     notes: list[str] = field(default_factory=list)
     force: frozenset[str] = frozenset()
     lost: set[str] = field(default_factory=set)
-    given: Mapping[str, Artifact] = field(default_factory=dict)
+    given: Mapping[str, Given] = field(default_factory=dict)
 
     @cached_property
     def environment(self) -> dict[str, str]:

@@ -81,8 +81,10 @@ def filled_environment(launch: LaunchConfig) -> dict[str, str]:
 
 def refuse_torchrun() -> None:
     """Raise ConfigError in a process that torchrun started as one of several: one would train, and the others wait for it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
     processes, nodes = (int(os.environ.get(name) or 1) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE"))
-    if "TORCHELASTIC_RUN_ID" not in os.environ or max(processes, nodes) == 1:
+    if max(processes, nodes) == 1:
         return
     if nodes > 1:
         raise ConfigError(

@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from trnflow.flows.runner.attempts import outlook
 from trnflow.flows.runner.code_parts import remember_parts
@@ -34,7 +34,15 @@ from trnflow.tasks.store.layout import SHARD
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
 
-GIVES_NOTHING: Mapping[str, Artifact] = {}
+
+class Given(NamedTuple):
+    """What stands for a stage's result in a job: the artifact, and the key under which it is on record."""
+
+    artifact: Artifact
+    key: str
+
+
+GIVES_NOTHING: Mapping[str, Given] = {}
 
 Inputs = dict[str, Any]
 """By parameter name: artifacts, sources, and nodes that have not run yet."""
@@ -176,7 +184,7 @@ class Plan:
         notes: Sentences for the user.
         lost: Digests of blobs that were found missing or corrupt.
         start: The model in the store that training starts from; None if there is none, or while it is not known.
-        given: {stage: the artifact that stands for its step}; what the stage reads is not looked up.
+        given: {stage: what stands for its step}; what the stage reads is not looked up.
         seconds: How long the plan took.
     """
 
@@ -186,7 +194,7 @@ class Plan:
         store: Store,
         resolver: Resolver,
         lost: set[str],
-        given: Mapping[str, Artifact] = GIVES_NOTHING,
+        given: Mapping[str, Given] = GIVES_NOTHING,
     ) -> None:
         begun = time.monotonic()
         self.graph = graph
@@ -234,7 +242,8 @@ class Plan:
         stamp_of = functools.cache(stamp)  # for this moment: the run looks again when a stage's turn comes
         for step in self.steps.values():
             if step.name in self.given:
-                step.take(Stored(self.given[step.name], "hit", "given", 0.0, {}))
+                artifact, step.key = self.given[step.name]
+                step.take(Stored(artifact, "hit", "given", 0.0, {}))
                 step.settled = True
             else:
                 self._predict(step, stamp_of)
@@ -242,6 +251,13 @@ class Plan:
             for needed in (self.steps[node.name] for node in step.node.after.values()):
                 if step.action == "hit" and needed.action != "hit":
                     needed.action, needed.why = "skip", f"{step.name} is a hit"
+
+    def gives(self, digest: str) -> bool:
+        """Return whether a blob is of a given artifact, which no stage of this run can make anew."""
+        return any(
+            digest in (artifact.digest, *(file.digest for file in artifact.files))
+            for artifact, _ in self.given.values()
+        )
 
     def artifact(self, stage: str) -> Artifact:
         """Return what a stage made or the store has, of a step that was settled."""

@@ -145,6 +145,9 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
             _skip_the_rest(plan.until(options), plan, context)
             return
         except BlobLost as error:  # the stage that made the blob runs again
+            if plan.gives(error.digest):
+                fix = "run `trnflow run --detach` again where the job was ordered: it makes them anew"
+                raise StoreError(f"the store has lost rows that this job was given: {error.message}", fix) from error
             context.note(f"{error.message}; made anew")
             context.log.write("repair", digest=error.digest)
             # forced stages are forced once
@@ -188,7 +191,7 @@ def _found(step: Step, plan: Plan, context: RunContext) -> Stored | None:
 
 def _make(step: Step, plan: Plan, context: RunContext) -> Stored:
     after = {name: plan.steps[needed.name].artifact for name, needed in step.node.after.items()}
-    before = [each for each in plan.steps.values() if each.settled and each.name not in plan.given]
+    before = [each for each in plan.steps.values() if each.settled]
     if step.chosen and step.node.stage.role == "training":
         numbers = ", ".join(f"{name} {value}" for name, value in step.chosen.items())
         say(context.log, step.name, f"{numbers}: chosen for these rows")

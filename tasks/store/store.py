@@ -164,7 +164,7 @@ class Store(BlobStore):
         """Write a run record, in place of its earlier one."""
         self.backend.replace(f"runs/{run}.json", _pretty(document))
         with contextlib.suppress(BlobLost):  # the next run makes lost results again
-            held = [stage for stage in document.get("stages", []) if stage.get("artifact") and stage.get("key")]
+            held = [stage for stage in document.get("stages", []) if stage.get("artifact")]
             self.restore(cast(list[RecordName], held))
 
     def restore(self, held: Sequence[RecordName], artifact: Artifact | None = None) -> None:

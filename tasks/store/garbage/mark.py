@@ -10,6 +10,7 @@ and a read of each document.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import socket
@@ -137,8 +138,10 @@ class _Marker:
         for name in roots:  # also those that keep themselves alone, and those of later versions
             self._keep(name, "roots")
         for name in self._view.below("jobs"):
-            if name.endswith(ORDER) and f"{name.removesuffix(ORDER)}/result.json" not in self._view:
-                self._follow(self._document(name), "jobs")
+            if name.endswith(ORDER) and not self._has_completed(name.removesuffix(ORDER)):
+                # one that can't be read is refused by the job, too
+                with contextlib.suppress(StoreError):
+                    self._follow(self._document(name), "jobs")
         for name in self._kept_runs():
             self._run(name, "runs")
         for name in self._view.below("leases"):
@@ -160,6 +163,12 @@ class _Marker:
         for name in self._view.present:
             if self._is_young(name):
                 self._young(name)
+
+    def _has_completed(self, job: str) -> bool:
+        with contextlib.suppress(StoreError):
+            name = f"{job}/result.json"
+            return name in self._view and self._document(name).get("outcome") == "completed"
+        return False
 
     # Roots
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.flows.champions.conftest import write_tiny
 from tests.flows.recipes.test_recipes import FILES
@@ -22,19 +23,29 @@ from trnflow.tasks.store import Store
 
 SECTIONS = ("format", "tokenize", "pack", "train", "consolidate", "export", "evaluate", "hardware", "stages")
 MODULE = """
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.stage import stage
+
 from mine.words import PREFIX
+
+
+@stage(kind="mine")
+def after(config, given, out):
+    return None
 
 
 def form(row):
     return PREFIX + row["text"]
 
 
-def metric(p):
-    return 0.5
+def check(challenger, champion):
+    return None
 """
 OWN = """
-extends: [tiny.yaml, parts/metric.yaml]
+extends: [../../tiny.yaml, ../../parts/metric.yaml]
 format: {task: classification, make: 'mine.formats:form'}
+stages: {behind: {after: train, function: 'mine.formats:after'}}
+promote: {checks: ['mine.formats:check']}
 """
 
 
@@ -45,8 +56,8 @@ def store(tmp_path: Path) -> Store:
 
 def carried(recipe: Recipe, store: Store, folder: Path) -> Recipe:
     context = context_of(recipe, store)
-    digest = carry_recipe(recipe, store, context.resolver)
-    assert carry_recipe(recipe, store, context.resolver) == digest, "twice the same"
+    digest = carry_recipe(recipe, store, context.resolver).digest
+    assert carry_recipe(recipe, store, context.resolver).digest == digest, "twice the same"
     folder.mkdir()
     store.copy_files(store.artifact(digest), folder)
     return load(str(folder / FILE))
@@ -93,23 +104,27 @@ def own_recipe(folder: Path) -> Recipe:
     (folder / "parts/metric.yaml").write_text(
         "evaluate: {metrics: [{function: 'scores:half', less_is_better: false}]}\n"
     )
-    (folder / "own.yaml").write_text(OWN)
-    return load(str(folder / "own.yaml"))
+    # two folders below the modules
+    (folder / "conf/team").mkdir(parents=True)
+    (folder / "pyproject.toml").touch()
+    (folder / "conf/team/own.yaml").write_text(OWN)
+    return load(str(folder / "conf/team/own.yaml"))
 
 
 def test_own_code_of_two_folders_travels(store: Store, tmp_path: Path) -> None:
     here = own_recipe(tmp_path / "project")
     there = carried(here, store, tmp_path / "there")
-    assert {name: named for name, (named, _) in there.hooks.items()} == {
-        name: named for name, (named, _) in here.hooks.items()
-    }
-    for setting in here.hooks:
+    travels = {name: named for name, (named, _) in here.hooks.items() if not name.startswith("promote.")}
+    assert {name: named for name, (named, _) in there.hooks.items()} == travels and len(travels) == 3
+    for setting in travels:
         mine, theirs = (
             own_code(recipe, setting).find(store, context_of(recipe, store).resolver)  # type: ignore[union-attr]
             for recipe in (here, there)
         )
         assert mine.identity == theirs.identity
-        assert all(str(tmp_path / "there") in file for file in theirs.location["files"].values())
+        assert all(
+            str(tmp_path / "there") in file for name, file in theirs.location["files"].items() if name[:8] != "trnflow."
+        )
 
 
 def test_a_secret_is_refused_and_a_variable_travels(store: Store, tmp_path: Path) -> None:
@@ -121,6 +136,38 @@ def test_a_secret_is_refused_and_a_variable_travels(store: Store, tmp_path: Path
         load(str(folder / "tiny.yaml"), ["launch.environment.TOKEN=${TOKEN_OF_TEST}"]), store, tmp_path / "here"
     )
     assert there.launch.environment == {"TOKEN": "${TOKEN_OF_TEST}"}
+
+
+def test_what_the_machine_decides_is_decided_there(store: Store, model: Path, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path)
+    here = load("classify", [f"model.source={model}"])
+    assert here.decided_here and "train.device" in here.decided_here
+    context = context_of(here, store)
+    store.copy_files(store.artifact(carry_recipe(here, store, context.resolver).digest), tmp_path / "there")
+    settings = yaml.safe_load((tmp_path / "there" / FILE).read_text())
+    assert "hardware" not in settings and not {"device", "engine", "dtype"} & settings["train"].keys()
+    fixed = load(str(folder / "tiny.yaml"))
+    assert not fixed.decided_here
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("data.arguments={url: 'postgres://me:hunter2@host/db'}", None),
+        ("launch.environment.NCCL_DEBUG=INFO", None),
+        ("launch.environment.API_KEY=hunter2", "launch.environment.API_KEY may be a secret"),
+    ],
+)
+def test_what_no_stage_reads_and_what_is_no_secret_does_not_stop_a_job(
+    setting: str, said: str | None, store: Store, tmp_path: Path
+) -> None:
+    recipe = load(str(write_tiny(tmp_path) / "tiny.yaml"), [setting])
+    if said is None:
+        there = carried(recipe, store, tmp_path / "there")
+        assert "hunter2" not in (tmp_path / "there" / FILE).read_text() and not there.data.arguments
+        return
+    with pytest.raises(ConfigError, match=said):
+        carried(recipe, store, tmp_path / "there")
 
 
 def test_the_program_travels_whole_and_runs(store: Store, tmp_path: Path) -> None:

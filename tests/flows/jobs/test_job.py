@@ -15,9 +15,10 @@ from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.stores import new_store
 from tests.helpers.waiting import wait_for
+from trnflow.flows.cli.job_commands import STOPPED
 from trnflow.flows.jobs.listing import runs_of
 from trnflow.flows.jobs.order import order_file, parse_uri
-from trnflow.flows.jobs.work import CODE_OF, STOPPED
+from trnflow.flows.jobs.work import CODE_OF
 from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
@@ -213,6 +214,9 @@ def test_gc_keeps_what_an_order_needs_until_it_has_ended(tmp_path: Path) -> None
     store.backend.create(order_file("1" * 12), json.dumps({"recipe": {"artifact": digest}}).encode())
     collect(store.backend, Policy(grace=0.0), yes=True)
     assert store.artifact(digest)
-    store.backend.create(f"jobs/{'1' * 12}/result.json", b"{}")
+    store.backend.replace(f"jobs/{'1' * 12}/result.json", json.dumps({"outcome": "stopped"}).encode())
+    collect(store.backend, Policy(grace=0.0), yes=True)
+    assert store.artifact(digest), "it goes on when it is run again"
+    store.backend.replace(f"jobs/{'1' * 12}/result.json", json.dumps({"outcome": "completed"}).encode())
     collect(store.backend, Policy(grace=0.0), yes=True)
     assert not store.backend.names("blobs")
