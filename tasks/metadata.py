@@ -223,3 +223,21 @@ class ExportedMeta(TrainedMeta):
     max_difference: float | None
     """Of logits from PyTorch's."""
     metrics: NotRequired[dict[str, float]]
+
+
+class ReferenceMeta(TypedDict):
+    """Metadata of `compute_reference`. splits: pairs of answers."""
+
+    task: Task
+    splits: Counts
+
+
+class EvaluationMeta(TypedDict):
+    """Metadata of `evaluate_model`."""
+
+    task: Task
+    split: str
+    metrics: dict[str, float | None]
+    own: NotRequired[list[str]]
+    """The names of the user's metrics, and of those of the harness."""
+    notes: NotRequired[list[str]]
