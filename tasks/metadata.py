@@ -1,7 +1,8 @@
-"""The metadata of the artifacts, each fact named once. Read by type checkers alone: no key counts this module."""
+"""The metadata of the artifacts, each fact named once. Type checkers and the check of stored artifacts read it: in no key."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NotRequired, TypedDict
 
 from trnflow.tasks.artifact import Meta
@@ -241,3 +242,18 @@ class EvaluationMeta(TypedDict):
     own: NotRequired[list[str]]
     """The names of the user's metrics, and of those of the harness."""
     notes: NotRequired[list[str]]
+
+
+BY_STAGE: Mapping[str, type] = {
+    "load_data": RowsMeta,
+    "format_prompts": TextsMeta,
+    "tokenize_text": TokensMeta,
+    "pack_chunks": PackedMeta,
+    "compute_reference": ReferenceMeta,
+    "precompile": GraphsMeta,
+    "train": CheckpointMeta,
+    "consolidate": ModelMeta,
+    "export_neuron": ExportedMeta,
+    "evaluate_model": EvaluationMeta,
+}
+"""What the stages of the pipeline write. By kind would not do: rehearsals and parts make kinds of the same names."""

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from trnflow.tasks import metadata
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.kinds.registry import KINDS
+from trnflow.tasks.metadata import BY_STAGE
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.json_objects import misfit
-
-SHAPES: Mapping[str, type] = {
-    "load_data": metadata.RowsMeta,
-    "format_prompts": metadata.TextsMeta,
-    "tokenize_text": metadata.TokensMeta,
-    "pack_chunks": metadata.PackedMeta,
-    "compute_reference": metadata.ReferenceMeta,
-    "precompile": metadata.GraphsMeta,
-    "train": metadata.CheckpointMeta,
-    "consolidate": metadata.ModelMeta,
-    "export_neuron": metadata.ExportedMeta,
-    "evaluate_model": metadata.EvaluationMeta,
-}
-"""{stage: its metadata}; of the user's own stages nothing is known."""
 
 
 def metadata_fault(stage: str, meta: Meta) -> str:
     """Return what is wrong with the metadata of a stage's artifact, such as "its metadata has no task"; "" if nothing is."""
-    if stage not in SHAPES:
+    if stage not in BY_STAGE:  # of the user's own, of which nothing is known, or of a rehearsal
         return ""
-    wrong = misfit(meta, SHAPES[stage], "its metadata")
+    wrong = misfit(meta, BY_STAGE[stage], "its metadata")
     task = meta.get("task")
     if not wrong and task is not None and task not in KINDS:
         wrong = f"its metadata.task is {task!r:.40}, which is no task"

@@ -65,6 +65,7 @@ def check_record(store: Store, record: Record, kind: str, lost: set[str]) -> Rec
         return Recorded(None, error.message)
     if artifact.kind != kind:
         return Recorded(None, f"its artifact {artifact.digest[:19]} is of kind {artifact.kind}, and it makes {kind}")
+    # a miss, and not quarantined: an earlier version may have written them
     if wrong := metadata_fault(record["stage"], artifact.meta):
         return Recorded(None, f"its artifact {artifact.digest[:19]} is forged, or of another version: {wrong}")
     seen = store.blob_stats(artifact)

@@ -99,9 +99,9 @@ def verify(
 ) -> Verified:
     """Check a store; with `repair` quarantine damaged files, and bring blobs back. Raises StoreError.
 
-    cache: this machine's copies of a remote store's blobs; kinds: {stage: kind of its artifacts}; fault: returns
-    what is wrong with the metadata of a stage's artifact, or "".
+    kinds: {stage: kind of its artifacts}; fault: says what is wrong with a stage's metadata.
     """
+    # this machine's copies of a remote store's blobs are looked at last
     result = _Verifier(backend, repair, kinds or {}, fault).verify()
     if cache is not None:
         _verify_cache(cache, result, repair=repair)

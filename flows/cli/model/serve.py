@@ -100,6 +100,7 @@ def in_time(load: Callable[[float], PredictingProcess], seconds: float) -> Predi
             try:
                 yield from process.predict([row])
             except TrnflowError as error:
+                # the time is over, or memory was; all other errors leave the process as it is
                 if not process.ended:
                     raise
                 what = (

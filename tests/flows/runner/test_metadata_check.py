@@ -11,9 +11,10 @@ import pytest
 from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
 from trnflow.flows.finetune import STAGES
-from trnflow.flows.runner.metadata_check import SHAPES, metadata_fault
+from trnflow.flows.runner.metadata_check import metadata_fault
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import sha256_bytes
+from trnflow.tasks.metadata import BY_STAGE
 from trnflow.tasks.store.layout import blob_name
 
 UNTIL = ("tiny.yaml", "--direct", "--until", "pack_chunks")
@@ -45,7 +46,7 @@ def forge(store: Path, stage: str, **facts: Any) -> str:
 
 
 def test_each_stage_has_its_metadata_listed() -> None:
-    assert set(SHAPES) == set(STAGES)
+    assert set(BY_STAGE) == set(STAGES)
     assert metadata_fault("of_mine", {"task": 7}) == ""
     evaluated = {"task": "no_task", "split": "test", "metrics": {}}
     assert metadata_fault("evaluate_model", evaluated) == "its metadata.task is 'no_task', which is no task"
