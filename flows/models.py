@@ -15,6 +15,7 @@ from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, recipe_names
 from trnflow.flows.recipes.names import is_recipe
 from trnflow.flows.runner.context import open_store, plan_of
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.flows.runner.plan import Step
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact
@@ -107,7 +108,9 @@ def find_model(
     meaning = find_stored(store, name, want[:1])
     if meaning is None:
         raise _unknown(store, name)
-    artifact, serving = store.artifact(_artifact_of(store, name, meaning, want)), None
+    digest, serving = _artifact_of(store, name, meaning, want), None
+    makers = {KINDS.get(stage, ""): stage for stage in want}
+    artifact = checked_artifact(store, makers.get(store.artifact(digest).kind, want[0]), digest)
     if name.which == NEWEST and meaning.run is not None:
         model = artifact_of_run(store.run(meaning.run) or {}, ROLES["model"])
         serving = serving_beside(store, name.recipe, model, text.removesuffix(f"@{NEWEST}"))

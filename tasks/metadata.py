@@ -1,7 +1,8 @@
-"""The metadata of the artifacts, each fact named once. Read by type checkers alone: no key counts this module."""
+"""The metadata of the artifacts, each fact named once. Type checkers and the check of stored artifacts read it: in no key."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NotRequired, TypedDict
 
 from trnflow.tasks.artifact import Meta
@@ -223,3 +224,36 @@ class ExportedMeta(TrainedMeta):
     max_difference: float | None
     """Of logits from PyTorch's."""
     metrics: NotRequired[dict[str, float]]
+
+
+class ReferenceMeta(TypedDict):
+    """Metadata of `compute_reference`. splits: pairs of answers."""
+
+    task: Task
+    splits: Counts
+
+
+class EvaluationMeta(TypedDict):
+    """Metadata of `evaluate_model`."""
+
+    task: Task
+    split: str
+    metrics: dict[str, float | None]
+    own: NotRequired[list[str]]
+    """The names of the user's metrics, and of those of the harness."""
+    notes: NotRequired[list[str]]
+
+
+BY_STAGE: Mapping[str, type] = {
+    "load_data": RowsMeta,
+    "format_prompts": TextsMeta,
+    "tokenize_text": TokensMeta,
+    "pack_chunks": PackedMeta,
+    "compute_reference": ReferenceMeta,
+    "precompile": GraphsMeta,
+    "train": CheckpointMeta,
+    "consolidate": ModelMeta,
+    "export_neuron": ExportedMeta,
+    "evaluate_model": EvaluationMeta,
+}
+"""What the stages of the pipeline write. By kind would not do: rehearsals and parts make kinds of the same names."""

@@ -9,6 +9,7 @@ from trnflow.flows.finetune import ROLES, finetune
 from trnflow.flows.recipes.names import is_recipe, model_name
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import plan_of
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import Record, RecordName, RunRecord
 from trnflow.tasks.errors import BlobLost, ConfigError
@@ -113,7 +114,8 @@ def of_digest(store: Store, digest: str, name: str) -> Contender:
 def of_champion(store: Store, entry: Entry) -> Contender:
     """Return the model of a champion. entry: the entry of the ledger that made it so. Raises BlobLost."""
     assert entry["champion"] is not None and entry["shaping"] is not None
-    return Contender(store.artifact(entry["champion"]), entry["shaping"], entry["evaluation"], tuple(entry["records"]))
+    champion = checked_artifact(store, ROLES["model"], entry["champion"])
+    return Contender(champion, entry["shaping"], entry["evaluation"], tuple(entry["records"]))
 
 
 def _contender(store: Store, artifact: Artifact, settings: Meta) -> Contender:
@@ -166,12 +168,12 @@ def judged_models(
 
 def _model(store: Store, digest: str) -> Artifact:
     try:
-        artifact = store.artifact(digest)
+        kind = store.artifact(digest).kind
     except BlobLost as error:
         raise ConfigError(error.message, "name a model that the store still holds") from error
-    if artifact.kind != "model":
+    if kind != "model":
         raise ConfigError(
-            f"{digest[:19]} is of kind {artifact.kind}, and what is promoted is a model",
+            f"{digest[:19]} is of kind {kind}, and what is promoted is a model",
             "name what consolidate made: `trnflow show RECIPE consolidate`",
         )
-    return artifact
+    return checked_artifact(store, ROLES["model"], digest)

@@ -14,8 +14,10 @@ from trnflow.flows.champions.frozen_rows import Frozen, FrozenDocument, append_s
 from trnflow.flows.champions.lost import restoring
 from trnflow.flows.champions.own_judges import compare_by_own, less_is_better, own_metric, refusals
 from trnflow.flows.champions.scoring import Scored, check_whole, score
+from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.flows.runner.work_folders import clean, workplace
 from trnflow.tasks.artifact import Meta
@@ -282,7 +284,8 @@ def _broken_bounds(config: PromoteConfig, challenger: Contender, store: Store) -
     """Return why `promote.at_least` and `at_most` refuse a challenger. Raises ConfigError for a missing metric, BlobLost."""
     if not (config.at_least or config.at_most):
         return []
-    metrics = store.artifact(challenger.evaluation).meta["metrics"] if challenger.evaluation else {}
+    evaluation = challenger.evaluation
+    metrics = checked_artifact(store, ROLES["evaluation"], evaluation).meta["metrics"] if evaluation else {}
     for name in {**config.at_least, **config.at_most}:
         if name not in metrics:
             raise ConfigError(

@@ -16,6 +16,7 @@ from trnflow.flows.champions.destinations import CARD, Report, to_folder, to_obj
 from trnflow.flows.champions.forced import forced_in
 from trnflow.flows.champions.hub import SCHEME, to_hub
 from trnflow.flows.finetune import ROLES
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.errors import BlobLost, ConfigError
@@ -145,7 +146,7 @@ def evaluation_of(store: Store, digest: str) -> Meta | None:
     """Return the metadata of a model's newest evaluation, or None."""
     for record in evaluations_of(store, digest):
         with suppress(BlobLost):
-            return store.artifact(record["artifact"]).meta
+            return checked_artifact(store, record["stage"], record["artifact"]).meta
     return None
 
 

@@ -11,6 +11,7 @@ from trnflow.flows.cli.output import emit
 from trnflow.flows.display import report
 from trnflow.flows.finetune import KINDS
 from trnflow.flows.recipes.names import model_name
+from trnflow.flows.runner.metadata_check import metadata_fault
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store, made_store
@@ -63,7 +64,7 @@ def verify(options: Namespace) -> int:
     store = made_store(options.store, damaged=True)
     kinds = KINDS | {f"{stage}{SHARD}": f"{kind}{SHARD}" for stage, kind in KINDS.items()}
     cache = None if store.is_local else store.cache
-    result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds)
+    result = read_all(store.backend, repair=options.repair, cache=cache, kinds=kinds, fault=metadata_fault)
     note_verified(store.home, store.root, result)
     counts = ", ".join(f"{count} {kind}" for kind, count in result.checked.items())
     lines = [f"{hide_secrets(store.root)}: {counts}; {result.bytes / 1e6:.1f} MB hashed"]

@@ -13,6 +13,7 @@ from trnflow.flows.display.report import DIFFERENCES, change_cells, number, seco
 from trnflow.flows.finetune import ROLES, STAGES
 from trnflow.flows.runner.attempts import run_of
 from trnflow.flows.runner.forecast import dollars
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import RecordedStage, RunRecord
 from trnflow.tasks.errors import BlobLost
@@ -199,7 +200,7 @@ def _meta(store: Store, document: RunRecord, stage: str) -> Meta:
     """Return the metadata of a stage's artifact; {} if the run has none or the store lost it."""
     digest = artifact_of_run(document, stage)
     try:
-        return store.artifact(digest).meta if digest else {}
+        return checked_artifact(store, stage, digest).meta if digest else {}
     except BlobLost:
         return {}
 

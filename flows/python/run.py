@@ -14,6 +14,7 @@ from trnflow.flows.display import report
 from trnflow.flows.display.live_block import html_table
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import find_model
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import ConfigError
@@ -69,7 +70,7 @@ class Run:
         digest = artifact_of_run(self.record, ROLES["training"])
         if digest is None:
             raise ConfigError(f"the run {self.id} has no training", "run it to the end")
-        rows = self._store.artifact(digest).meta.get("curves", [])
+        rows = checked_artifact(self._store, ROLES["training"], digest).meta.get("curves", [])
         names = dict.fromkeys(["step", "loss", "learning_rate", *(name for row in rows for name in row)])
         return pd.DataFrame(rows, columns=[*names])
 
@@ -84,7 +85,7 @@ class Run:
         if found is None or found["artifact"] is None:
             there = [stage["stage"] for stage in self.record["stages"] if stage["artifact"]]
             raise ConfigError(f"the run {self.id} has no result of {name}", f"it has {', '.join(there)}")
-        artifact = self._store.artifact(found["artifact"])
+        artifact = checked_artifact(self._store, name, found["artifact"])
         return Stage(name, found["action"], _opened(self._store, artifact), artifact.meta)
 
     def model(self) -> Model:
@@ -92,7 +93,7 @@ class Run:
         digest = artifact_of_run(self.record, ROLES["model"])
         if digest is None:
             raise ConfigError(f"the run {self.id} made no model", "run it to the end")
-        return Model(self._store, self._store.artifact(digest))
+        return Model(self._store, checked_artifact(self._store, ROLES["model"], digest))
 
     def __repr__(self) -> str:
         figures = report.figures(self.metrics)

@@ -10,6 +10,7 @@ from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import RetrainReason
 from trnflow.flows.runner.context import make_plan
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.flows.runner.run import settle
 from trnflow.flows.runner.work_folders import workplace
 from trnflow.tasks.artifact import Artifact
@@ -118,7 +119,7 @@ def data_of(store: Store, model: str) -> Artifact | None:
     if digest is None:
         return None
     try:
-        artifact = store.artifact(digest)
+        artifact = checked_artifact(store, ROLES["rows"], digest)
         return None if store.missing(artifact) else artifact
     except BlobLost:
         return None

@@ -132,8 +132,9 @@ def write_champion(
 def _metrics(store: Store, evaluation: str | None) -> dict[str, float]:
     """Return the single figures of an evaluation; none if the store has lost it."""
     with suppress(TrnflowError):
-        metrics = store.artifact(evaluation).meta["metrics"] if evaluation else {}
-        return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        metrics = store.artifact(evaluation).meta.get("metrics") if evaluation else None
+        known = metrics if isinstance(metrics, dict) else {}  # a manifest may be forged
+        return {name: value for name, value in known.items() if isinstance(value, int | float)}
     return {}
 
 

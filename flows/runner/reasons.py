@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trnflow.flows.runner.code_parts import PARTS, REST, PartChange, changed_parts
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.tasks.artifact import Json, Meta, Source
 from trnflow.tasks.documents import Documented, KeyDocument
 from trnflow.tasks.errors import TrnflowError
@@ -87,7 +88,7 @@ def _of_files(store: Store, data: Source, record: Documented, before: Json, afte
 def _rows_of(store: Store, record: Documented) -> int | None:
     """Return how many rows the source of a record's artifact had."""
     try:
-        meta = store.artifact(str(record.get("artifact"))).meta
+        meta = checked_artifact(store, record["document"]["stage"], str(record.get("artifact"))).meta
     except TrnflowError:
         return None
     return int(sum(meta["splits"].values()) + sum(meta["dropped"].values())) if "splits" in meta else None

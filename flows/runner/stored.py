@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from trnflow.flows.runner.metadata_check import metadata_fault
 from trnflow.tasks.artifact import Artifact, File, Meta
 from trnflow.tasks.documents import KeyDocument, Record, RecordName
 from trnflow.tasks.errors import BlobLost
@@ -64,6 +65,9 @@ def check_record(store: Store, record: Record, kind: str, lost: set[str]) -> Rec
         return Recorded(None, error.message)
     if artifact.kind != kind:
         return Recorded(None, f"its artifact {artifact.digest[:19]} is of kind {artifact.kind}, and it makes {kind}")
+    # a miss, and not quarantined: an earlier version may have written them
+    if wrong := metadata_fault(record["stage"], artifact.meta):
+        return Recorded(None, f"its artifact {artifact.digest[:19]} is forged, or of another version: {wrong}")
     seen = store.blob_stats(artifact)
     missing = seen.missing or next((file for file in artifact.files if file.digest in lost), None)
     if missing is not None:

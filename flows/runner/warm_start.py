@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trnflow.flows.recipes.names import model_name
+from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.errors import BlobLost, ConfigError
@@ -22,7 +23,7 @@ from trnflow.tasks.store.model_names import (
 )
 
 MODEL, TRAINING = MODEL_STAGES
-MODEL_KINDS = ("model", "checkpoint")
+MODEL_KINDS = {"model": MODEL, "checkpoint": TRAINING}
 LEAST = 8
 """Hex digits from which an unknown name is called a digest in the error, not a recipe."""
 
@@ -133,6 +134,7 @@ def _model(store: Store, digest: str, setting: str) -> Artifact:
         raise ConfigError(
             f"{setting}: {digest[:19]} is of kind {artifact.kind}, no model", "name what consolidate or train made"
         )
+    checked_artifact(store, MODEL_KINDS[artifact.kind], digest)
     missing = store.missing(artifact)
     if missing is not None:
         raise ConfigError(f"{setting}: the store has lost {missing.path} of {digest[:19]}", "run what made it again")

@@ -105,7 +105,7 @@ def start_worker(home: Path, report: Callable[[], object]) -> NoReturn:
     if folder := temporary_folder():  # Prefect keeps a folder for each flow run; a killed worker removes none
         environ |= {"TMPDIR": str(folder), STARTER: this_process().tag}
     words = ["worker", "start", "--pool", named(POOL, os.environ[PROJECT]), "--type", "process", "--limit", AT_ONCE]
-    os.execve(sys.executable, [sys.executable, "-c", WORKER, *words], environ)
+    os.execve(sys.executable, [sys.executable, "-P", "-c", WORKER, *words], environ)
 
 
 def enter_project(folder: Path) -> None:

@@ -72,6 +72,18 @@ def harness_source(config: HarnessConfig, resolver: Resolver) -> Source:
 
     Raises ConfigError without a folder or task, DataError for a task that can't be evaluated.
     """
+    folder, identity = task_files(config, resolver)
+    asked = {"tasks": [*config.tasks], "limit": config.limit, "num_fewshot": config.num_fewshot}
+    checked = digest_of({**identity, **asked, "lm-eval": (installed := harness_version())})
+    if installed and not resolver.memo.get("harness", folder, checked):
+        with TemporaryDirectory(prefix="trnflow-harness-") as cache:
+            call_harness({**asked, "model": None}, folder, Path(cache))
+        resolver.memo.put("harness", folder, checked, True)
+    return Source("harness", identity, {"folder": str(folder.resolve())})
+
+
+def task_files(config: HarnessConfig, resolver: Resolver) -> tuple[Path, Meta]:
+    """Return the folder of the task files, and its identity {"files": {path: digest}}. Raises ConfigError without a folder."""
     given = fill_variables(config.include_path, PATH)
     folder = resolver.folder(PATH) / Path(given).expanduser()
     if not folder.is_dir():
@@ -81,14 +93,7 @@ def harness_source(config: HarnessConfig, resolver: Resolver) -> Source:
         )
     names = [*_files(folder)]
     digests = resolver.memo.digests(folder / name for name in names)
-    identity = {"files": dict(zip(names, digests, strict=True))}
-    asked = {"tasks": [*config.tasks], "limit": config.limit, "num_fewshot": config.num_fewshot}
-    checked = digest_of({**identity, **asked, "lm-eval": (installed := harness_version())})
-    if installed and not resolver.memo.get("harness", folder, checked):
-        with TemporaryDirectory(prefix="trnflow-harness-") as cache:
-            call_harness({**asked, "model": None}, folder, Path(cache))
-        resolver.memo.put("harness", folder, checked, True)
-    return Source("harness", identity, {"folder": str(folder.resolve())})
+    return folder, {"files": dict(zip(names, digests, strict=True))}
 
 
 def _files(folder: Path) -> Iterator[str]:

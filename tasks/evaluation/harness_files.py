@@ -13,14 +13,9 @@ import yaml
 
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.evaluation.harness import PATH, HarnessConfig, harness_version
-
-# private there: an edit of that module would move the key of every evaluation
-from trnflow.tasks.evaluation.harness import _files as files_in
+from trnflow.tasks.evaluation.harness import HarnessConfig, harness_version, task_files
 from trnflow.tasks.evaluation.harness_process import HOLD, MOST, READERS
-from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
-from trnflow.tasks.system.redaction import fill_variables
 
 YAML_ERRORS = (yaml.YAMLError, OSError, ValueError, RecursionError)
 
@@ -35,18 +30,10 @@ _Loader.add_constructor("!function", lambda loader, node: loader.construct_scala
 def harness_files(config: HarnessConfig, resolver: Resolver) -> Source:
     """Return the same source as `harness_source`, from files that are only read; their tasks are checked where lm-eval is
     installed. Raises ConfigError without a folder or task, DataError for a task that names no file of data."""
-    given = fill_variables(config.include_path, PATH)
-    folder = resolver.folder(PATH) / Path(given).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(
-            f"{PATH}: there is no folder {given}{in_folder(given, resolver.folder(PATH))}",
-            "name the folder with the task files",
-        )
-    names = [*files_in(folder)]
-    digests = resolver.memo.digests(folder / name for name in names)
+    folder, identity = task_files(config, resolver)
     if harness_version():
-        _check_tasks(config, folder, [name for name in names if name.endswith(".yaml")])
-    return Source("harness", {"files": dict(zip(names, digests, strict=True))}, {"folder": str(folder.resolve())})
+        _check_tasks(config, folder, [name for name in identity["files"] if name.endswith(".yaml")])
+    return Source("harness", identity, {"folder": str(folder.resolve())})
 
 
 def _check_tasks(config: HarnessConfig, folder: Path, names: list[str]) -> None:

@@ -17,12 +17,16 @@ from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.framed import framing
+from trnflow.tasks.data.limited_process import Timer, call_limited, keep_servers
 from trnflow.tasks.errors import ConfigError, DataError, ModelError, TrnflowError
 
 MOST = 400
 """Characters of another program's error that are shown."""
 READERS = ("json", "csv", "parquet", "text", "arrow")
 """Values of `dataset_path` that read local files."""
+CHAT_TEMPLATE = "evaluate.harness: the model's chat template"
+"""Where an error is that ends its rendering."""
+RENDERER = "transformers.utils.chat_template_utils"
 HOLD = (
     "hold the data in files of the folder, and name them: dataset_path: json, dataset_kwargs: {data_files: {test: ...}}"
 )
@@ -176,6 +180,7 @@ def _check_task(task: Any, asked: Meta) -> None:
 def _evaluated(asked: Meta) -> Meta:
     """Return {"rows": of the results' table, "version", "joined": see `_count_joined`}, by the calls of lm-eval's command."""
     model, joined = {"pretrained": asked["model"], **_of_chats(asked)}, _count_joined()
+    limit_templates()
     try:
         found = import_module("lm_eval").simple_evaluate(
             model="hf", model_args=model, tasks=asked["tasks"], task_manager=_manager(asked), log_samples=False,
@@ -198,6 +203,32 @@ def _of_chats(asked: Meta) -> Meta:
     config = framing(Path(asked["model"])) if asked["apply_chat_template"] else None
     # the template writes bos, where the model learnt one
     return {"add_bos_token": False, "chat_template_args": config.template_arguments} if config else {}
+
+
+def limit_templates() -> None:
+    """Let the model's chat template be rendered in a process with limits: it may come with a model from elsewhere."""
+    keep_servers()  # between two requests for renderings a model computes
+
+    def render(**asked: Any) -> tuple[list[str], list[Any]]:
+        answer = call_limited(f"{__name__}:rendered_chats", {"asked": asked, "imports": [RENDERER]})
+        if "refused" in answer:  # lm-eval asks again without the system's turn
+            raise import_module("jinja2").TemplateError(answer["refused"])
+        return answer["texts"], []
+
+    tokenizers: Any = import_module("transformers.tokenization_utils_base")
+    tokenizers.render_jinja_template = render
+
+
+def rendered_chats(arguments: Meta, limit: Timer) -> Meta:
+    """Return {"texts"} of conversations, or {"refused": by the template}. Raises ConfigError for too much memory."""
+    try:
+        with limit(CHAT_TEMPLATE):
+            texts = import_module(RENDERER).render_jinja_template(**arguments["asked"])[0]
+    except MemoryError as error:
+        raise ConfigError(f"{CHAT_TEMPLATE}: the template takes too much memory", "repair the template") from error
+    except import_module("jinja2").TemplateError as error:
+        return {"refused": _in_a_line(error)}
+    return {"texts": texts}
 
 
 def _count_joined() -> Callable[[], int]:

@@ -6,6 +6,7 @@ torch_neuronx.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -116,8 +117,12 @@ def half_precision(config: ExportConfig, weights: Input[ModelMeta], scratch: Pat
 
 def _run(command: list[str], scratch: Path) -> None:
     try:
-        # in scratch: the compiler writes logs and working files into its working directory
-        completed = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # in scratch: the compiler writes logs and working files into its working directory, of which none is imported.
+        # By a variable: Python 3.10, of AWS's environments, has no -P
+        completed = subprocess.run(
+            command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise MissingDependency(
             f"export.neuron_python: there is no {command[0]}", "name the Python of an environment with optimum-neuron"

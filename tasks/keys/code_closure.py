@@ -33,7 +33,7 @@ PLUMBING = frozenset(
         "trnflow.tasks.sources.remote_errors", "trnflow.tasks.sources.resolver",
         "trnflow.tasks.sources.sentence_files", "trnflow.tasks.sources.weight_files",
         "trnflow.tasks.system.disk", "trnflow.tasks.system.private_files", "trnflow.tasks.system.redaction",
-        "trnflow.tasks.system.threads",
+        "trnflow.tasks.system.terminal", "trnflow.tasks.system.threads",
     }
 )  # fmt: skip
 

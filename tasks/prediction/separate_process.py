@@ -33,6 +33,7 @@ from trnflow.tasks.sources.frames import plain_cell, rows_of
 from trnflow.tasks.system.child_environ import without_logins
 from trnflow.tasks.system.model_process import predicting_environ
 from trnflow.tasks.system.process import how_ended
+from trnflow.tasks.system.redaction import scrub_logs
 
 
 class Bounds(NamedTuple):
@@ -159,6 +160,7 @@ def serve(descriptor: str) -> None:
     An answer is [null, the answer], or [an error, its traceback], as JSON.
     """
     predict: Callable[[list[Any]], list[Meta]] | None = None
+    scrub_logs()
     keep_servers()
     with Connection(int(descriptor)) as connection, suppress(EOFError, ConnectionError):  # the caller has ended
         while True:

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,23 +90,32 @@ class Verified:
 
 
 def verify(
-    backend: Backend, *, repair: bool = False, cache: Path | None = None, kinds: Mapping[str, str] | None = None
+    backend: Backend,
+    *,
+    repair: bool = False,
+    cache: Path | None = None,
+    kinds: Mapping[str, str] | None = None,
+    fault: Callable[[str, Meta], str] = lambda stage, meta: "",
 ) -> Verified:
     """Check a store; with `repair` quarantine damaged files, and bring blobs back. Raises StoreError.
 
-    cache: this machine's copies of a remote store's blobs; kinds: {stage: kind of its artifacts}.
+    kinds: {stage: kind of its artifacts}; fault: says what is wrong with a stage's metadata.
     """
-    result = _Verifier(backend, repair, kinds or {}).verify()
+    # this machine's copies of a remote store's blobs are looked at last
+    result = _Verifier(backend, repair, kinds or {}, fault).verify()
     if cache is not None:
         _verify_cache(cache, result, repair=repair)
     return result
 
 
 class _Verifier:
-    def __init__(self, backend: Backend, repair: bool, kinds: Mapping[str, str]) -> None:
+    def __init__(
+        self, backend: Backend, repair: bool, kinds: Mapping[str, str], fault: Callable[[str, Meta], str]
+    ) -> None:
         self._backend = backend
         self._repair = repair
         self._kinds = kinds
+        self._fault = fault
         self._found = Verified()
         self._blobs: dict[str, int] = {}
         self._manifests: dict[str, Manifest | None] = {}
@@ -192,7 +201,7 @@ class _Verifier:
             raise StoreError(f"reading {name} failed: {error}", "check the disk the store lies on") from error
 
     def _record(self, name: str, document: Meta) -> None:
-        why = self._lacks(document["artifact"]) or self._is_another_kind(document)
+        why = self._lacks(document["artifact"]) or self._is_no_output(document)
         if why and self._backend.size(name) is not None:  # unless it was collected in the meantime
             repaired = self._repair and self._quarantine(name)
             self._found.problems.append(Damage("unusable", name, why, repaired))
@@ -216,13 +225,16 @@ class _Verifier:
                 return f"{path} ({digest[:19]}) is missing or corrupt"
         return ""
 
-    def _is_another_kind(self, record: Meta) -> str:
+    def _is_no_output(self, record: Meta) -> str:
+        """Return why the record's stage can't have made its artifact, or ""."""
         manifest, makes = self._manifest(record["artifact"]), self._kinds.get(record["stage"])
-        if manifest is None or makes in (None, manifest["kind"]):
+        if manifest is None:
             return ""
-        return (
-            f"its artifact {record['artifact'][:19]} is of kind {manifest['kind']}, and {record['stage']} makes {makes}"
-        )
+        named = f"its artifact {record['artifact'][:19]}"
+        if makes not in (None, manifest["kind"]):
+            return f"{named} is of kind {manifest['kind']}, and {record['stage']} makes {makes}"
+        wrong = self._fault(record["stage"], manifest["meta"])
+        return wrong and f"{named} is forged, or of another version: {wrong}"
 
     def _manifest(self, artifact: str) -> Manifest | None:
         if artifact not in self._manifests:

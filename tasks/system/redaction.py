@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from urllib.parse import unquote, unquote_plus
 
 from trnflow.tasks.errors import ConfigError, TrnflowError, unexpected
+from trnflow.tasks.system.terminal import printable
 
 SCHEMA = 1
 
@@ -226,8 +227,12 @@ class Scrubbed:
 
 
 def scrub_logs() -> None:
-    """Let Python's logging scrub all messages and tracebacks from now on."""
+    """Let Python's logging and warnings scrub all messages and tracebacks from now on, and escape control characters."""
     import logging
+    import warnings
+
+    def shown(text: str) -> str:
+        return printable(scrub(text))
 
     earlier = logging.getLogRecordFactory()
     if getattr(earlier, "scrubs", False):
@@ -236,15 +241,18 @@ def scrub_logs() -> None:
     def record(*arguments: Any, **named: Any) -> logging.LogRecord:
         entry = earlier(*arguments, **named)
         try:
-            entry.msg, entry.args = scrub(entry.getMessage()), ()
+            entry.msg, entry.args = shown(entry.getMessage()), ()
         except (TypeError, ValueError):  # arguments do not fit the format: logging reports this itself
             return entry
         if entry.exc_info and entry.exc_info[0] is not None:
-            entry.exc_text = scrub("".join(traceback.format_exception(*entry.exc_info))).rstrip("\n")
+            entry.exc_text = shown("".join(traceback.format_exception(*entry.exc_info))).rstrip("\n")
         return entry
 
     record.scrubs = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(record)
+    as_text = warnings.formatwarning
+    # showwarning calls it, unless another program has replaced that
+    warnings.formatwarning = lambda *warned, **line: shown(as_text(*warned, **line))
 
 
 def _longest_first() -> Iterable[tuple[re.Pattern[str], str]]:

@@ -156,6 +156,10 @@ def test_gradios_client_gets_what_predict_prints(
     difference = max(abs(shown[label] - expected[label]) for label in expected)
     figures.note("gradio", "the page of `predict --serve`", "probabilities", difference, "gradio")
     assert shown.keys() == expected.keys() and difference < 1e-6
+    main = classifier.process.pid
+    children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+    commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+    assert any(b"separate_process:serve" in command for command in commands), "a forward pass that can be ended"
     assert "26 tokens were too many" in long[1] and empty[1] == "the text is empty"
     assert "to ['hello']" in chat
 

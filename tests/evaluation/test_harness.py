@@ -8,13 +8,16 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from jinja2 import TemplateError
 
 from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell
 from trnflow.tasks.artifact import Input, Meta, Source
+from trnflow.tasks.data import limited_process
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.harness import HarnessConfig, harness_source, harness_version
 from trnflow.tasks.evaluation.harness_files import harness_files
+from trnflow.tasks.evaluation.harness_process import limit_templates
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.run_harness import needs, run_harness
 from trnflow.tasks.sources.resolver import Resolver
@@ -165,3 +168,37 @@ def test_a_result_that_is_no_number_is_left_out_and_said(tmp_path: Path, monkeyp
 def test_a_task_file_that_changed_since_the_run_began_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"tasks/sums\.yaml changed since this run began"):
         harnessed(tmp_path, monkeypatch, edited=True)
+
+
+CHAT = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}{{ eos_token }}"
+HOSTILE = [
+    ("{{ (7 ** (10 ** (messages | length + 8))) % 2 }}", "more than 5 s of processor time"),
+    ("{% set held = 'x'.ljust(10 ** 9 * (messages | length)) %}{{ held | length }}", "takes too much memory"),
+]
+
+
+@pytest.mark.parametrize(("template", "error"), HOSTILE)
+def test_a_model_s_chat_template_is_rendered_with_limits(
+    template: str, error: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval renders by the tokenizer's method, in its own process."""
+    from transformers import AutoTokenizer, tokenization_utils_base
+
+    tokenizer = AutoTokenizer.from_pretrained(shared / "assets/stories260K-hf")
+    asked = [{"role": "user", "content": "good"}, {"role": "assistant", "content": "it is"}]
+    plain: Meta = {
+        "chat_template": CHAT,
+        "tokenize": False,
+        "continue_final_message": True,
+        "tools": None,
+        "today": "no",
+    }
+    expected = tokenizer.apply_chat_template(asked, **plain)
+    for module, name in ((tokenization_utils_base, "render_jinja_template"), (limited_process, "_waits")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    limit_templates()
+    assert tokenizer.apply_chat_template(asked, **plain) == expected == "[user] good[assistant] it is"
+    with pytest.raises(TemplateError, match="no system"):
+        tokenizer.apply_chat_template(asked, tokenize=False, chat_template="{{ raise_exception('no system') }}")
+    with pytest.raises(ConfigError, match=f"the model's chat template: .*{error}"):
+        tokenizer.apply_chat_template(asked, tokenize=False, chat_template=template)

@@ -204,6 +204,17 @@ def test_the_exporter_of_another_environment_is_called(tmp_path: Path) -> None:
     assert any("never been run" in event.get("warn", "") for event in said)
 
 
+def test_no_file_of_the_working_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler writes its files there."""
+    exporters, out = tmp_path / "lib/optimum/exporters", small_models.workdir(tmp_path / "out")
+    exporters.mkdir(parents=True)
+    (exporters / "neuron.py").write_text("import json, pathlib, sys; pathlib.Path(sys.argv[-1]).mkdir(parents=True)")
+    (out.scratch / "json.py").write_text("raise SystemExit('a file of the working folder was imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    config = ExportConfig(target="neuron", neuron_python=sys.executable)
+    export_neuron(config, neuron_input(tmp_path, "causal_lm"), out)
+
+
 def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
     python = stand_in(tmp_path, "print('NCC_123: no'); sys.exit(3)")
     config = ExportConfig(target="neuron", neuron_python=python)

@@ -6,6 +6,8 @@ import base64
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from urllib.parse import quote, quote_plus, urlsplit
 
@@ -173,6 +175,30 @@ def test_what_libraries_log_is_scrubbed(caplog: pytest.LogCaptureFixture) -> Non
     assert "ValueError: ***" in caplog.text
     assert "again with ***" in caplog.text and "outside of any error: ***" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+PLANTED = r"""
+import logging, sys, warnings
+from trnflow.flows.cli.main import main
+assert main(["recipes"]) == 0
+sys.stdout.flush()
+planted = "a file\x1b[2J\x9b2J\rof theirs"
+warnings.warn(f"{planted} is warned of")
+logging.getLogger("library").warning("%s is logged", planted)
+try:
+    raise ValueError(planted)
+except ValueError:
+    logging.getLogger("library").exception("not read")
+"""
+
+
+def test_warnings_and_log_records_reach_the_terminal_with_escapes() -> None:
+    done = subprocess.run([sys.executable, "-c", PLANTED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = r"a file\x1b[2J\x9b2J\rof theirs"
+    for line in (f"UserWarning: {shown} is warned of", f"{shown} is logged", f"ValueError: {shown}"):
+        assert line in done.stderr
+    assert not set("\x1b\x9b\r") & set(done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.training.run_stage import ManyConfig, Stage, counted, files_of, inventories, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
-from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.artifact import Artifact, Input, Source
 from trnflow.tasks.errors import CompileError, MissingDependency, ModelError
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.stage import Workdir, read_json, stage_of, write_json
 from trnflow.tasks.train import TrainConfig, train
 from trnflow.tasks.training.graphs.inventory import inventory
+from trnflow.tasks.training.graphs.neuron_precompile import compile_graphs
 
 BASE: dict[str, Any] = {"global_batch": 8, "devices": 2}
 WITHOUT_A_TRACE: list[dict[str, Any]] = [
@@ -202,3 +205,21 @@ def test_sequence_parallelism_needs_lengths_that_divide(tmp_path) -> None:
     packed = packed_lm(tmp_path / "packed", length=18)
     with pytest.raises(ModelError, match="splits 18 positions over 4"):
         run_stage(precompile, config, tmp_path / "run", model=scratch(**LLAMA), packed=packed)
+
+
+STAND_IN = """#!/bin/sh
+echo "raise SystemExit(open('imported', 'w').write('json'))" > json.py
+shift 2
+exec "$@"
+"""
+
+
+def test_a_trial_run_imports_no_file_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    utility, out = tmp_path / "neuron_parallel_compile", Workdir(tmp_path / "out", tmp_path, lambda event: None)
+    utility.write_text(STAND_IN)
+    utility.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    config = TrainConfig(**BASE, xla_processes="one")
+    with pytest.raises(CompileError, match="the trial run"):  # there is no model
+        compile_graphs(config, Source("model", {}), Input(tmp_path, "packed", {}, "sha256:0"), out)
+    assert (tmp_path / "json.py").exists() and not (tmp_path / "imported").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnflow.flows.cli.arguments import add_command, add_model, number
-from trnflow.flows.cli.model.serve import SECONDS, check_installed, serve
+from trnflow.flows.cli.model.serve import SECONDS, check_installed, in_time, serve
 from trnflow.flows.cli.output import say, tell
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
@@ -25,9 +25,10 @@ from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.carried import CUT, REMARK, ROW, answer_types, carried_columns
 from trnflow.tasks.prediction.outputs import goes_to_stdout, json_text, new_rows, output_format
-from trnflow.tasks.prediction.predict import Model, open_model, predictions, predictor
+from trnflow.tasks.prediction.predict import Model, Predict, open_model, predictions, predictor
 from trnflow.tasks.prediction.prompts import Named
 from trnflow.tasks.prediction.row_files import RowFile
+from trnflow.tasks.prediction.separate_process import Bounds, PredictingProcess
 from trnflow.tasks.system.model_process import predicting_environ
 from trnflow.tasks.system.terminal import one_line, printable
 
@@ -158,8 +159,17 @@ def _serve(options: Namespace, named: FoundModel, model: Model) -> int:
             tell(f"{options.recipe} at {url} (Ctrl-C ends it)")
         sys.stdout.flush()
 
-    serve(model, predictor(model, options.max_new_tokens, SECONDS), options.recipe, options.port, show)
+    serve(model, _in_time(options, named, model), options.recipe, options.port, show)
     return 0
+
+
+def _in_time(options: Namespace, named: FoundModel, model: Model) -> Predict:
+    """Load the model; return a function that predicts within SECONDS a row."""
+    most = options.max_new_tokens
+    if not kind_of(model.rows.task).per_row:
+        return predictor(model, most, SECONDS)  # ends between two tokens
+    kind, meta = named.artifact.kind, named.artifact.meta
+    return in_time(lambda seconds: PredictingProcess(model.folder, kind, meta, most, Bounds(seconds=seconds)), SECONDS)
 
 
 def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:

@@ -12,15 +12,17 @@ import importlib.util
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
-from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
+from trnflow.tasks.errors import ConfigError, DataError, MissingDependency, TrnflowError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.carried import CUT, REMARK
 from trnflow.tasks.prediction.predict import Model, Predict
+from trnflow.tasks.prediction.prompts import Named
+from trnflow.tasks.prediction.separate_process import PredictingProcess
 
 HOST = "127.0.0.1"
 NAMES = [HOST, "localhost"]
@@ -33,7 +35,7 @@ MOST_BYTES = 1 << 20
 """Of a request: more than the longest text that a model reads, and a conversation with it."""
 
 SECONDS = 120.0
-"""After which a generated answer ends where it is."""
+"""After which a generated answer ends where it is, and any other is an error."""
 
 WAITING = 32
 """Requests that may wait for their turn."""
@@ -80,6 +82,33 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
             pass
         finally:
             page.close(verbose=False)
+
+
+def in_time(load: Callable[[float], PredictingProcess], seconds: float) -> Predict:
+    """Load a model in a process of its own, and return a function that predicts with it, and that loads it again after a text
+    that took longer than `seconds`.
+
+    The function raises DataError for such a text, whose process has ended: a forward pass can't be interrupted.
+    """
+    process = load(seconds)
+
+    def predict(named: Iterable[Named]) -> Iterator[Meta]:
+        nonlocal process
+        for where, row in named:
+            if process.ended:
+                process = load(seconds)
+            try:
+                yield from process.predict([row])
+            except TrnflowError as error:
+                # the time is over, or memory was; all other errors leave the process as it is
+                if not process.ended:
+                    raise
+                what = (
+                    f"{where} took longer than {seconds:g} seconds" if isinstance(error, DataError) else error.message
+                )
+                raise DataError(what, "give a shorter one: the model is loaded anew for it") from error
+
+    return predict
 
 
 def _settings(port: int | None) -> Mapping[str, Any]:

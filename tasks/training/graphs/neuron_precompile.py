@@ -51,7 +51,12 @@ def compile_graphs(config: TrainConfig, model: Source, packed: Input[PackedMeta]
         str(out.scratch / "compile"),
         *trial_command(config, spec),
     ]
-    variables = {"NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1", **cache_variables(out.path / CACHE)}
+    # a variable, not -P: torchrun's processes inherit it, and import no file of their working folder either
+    variables = {
+        "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1",
+        "PYTHONSAFEPATH": "1",
+        **cache_variables(out.path / CACHE),
+    }
     status = subprocess.run(command, cwd=out.scratch, env={**os.environ, **variables}, check=False).returncode
     _check(out.scratch, status)
     graphs: list[Meta] = read_json(listed)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trnflow.flows.services import deploy
 
 STARTS = """
 from uuid import uuid4
@@ -22,3 +29,17 @@ def test_a_flow_run_is_one_process_in_a_group_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", sys.executable, "-m", "prefect.engine", "True"]
+
+
+def test_a_worker_imports_no_file_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
+    for name in ("use_server", "enter_project", "tend_runs"):
+        monkeypatch.setattr(deploy, name, lambda *_: None)
+    monkeypatch.setenv(deploy.PROJECT, "one")
+    deploy.start_worker(tmp_path, lambda: None)
+    (tmp_path / "json.py").write_text("raise SystemExit('a file of the working folder was imported')")
+    command = started[0][1]
+    help_page = [*command[: command.index(deploy.WORKER) + 1], "worker", "--help"]
+    done = subprocess.run(help_page, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
