@@ -40,7 +40,7 @@ LOOK_EVERY = 128
 """The number of renderings after which the memory limit is set again."""
 
 PLACE = 256
-"""Bytes of the shared file with the name of the row in work."""
+"""Bytes of the shared file with the name of the row in work. One more says whether the call has answered."""
 
 IDLE = 2.0
 """Seconds that a server waits for its next call, unless `keep_servers` was called."""
@@ -118,7 +118,7 @@ class _Server:
 
     def __init__(self, function: str, around: str, environment: Mapping[str, str], folder: Path | None) -> None:
         self._row, self._errors = TemporaryFile(), TemporaryFile("a+b")  # noqa: SIM115, open as long as the process
-        self._row.truncate(PLACE)
+        self._row.truncate(PLACE + 1)
         numbers = str(self._row.fileno()), str(_waits)
         command = python("trnflow.tasks.data.limited_process:serve", function, around, *numbers)
         self._process = subprocess.Popen(
@@ -176,7 +176,7 @@ def serve(function: str, around: str, row: str, seconds: str) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    place, told = mmap(int(row), PLACE), os.dup(1)
+    place, told = mmap(int(row), PLACE + 1), os.dup(1)
     os.dup2(2, 1)  # what a function prints is no answer
     called, context = _named(function), _named(around) if around else nullcontext
     memory = OWN_MEMORY if around else MEMORY
@@ -187,9 +187,12 @@ def serve(function: str, around: str, row: str, seconds: str) -> None:
         for name in arguments.get("imports", ()):
             import_module(name)
         gc.freeze()  # a collection in the call would copy all pages
+        place[PLACE] = False
         if (call := os.fork()) == 0:
             _answer(called, context, arguments, place, told, memory)
-        if status := _status(call, requests):
+        status = _status(call, requests)
+        # own code may end its process with any status
+        if status or not place[PLACE]:
             os.write(told, json.dumps({"status": status}).encode() + b"\n")
     os._exit(0)  # at once: unloading takes a tenth of a second
 
@@ -222,6 +225,7 @@ def _answer(
     sys.stderr.flush()
     with os.fdopen(told, "w", encoding="utf-8") as stream:
         stream.write(json.dumps(answer) + "\n")
+    row[PLACE] = True
     os._exit(0)
 
 
@@ -256,7 +260,7 @@ class Timer:
         if os.getppid() != self._caller:  # the parent was killed: nobody reads the answer
             os._exit(1)
         if where != self._row:
-            self._place[:] = where.encode()[:PLACE].ljust(PLACE, b"\0")
+            self._place[:PLACE] = where.encode()[:PLACE].ljust(PLACE, b"\0")
             self._row = where
         if self._renderings % LOOK_EVERY == 0:
             _limit_memory(self._memory)

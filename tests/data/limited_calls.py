@@ -29,3 +29,8 @@ def holds(arguments: Meta, limit: Any) -> Meta:
     with limit("row 1"):
         held = bytearray(arguments["bytes"])
     return {"held": len(held)}
+
+
+def ends(arguments: Meta, limit: Any) -> Meta:
+    """End the process as if all were well."""
+    os._exit(0)

@@ -66,3 +66,22 @@ def test_a_call_ends_with_its_caller(tmp_path: Path) -> None:
         wait_for(lambda: file.exists() and file.read_text())
         caller.kill()
     wait_for(lambda: not Path(f"/proc/{file.read_text()}").exists())
+
+
+ENDS = """
+from trnflow.tasks.data.limited_process import call_limited, call_own, keep_servers
+from trnflow.tasks.errors import TrnflowError
+keep_servers()
+for call in (call_limited, call_own):
+    try:
+        call("tests.data.limited_calls:ends", {"hook": "format.make"})
+    except TrnflowError as error:
+        print(error.message)
+"""
+
+
+def test_code_that_ends_its_process_with_status_0_is_not_waited_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS], check=True, capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.stdout.count("format.make ended its process: status 0") == 2
