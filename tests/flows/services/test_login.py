@@ -227,7 +227,7 @@ def earlier(tmp_path: Path) -> Iterator[Api]:
     server = subprocess.Popen(command, env=environ, start_new_session=True, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     record = {"url": f"{url}/api", "page": url, "port": port, "pid": server.pid, "process": process_of(server.pid).tag}
-    (home / "prefect").mkdir(exist_ok=True)
+    (home / "prefect").mkdir(parents=True, exist_ok=True)
     (home / "prefect/server.json").write_text(json.dumps(record))
     api = Api(home, f"{url}/api")
     try:
