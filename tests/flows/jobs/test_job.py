@@ -220,3 +220,18 @@ def test_gc_keeps_what_an_order_needs_until_it_has_ended(tmp_path: Path) -> None
     store.backend.replace(f"jobs/{'1' * 12}/result.json", json.dumps({"outcome": "completed"}).encode())
     collect(store.backend, Policy(grace=0.0), yes=True)
     assert not store.backend.names("blobs")
+
+
+def test_what_is_ordered_is_checked_before_rows_are_made(tmp_path: Path) -> None:
+    here = shell_in(tmp_path / "here", tmp_path / "store", InProcessShell)
+    write_own(here.folder)
+    wrong = {
+        ("--until", "trian"): "there is no stage trian",
+        ("--until", "tokenize_text"): "tokenize_text is a data stage, which runs here: a job begins behind pack_chunks",
+        ("launch.environment.TOKEN=hunter2",): "launch.environment.TOKEN may be a secret",
+    }
+    for words, said in wrong.items():
+        error = here.error("run", "own.yaml", "--direct", "--detach", *words, code=2)
+        assert said in error and "hunter2" not in error and "load_data" not in error.split("error:")[0]
+    assert not (tmp_path / "store/records").exists()
+    assert here("jobs").stdout == "no jobs\n"
