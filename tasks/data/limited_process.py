@@ -158,8 +158,7 @@ class _Server:
 
     def take_row(self) -> str:
         """Return the name of the last call's row in work."""
-        self._row.seek(0)
-        row = self._row.read(PLACE)
+        row = os.pread(self._row.fileno(), PLACE, 0)  # a buffer would keep what the file held before
         os.pwrite(self._row.fileno(), bytes(PLACE), 0)
         return row.rstrip(b"\0").decode(errors="replace")
 
