@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.ending import check_ending
+from tests.helpers.metadata import metadata_of
 from trnflow.flows import finetune
 from trnflow.flows.finetune import finetune as graph_of
 from trnflow.flows.recipes import recipe as settings
@@ -82,7 +83,7 @@ class Project:
         out.mkdir()
         (out / "file").write_text(stage)
         document = self.look().steps[stage].document
-        artifact = store.ingest(out, stage_of(getattr(finetune, stage)).kind, PROMISED[stage])
+        artifact = store.ingest(out, stage_of(getattr(finetune, stage)).kind, metadata_of(stage, **PROMISED[stage]))
         store.publish(
             {"schema": 1, "stage": stage, "key": key_of(document), "document": document, "artifact": artifact.digest,
              "attempt": "a", "created": "2026-01-01T00:00:00Z"}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.helpers.command_line import InProcessShell, opened, write_project
+from tests.helpers.metadata import metadata_of
 from trnflow.flows.champions.contenders import find_contender
 from trnflow.flows.models import FoundModel, find_model
 from trnflow.flows.recipes import recipe as settings
@@ -37,7 +38,7 @@ def published(store: Store, folder: Path, stage: str, kind: str, file: str, **in
     """Write an artifact of one file, with a record; return (digest, key)."""
     folder.mkdir()
     (folder / file).write_text(json.dumps(inputs))
-    artifact = store.ingest(folder, kind, {"of": inputs})
+    artifact = store.ingest(folder, kind, metadata_of(stage, of=inputs))
     shutil.rmtree(folder)
     document = {"stage": stage, "code": {}, "params": {}, "inputs": inputs, "env": {}, "accel": {}}
     key = digest_of(document).removeprefix("sha256:")
