@@ -166,7 +166,7 @@ def test_a_thread_copies_until_the_end_and_a_sign_of_life_replaces_news(
     assert store.backend.read(name).endswith(b"the last words"), "once more at the end"
 
 
-def test_gc_keeps_all_log_copy_of_a_run_in_progress(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_keeps_the_whole_copy_of_a_run_in_progress(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_copy, "PIECE_BYTES", 10)
     write(log_file(store.home, RUN), b"12345678\n" * 3)
     LogCopy(store.backend, store.home, RUN).copy()
@@ -178,3 +178,18 @@ def test_gc_keeps_all_log_copy_of_a_run_in_progress(store: Store, monkeypatch: p
         os.utime(store.backend.local / other, (1, 1))  # type: ignore[operator]
     collect(store.backend, Policy(grace=3600.0), yes=True)
     assert not store.backend.names(f"logs/{RUN}")
+
+
+def test_what_was_added_after_the_listing_is_read_before_the_next_piece(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, (first, second) = CopiedLogs(store.backend, RUN), (f"logs/{RUN}/{n}.jsonl" for n in (0, 1))
+    store.backend.replace(first, b'{"n": 0}\n')
+    assert len(reader.events()) == 1
+    (seen,) = store.backend.entries(f"logs/{RUN}")
+    store.backend.replace(first, b'{"n": 0}\n{"n": 1}\n')
+    store.backend.replace(second, b'{"n": 2}\n')
+    (_, next_one) = sorted(store.backend.entries(f"logs/{RUN}"))
+    # a local folder is not listed at one moment
+    monkeypatch.setattr(store.backend, "entries", lambda prefix: [seen, next_one])
+    assert len(reader.events()) == 2
