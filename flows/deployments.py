@@ -28,7 +28,6 @@ from trnflow.flows.finetune import DATA_STAGES
 from trnflow.flows.finetune import finetune as finetune_graph
 from trnflow.flows.recipes.names import FILES
 from trnflow.flows.recipes.sent import load_sent
-from trnflow.flows.recipes.unquoted import unquoted
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining import watch as watching
 from trnflow.flows.retraining.change import RetrainReason
@@ -288,8 +287,7 @@ def _watch(name: str, overrides: list[str], every: float, offline: bool) -> Stat
 def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, offline: bool) -> State[Any] | None:
     refuse_fixed(vary)
     given = [f"sweep.{option}={json.dumps(value)}" for option, value in options.items() if value is not None]
-    with unquoted(named):
-        plan = read_plan(named, [*overrides, *vary, *given])
+    plan = read_plan(named, [*overrides, *vary, *given])
     plan.check_sent()
     page = Page()
     RunName(page, plan.recipe.name).say(f"sweep {plan.name}")

@@ -156,12 +156,6 @@ def nearest(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
 
 
-def is_file_elsewhere(name: str) -> bool:
-    """Return whether a recipe is a file outside the working directory."""
-    path = _file(Path.cwd(), name) if name.endswith((".yaml", ".yml")) else None
-    return path is not None and not path.is_relative_to(Path.cwd().resolve())
-
-
 def _find(name: str, folder: Path) -> Path:
     if name.endswith((".yaml", ".yml")):
         path = _file(folder, name)

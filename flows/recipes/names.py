@@ -23,11 +23,8 @@ def model_name(text: str, folder: Path | None = None) -> ModelName:
     if not name.recipe.endswith(FILES):
         return name
     from trnflow.flows.recipes.recipe import load  # pydantic takes longer to import than a command that needs no recipe
-    from trnflow.flows.recipes.unquoted import unquoted
 
-    file = str((folder or Path()) / name.recipe)
-    with unquoted(file):  # Prefect may have sent the name
-        return name._replace(recipe=load(file).name)
+    return name._replace(recipe=load(str((folder or Path()) / name.recipe)).name)
 
 
 def root_of(text: str | None, root: str | None) -> str | None:

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from trnflow.flows.recipes.files import ON, Origins, RecipeTree, origin_of, read_tree
 from trnflow.flows.recipes.recipe import Recipe, validated
 from trnflow.flows.recipes.schema import below, cut
-from trnflow.flows.recipes.unquoted import unquoted
 from trnflow.flows.recipes.yaml_tree import OVERRIDE
 from trnflow.tasks.config import BOUND, GUARDED, SOURCE, Mark
 from trnflow.tasks.errors import ConfigError
@@ -33,12 +32,9 @@ FIX = "write it into a recipe's file there, or run the recipe with `trnflow run`
 
 def load_sent(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """Read and validate a recipe that Prefect names. Raises ConfigError as `load`, `check_sent` and `refuse_code_elsewhere`."""
-    texts = [*overrides]
-    with unquoted(name):
-        read = read_tree(name, Recipe)
+    texts, read = [*overrides], read_tree(name, Recipe)
     check_sent(read, texts)
-    with unquoted(name):
-        recipe = validated(read.with_overrides(texts), name)
+    recipe = validated(read.with_overrides(texts), name)
     refuse_code_elsewhere(recipe)
     return recipe
 
@@ -61,7 +57,7 @@ def check_sent(read: RecipeTree, overrides: Iterable[str]) -> None:
     for path, mark in guarded(own.tree, read.root) if is_outside(read) else ():
         value = _at(own.tree, path)
         if _is_given(mark, value) and (folder := _foreign(path, own.origins)):
-            _check(f"{'.'.join(path)} in a recipe in {folder}", mark, value, folder, hosts, is_shown=False)
+            _check(f"{'.'.join(path)} in a recipe in {folder}", mark, value, folder, hosts)
 
 
 def _is_given(mark: Mark, value: Any) -> bool:
@@ -94,10 +90,8 @@ def guarded(value: Any, annotation: Any, above: tuple[str, ...] = ()) -> Iterato
         yield from guarded(inner, below(annotation, name), (*above, name))
 
 
-def _check(
-    where: str, mark: Mark, value: Any, folder: Path, hosts: frozenset[tuple[str, str]], *, is_shown: bool = True
-) -> None:
-    """Raise ConfigError for a value, but for a SOURCE that `_may_read` allows. is_shown: whether the error quotes the value."""
+def _check(where: str, mark: Mark, value: Any, folder: Path, hosts: frozenset[tuple[str, str]]) -> None:
+    """Raise ConfigError for a value, but for a SOURCE that `_may_read` allows."""
     if mark is not SOURCE:
         raise ConfigError(
             f"{where}: {mark.value}, and a run that Prefect starts takes it from recipe files in {_here()} alone", FIX
@@ -105,7 +99,7 @@ def _check(
     for text in _texts(value):
         if not _may_read(text, folder.resolve(), hosts):
             raise ConfigError(
-                f"{where}: {cut(hide_secrets(text)) if is_shown else 'it'} is neither a hub's name, nor rows or a model below "
+                f"{where}: {cut(hide_secrets(text))} is neither a hub's name, nor rows or a model below "
                 f"{folder.resolve()}, nor in a bucket or on a host that the recipe itself reads, and Prefect started this run",
                 FIX,
             )

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from tests.flows.champions.conftest import write_tiny
 from trnflow.flows import deployments
 from trnflow.flows.recipes.files import read_tree
-from trnflow.flows.recipes.names import model_name
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.recipes.schema import annotation_at, choices, config_in
 from trnflow.flows.recipes.sent import check_sent, guarded, load_sent
@@ -296,36 +295,3 @@ def test_the_report_of_a_crashed_retrain_opens_no_store_that_prefect_names(
     run = crashed.CrashedRun(uuid4(), "keen-otter", 3, datetime.now(UTC), "tiny.yaml", sent)
     assert crashed.report(run) and len(told) == 1  # under the name of its file
     assert not (deployed.parent / "theirs").exists()
-
-
-THEIRS = {
-    "secrets.yaml": "token: sk-live-7f3a\n",
-    "compose.yaml": "services: {db: {image: sk-live-7f3a}}\ndata: sk-live-7f3a\n",
-    "broken.yaml": "a: sk-live-7f3a: sk-live-7f3a\n",
-    "extends.yaml": "extends: sk-live-7f3a\n",
-    "typed.yaml": "extends: tiny.yaml\ntrain: {epochs: sk-live-7f3a, sk-live-7f3a: 1}\n",
-    "reads.yaml": "extends: tiny.yaml\ndata: {source: 'https://sk-live-7f3a/rows'}\n",
-    "list.yaml": "- sk-live-7f3a\n",
-}
-"""YAML files outside the deployment's folder, which a flow's parameter may name."""
-
-
-@pytest.mark.parametrize("name", THEIRS)
-def test_an_error_quotes_nothing_of_a_file_elsewhere(name: str, deployed: Path) -> None:
-    file = deployed.parent / "other" / name
-    file.write_text(THEIRS[name])
-    sent: list[Any] = [
-        lambda: deployments.finetune.fn(str(file)),
-        lambda: deployments.finetune.fn(f"../other/{name}", overrides=["train.max_steps=2"]),
-        lambda: deployments.sweep.fn(str(file), vary=["train.learning_rate=1e-5,1e-4"]),
-    ]
-    if name != "reads.yaml":  # a recipe, of which the name alone is taken
-        sent.append(lambda: model_name(str(file)))  # as train.warm_start_from asks
-    for call in sent:
-        with pytest.raises(ConfigError) as refused:
-            call()
-        shown = f"{refused.value.message} {refused.value.fix} {refused.value.details}"
-        assert "sk-live" not in shown and (name in shown or str(file.parent) in shown), shown
-    if name in ("typed.yaml", "extends.yaml"):
-        with pytest.raises(ConfigError, match="sk-live"):  # who types has a shell
-            load(str(file))
