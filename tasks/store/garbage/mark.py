@@ -154,7 +154,9 @@ class _Marker:
         for name in self._view.below("records"):
             if self._is_young(name):
                 self._key(document_name(name), "young")
-        for names in self._view.logs.values():
+        for run, names in self._view.logs.items():
+            if f"runs/{run}.json" in self._view:
+                continue
             ages = [self._age(name) for name in names if name in self._view.present]
             # of a run in progress: readers go on from the first file
             if min(ages, default=math.inf) < max(self._policy.grace, LEASE_SECONDS):

@@ -18,6 +18,7 @@ from huggingface_hub import ModelCard, constants
 
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.hub_uploads import TOKEN, UploadHub, serve_uploads
+from tests.helpers.metadata import metadata_of
 from tests.helpers.small_models import bert, tokenizer
 from trnflow.flows.champions.publish import Published, publish
 from trnflow.tasks.artifact import Artifact
@@ -56,7 +57,7 @@ def model(store: Store, folder: Path) -> Artifact:
     (folder / "adapter").mkdir()
     (folder / "adapter/adapter_config.json").write_text("{}")
     (folder / "adapter/adapter_model.safetensors").write_bytes(b"adapter")
-    return store.ingest(folder, "model", {"task": "classification"})
+    return store.ingest(folder, "model", metadata_of("consolidate"))
 
 
 def shards(store: Store, folder: Path, *weights: bytes, config: bytes = b"{}") -> Artifact:
@@ -65,7 +66,7 @@ def shards(store: Store, folder: Path, *weights: bytes, config: bytes = b"{}") -
     (folder / "config.json").write_bytes(config)
     for number, data in enumerate(weights):
         (folder / f"model-{number}.safetensors").write_bytes(data)
-    return store.ingest(folder, "model", {})
+    return store.ingest(folder, "model", metadata_of("consolidate"))
 
 
 def sent(
@@ -110,7 +111,7 @@ def test_an_adapter_and_an_export_have_repositories_of_their_own(hub: UploadHub,
     (tmp_path / "export").mkdir()
     for name in ("export.json", "16.mlir", "weights.npz", "README.md"):
         (tmp_path / "export" / name).write_text(name)
-    exported = store.ingest(tmp_path / "export", "exported", {})
+    exported = store.ingest(tmp_path / "export", "exported", metadata_of("export_neuron"))
     before = len(hub.commits)
     assert sent(store, exported, "export", replace=True)[0].copied == 4
     assert hub.names == {"export.json", "16.mlir", "weights.npz", "README.md"}
@@ -124,7 +125,7 @@ def test_an_export_does_not_replace_a_model_whose_file_names_it_has(
     (tmp_path / "export").mkdir()
     for name in ("export.json", "config.json", "model.safetensors"):
         (tmp_path / "export" / name).write_text(f"{{}} {name}")
-    exported = store.ingest(tmp_path / "export", "exported", {})
+    exported = store.ingest(tmp_path / "export", "exported", metadata_of("export_neuron"))
     before = hub.files
     with pytest.raises(ConfigError, match="which is not of this model"):
         sent(store, exported, "export")
@@ -285,7 +286,7 @@ def test_transformers_opens_what_was_published(hub: UploadHub, store: Store, tmp
     bert(tmp_path / "made")
     tokenizer(tmp_path / "made")
     (tmp_path / "made/tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    sent(store, store.ingest(tmp_path / "made", "model", {}))
+    sent(store, store.ingest(tmp_path / "made", "model", metadata_of("consolidate")))
     environ = os.environ | {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "client"), "HF_HUB_OFFLINE": "0"}
     done = subprocess.run([sys.executable, "-c", OPEN, "me/tiny"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
