@@ -89,8 +89,7 @@ def _run(options: Namespace) -> tuple[int, bool]:
 
 def order(options: Namespace) -> int:
     """Run the data stages, and print the command that runs the others. Raises ConfigError, CodeError for what can't travel."""
-    from trnflow.flows.jobs.carry import carry_recipe
-    from trnflow.flows.jobs.order import refuse_credentials
+    from trnflow.flows.jobs.order import carried_for, write_order
 
     until, force = options.until or STAGES[-1], frozenset(options.force)
     context = open_context(options.recipe, options.overrides, offline=options.offline)
@@ -101,36 +100,24 @@ def order(options: Namespace) -> int:
         raise ConfigError(
             f"{until} is a data stage, which runs here: a job begins behind {given[-1]}", "leave out --detach"
         )
-    refuse_credentials(context.store.root)
-    carry_recipe(context.recipe, context.store, context.resolver)  # what can't travel is found out before rows are made
-    options.until, options.force, as_json, options.json = (
-        DATA_STAGES[-1],
-        sorted(force.intersection(given)),
-        options.json,
-        False,
-    )
+    carried = carried_for(context)  # what can't travel is found out before rows are made
+    options.until, options.force = DATA_STAGES[-1], sorted(force.intersection(given))
+    as_json, options.json = options.json, False
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         code, is_abandoned = _run(options)
     options.json = as_json
     if code == 0:
-        code = _print_order(options, Options(until, force.difference(given)), given)
+        what = Options(until, force.difference(given))
+        plan = make_plan(graph, context)
+        if plan.due(what):
+            uri = write_order(context, plan, carried, given, until, what.force)
+            command = f"    trnflow job {shlex.quote(str(uri))}"
+            emit(options, {"job": uri.id, "uri": str(uri)}, f"job {uri.id}: on the machine that is to run it", command)
+        else:
+            emit(options, {"job": None, "uri": None}, f"nothing to order: {context.recipe.name} is done up to {until}")
     if is_abandoned:
         exit_at_once(code)
     return code
-
-
-def _print_order(options: Namespace, what: Options, given: list[str]) -> int:
-    from trnflow.flows.jobs.order import write_order
-
-    context = open_context(options.recipe, options.overrides, offline=options.offline)
-    plan = make_plan(finetune(context.recipe), context)
-    if not plan.due(what):
-        emit(options, {"job": None, "uri": None}, f"nothing to order: {context.recipe.name} is done up to {what.until}")
-        return 0
-    uri = write_order(context, plan, given, str(what.until), what.force)
-    command = f"    trnflow job {shlex.quote(str(uri))}"
-    emit(options, {"job": uri.id, "uri": str(uri)}, f"job {uri.id}: on the machine that is to run it", command)
-    return 0
 
 
 def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:

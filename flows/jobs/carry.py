@@ -55,9 +55,8 @@ def carry_recipe(recipe: Recipe, store: Store, resolver: Resolver) -> Carried:
         settings = _settings(recipe)
         parts, libraries = _own_code(recipe, settings, store, resolver, folder)
         _model(recipe, settings, resolver, folder)
-        document = {
-            name: value for name, value in settings.items() if value not in ({}, [])
-        }  # which would empty a part's
+        # an empty section would empty that of a part
+        document = {name: value for name, value in settings.items() if value not in ({}, [])}
         document |= {"extends": parts} if parts else {}
         (folder / FILE).write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
         # what can't be read there is found out here
@@ -169,6 +168,7 @@ def _own_code(
     """Write the modules of own code, move the settings that name them to recipes beside them; return these, and libraries."""
     libraries: dict[str, str] = {}
     moved: dict[str, Meta] = {}
+    parts: dict[Path, str] = {}
     numbers: dict[Path, int] = {}
     for hook, (_, place) in recipe.hooks.items():
         is_read = place is not None and hook not in _OF_ROWS and hook.partition(".")[0] not in _HERE
@@ -186,10 +186,11 @@ def _own_code(
         for name, file in own.items():
             _copy(_module(name, Path(file), top), below / Path(file).relative_to(top))
         part = (below / place.resolve().relative_to(top)).relative_to(folder) / "own.yaml"
+        parts[place.resolve()] = part.as_posix()
         section, setting = hook.split(".")[:2]
         if setting in settings[section]:
             moved.setdefault(part.as_posix(), {}).setdefault(section, {})[setting] = settings[section].pop(setting)
-    _own_files(recipe, settings, moved, folder)
+    _own_files(recipe, settings, moved, parts, folder)
     for name, document in moved.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(yaml.safe_dump(document, sort_keys=True, allow_unicode=True), encoding="utf-8")
@@ -205,14 +206,21 @@ def _module(name: str, file: Path, top: Path) -> Path:
     return file
 
 
-def _own_files(recipe: Recipe, settings: Meta, moved: dict[str, Meta], folder: Path) -> None:
-    """Copy what `own.files` names to the first part's folder."""
+def _own_files(recipe: Recipe, settings: Meta, moved: dict[str, Meta], parts: dict[Path, str], folder: Path) -> None:
+    """Copy what `own.files` names to where its recipe's functions are. parts: {folder here: recipe there}."""
     files = settings["own"].pop("files")
-    if files and moved:
-        part = next(iter(moved))
-        moved[part].setdefault("own", {})["files"] = files
-        for name, file in recipe.own_files.items():
-            _copy(file, (folder / part).parent / name)
+    if not files or not parts:  # no function of the job reads them
+        return
+    name, file = next(iter(recipe.own_files.items()))
+    here = file.parents[len(Path(name).parts) - 1]
+    if here not in parts:
+        raise CodeError(
+            f"own.files is set in a recipe in {here}, in which no function of the job is named",
+            "set it in the recipe that names the functions",
+        )
+    moved.setdefault(parts[here], {}).setdefault("own", {})["files"] = files
+    for name, file in recipe.own_files.items():
+        _copy(file, (folder / parts[here]).parent / name)
 
 
 def _model(recipe: Recipe, settings: Meta, resolver: Resolver, folder: Path) -> None:

@@ -68,7 +68,9 @@ def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     # a run's first event is copied after a second
     begins = copy.signed is None and seconds_since(str(begun.get("begun"))) < SILENT_SECONDS
     lives = runs[-1] in leased or begins or (state.outcome == "running" and not copy.is_silent)
-    return Job(**{**job, "state": "running" if lives else "killed", "stage": at})
+    # without a result an ended run is from before the job was ordered again
+    state_of = "running" if lives else "killed" if state.ended is None else "ordered"
+    return Job(**{**job, "state": state_of, "stage": at})
 
 
 def runs_of(store: Store, job: str) -> list[str]:

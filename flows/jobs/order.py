@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast
 
-from trnflow.flows.jobs.carry import carry_code, carry_recipe
+from trnflow.flows.jobs.carry import Carried, carry_code, carry_recipe
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.plan import Plan
 from trnflow.tasks.errors import ConfigError, DataError, StoreError
@@ -87,23 +87,31 @@ def parse_uri(text: str) -> JobUri:
     )
 
 
-def write_order(context: RunContext, plan: Plan, given: Collection[str], until: str, force: frozenset[str]) -> JobUri:
+def carried_for(context: RunContext) -> Carried:
+    """Put what travels with a job of a recipe into the store. Raises ConfigError, CodeError for what can't."""
+    if hide_secrets(context.store.root) != context.store.root:
+        raise ConfigError(
+            "the store's address holds credentials, and a job's command shows it", "write ${NAME} in store.root"
+        )
+    return carry_recipe(context.recipe, context.store, context.resolver)
+
+
+def write_order(
+    context: RunContext, plan: Plan, carried: Carried, given: Collection[str], until: str, force: frozenset[str]
+) -> JobUri:
     """Write the order for the stages behind those that are given, up to a stage. The same order has the same name.
 
     given: stages whose results the plan has found.
 
     Raises:
-        ConfigError, CodeError: Something can't be carried.
         DataError: The plan has not found a result.
         StoreError: The store can't be written.
     """
     store, recipe = context.store, context.recipe
-    refuse_credentials(store.root)
     steps = [plan.steps[name] for name in sorted(given)]
     if any(step.artifact is None or step.key is None for step in steps):
         raise DataError("the rows or the code changed while the data stages ran", "run the same command again")
-    carried = carry_recipe(recipe, store, context.resolver)
-    libraries = carried.libraries
+    libraries = dict(carried.libraries)
     for step in plan.steps.values():
         if step.name not in given:
             libraries |= stage_closure(step.node.stage, store.memo).env
@@ -131,15 +139,6 @@ def write_order(context: RunContext, plan: Plan, given: Collection[str], until: 
     # ordered again, it is to be done again, and gc keeps for it what it names
     store.backend.remove(result_file(uri.id))
     return uri
-
-
-def refuse_credentials(root: str) -> None:
-    """Raise ConfigError for a store whose address holds a password, which the printed command would show."""
-    if hide_secrets(root) != root:
-        raise ConfigError(
-            "the store's address holds credentials, and a job's command shows it",
-            "write ${NAME} in store.root",
-        )
 
 
 def read_order(store: Store, uri: JobUri) -> Order:

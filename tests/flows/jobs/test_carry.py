@@ -35,7 +35,7 @@ def after(config, given, out):
 
 
 def form(row):
-    return PREFIX + row["text"]
+    return PREFIX + row["text"] + "prices.csv"
 
 
 def check(challenger, champion):
@@ -46,6 +46,7 @@ extends: [../../tiny.yaml, ../../parts/metric.yaml]
 format: {task: classification, make: 'mine.formats:form'}
 stages: {behind: {after: train, function: 'mine.formats:after'}}
 promote: {checks: ['mine.formats:check']}
+own: {files: [prices.csv]}
 """
 
 
@@ -108,6 +109,7 @@ def own_recipe(folder: Path) -> Recipe:
     (folder / "conf/team").mkdir(parents=True)
     (folder / "pyproject.toml").touch()
     (folder / "conf/team/own.yaml").write_text(OWN)
+    (folder / "conf/team/prices.csv").write_text("1,2\n")
     return load(str(folder / "conf/team/own.yaml"))
 
 
@@ -122,6 +124,7 @@ def test_own_code_of_two_folders_travels(store: Store, tmp_path: Path) -> None:
             for recipe in (here, there)
         )
         assert mine.identity == theirs.identity
+        assert ("own.files: prices.csv" in mine.identity["code"]) == (setting != "evaluate.metrics.0.function")
         assert all(
             str(tmp_path / "there") in file for name, file in theirs.location["files"].items() if name[:8] != "trnflow."
         )
