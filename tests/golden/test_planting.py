@@ -32,7 +32,9 @@ def project(tmp_path: Path) -> Path:
 )
 def test_a_planted_fault_is_found_by_the_test_that_fails(project: Path, new: str, found: str) -> None:
     with planted(Fault("", "answer.py", "return 42", new, ""), project):
-        assert first_failure(["tests/test_it.py"], project, patience=3.0) == found
+        # a busy machine takes longer than three seconds for pytest's own start
+        patience = 3.0 if found == "hangs" else 120.0
+        assert first_failure(["tests/test_it.py"], project, patience=patience) == found
     assert first_failure(["tests/test_it.py"], project) == ""
 
 
