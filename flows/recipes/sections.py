@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -26,6 +26,7 @@ from trnflow.tasks.config import (
 )
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.launch import GRACE_SECONDS
+from trnflow.tasks.platforms.slurm import check_times, option_error
 from trnflow.tasks.store.lease import LONGEST_TTL
 from trnflow.tasks.system.compiler_flags import FLAGS
 
@@ -58,11 +59,16 @@ class StoreConfig(StageConfig):
     """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
 
 
-class LaunchConfig(StageConfig):
-    """How the processes of stages are started and stopped, and which devices training uses."""
+PLATFORM_SETTINGS = ("stages", "nodes", "python", "max_hours", "max_wait_hours", "retries", "options")
+"""The settings of `launch` that say how a job runs; `local` has no job."""
 
-    kind: Literal["local"] = "local"
-    """Where the stages' processes run: `local` is this machine."""
+
+class LaunchConfig(StageConfig):
+    """Where stages run, how their processes are started and stopped, and which devices training uses."""
+
+    kind: Literal["local", "slurm"] = "local"
+    """Where stages run: `local` is this machine; `slurm` gives the stages behind the data stages, as a job, to the cluster
+    whose login node this machine is."""
     grace_seconds: Seconds = GRACE_SECONDS
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
     120 seconds after its notice."""
@@ -75,6 +81,60 @@ class LaunchConfig(StageConfig):
     """The names of the devices that training uses, of which each serves one training at a time: another training of this
     machine and store that names one of them waits. Default: the GPUs that CUDA_VISIBLE_DEVICES names, all NeuronCores as
     one, and none on the CPU, whose cores trainings share."""
+    stages: tuple[str, ...] | None = None
+    """The stages that run as a job, with kind `slurm`. Default: all behind the data stages."""
+    nodes: Parallel = 1
+    """The number of machines of a job. Several are not built yet."""
+    python: Annotated[str | None, RUNS_CODE] = None
+    """The Python interpreter on the nodes, with trnflow installed: an absolute path. Default: the path of this one, which
+    the nodes see where they share the disk."""
+    max_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
+    """The time limit of a job in hours, for each of its starts. Training saves its state before it, and the job starts again."""
+    max_wait_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
+    """The longest time in hours that a job waits for a machine; then it is cancelled."""
+    retries: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often a job starts again that was stopped with its state saved, or was killed."""
+    options: Annotated[dict[str, bool | int | float | str], RUNS_CODE] = {}
+    """Further long options of `sbatch`, such as `{partition: gpu, gres: "gpu:1"}`; `true` is an option without a value."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _are_of_sbatch(cls, value: Any) -> Any:
+        for name, setting in value.items() if isinstance(value, dict) else ():
+            if why := option_error(str(name), setting):
+                raise ValueError(why)
+        return value
+
+    @field_validator("nodes")
+    @classmethod
+    def _is_a_single_machine(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError(f"{value} machines: several nodes are not built, set it to 1")
+        return value
+
+    @field_validator("python")
+    @classmethod
+    def _is_a_path(cls, value: str | None) -> str | None:
+        if value is not None and not (PurePosixPath(value).is_absolute() and value.isprintable()):
+            raise ValueError(f"{value!r} is no absolute path, such as /shared/trnflow/.venv/bin/python")
+        return value
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> LaunchConfig:
+        if self.kind == "slurm":
+            check_times(self.max_hours, self.grace_seconds)
+            return self
+        for name in PLATFORM_SETTINGS:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is of a job, and kind is local: set kind=slurm, or launch={{}} to run all of it here"
+                )
+        return self
+
+    def here(self) -> LaunchConfig:
+        """Return the section as the job itself reads it, which runs its stages where it is."""
+        fields = type(self).model_fields
+        return self.model_copy(update={"kind": "local", **{name: fields[name].default for name in PLATFORM_SETTINGS}})
 
     @field_validator("environment")
     @classmethod

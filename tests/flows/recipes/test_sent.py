@@ -34,7 +34,7 @@ format.template_arguments format.date model.revision model.name model.config mod
 train.lora.rank_pattern train.lora.alpha_pattern train.lora.modules_to_save train.freeze train.warm_start_from
 train.tensor_parallel_rules train.learning_rate_mapping train.best_metric train.lora.targets train.class_weights
 consolidate.max_shard_size evaluate.prompts evaluate.harness.tasks promote.metric promote.at_least promote.at_most
-checks.column hardware.name launch.device_names tracking.experiment own.files stages.after stages.arguments
+checks.column hardware.name launch.device_names launch.stages tracking.experiment own.files stages.after stages.arguments
 sweep.settings sweep.within sweep.metric sweep.name
 """
 """Settings that hold texts of the user's, and neither a path to code, an address nor a place to read: names of columns, labels
@@ -43,6 +43,8 @@ settings that `sweep.settings` varies are checked one by one."""
 
 VALUES: dict[str, Any] = {
     "launch.environment": {"PYTHONPATH": "/tmp/theirs"},
+    "launch.python": "/tmp/theirs/python",
+    "launch.options": {"bcast": "/tmp/theirs"},
     "evaluate.harness.include_path": "/tmp/theirs",
     "export.neuron_python": "/tmp/theirs/python",
     "task_runner.address": "tcp://theirs:8786",
@@ -123,8 +125,8 @@ def test_each_guarded_setting_has_a_value_here() -> None:
     named = {name.replace("data.mix.theirs.", "data.mix.") for name in VALUES}
     assert named == flagged(*GUARDED)
     assert flagged(RUNS_CODE) == {
-        "launch.environment", "evaluate.harness.include_path", "export.neuron_python", "task_runner.address",
-        "train.compile_cache", "train.compiler_flags",
+        "launch.environment", "launch.options", "launch.python", "evaluate.harness.include_path", "export.neuron_python",
+        "task_runner.address", "train.compile_cache", "train.compiler_flags",
     }  # fmt: skip
 
 
@@ -144,6 +146,8 @@ def override(name: str) -> list[str]:
         "evaluate.harness.include_path": ["evaluate.harness.tasks=[a]"],
         "task_runner.address": ["task_runner.kind=dask"],
         "train.compile_cache": ["train.compile=true"],
+        "launch.python": ["launch.kind=slurm"],
+        "launch.options": ["launch.kind=slurm"],
     }
     return [*needed.get(name, []), f"{name}={json.dumps(VALUES[name])}"]
 

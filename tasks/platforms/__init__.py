@@ -1,0 +1,1 @@
+"""Platforms: where a job can run, each by its own programs."""

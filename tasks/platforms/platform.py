@@ -1,0 +1,47 @@
+"""What every platform can do: take a job, say how it stands, end it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+MARGIN_SECONDS = 60.0
+"""What a job gets beyond `launch.grace_seconds` between its platform's SIGTERM and its end: to upload its state, and to leave."""
+
+STOPPED = 75
+"""The exit code of a job that was stopped with its state saved: the platform starts it again."""
+
+
+class Standing(NamedTuple):
+    """How a job stands on its platform.
+
+    Attributes:
+        state: `unknown` while the platform can't be reached.
+        why: The platform's own words, short; "" of a job that ended well, or that the platform no longer knows.
+    """
+
+    state: Literal["waiting", "running", "ended", "unknown"]
+    why: str = ""
+
+
+class Platform(Protocol):
+    """Where jobs run. A ticket is the platform's own name of a job that was submitted."""
+
+    @property
+    def kind(self) -> str:
+        """As in `launch.kind`."""
+
+    def check(self) -> None:
+        """Raise ConfigError or MachineError if no job can be submitted. Costs nothing."""
+
+    def submit(self, job: str, command: Sequence[str]) -> str:
+        """Hand over a job, and return its ticket. Raises ConfigError, MachineError. job: its id in the store."""
+
+    def look(self, ticket: str) -> Standing:
+        """Return how a job stands."""
+
+    def end(self, ticket: str) -> None:
+        """End a job at once, without saving; harmless if it is over. Raises MachineError."""
+
+    def printed(self, ticket: str) -> str:
+        """Return the last lines that a job printed; "" if there are none, or they can't be read from here."""
