@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.runner.graph import Graph, Lookup, Node, NodeInputs, source_of
+from trnflow.flows.runner.graph import Elsewhere, Graph, Lookup, Node, NodeInputs, source_of
 from trnflow.flows.runner.memory_check import refuse_what_cannot_fit
 from trnflow.flows.runner.own_code import own_code, with_own_stages
 from trnflow.flows.runner.plan import Plan
@@ -111,7 +111,16 @@ def finetune(recipe: Recipe, frozen: Artifact | None = None, *, rows: Artifact |
     nodes = (data, texts, tokens, packed, reference, graphs, shards, weights, exported, evaluation)
     given = {} if rows is None else {ROLES["rows"]: rows}
     present = with_own_stages(recipe, [node for node in nodes if isinstance(node, Node)], given, KINDS)
-    return Graph(present, partial(_check_run, recipe), partial(_remarks, recipe))
+    return Graph(present, partial(_check_run, recipe), partial(_remarks, recipe), _elsewhere(recipe, present))
+
+
+def _elsewhere(recipe: Recipe, nodes: tuple[Node, ...]) -> Elsewhere | None:
+    """Return what has another machine run the stages of `launch.stages`; None if all run here."""
+    if recipe.launch.kind == "local":
+        return None
+    from trnflow.flows.jobs.elsewhere import elsewhere_of
+
+    return elsewhere_of(recipe, tuple(node.name for node in nodes), DATA_STAGES)
 
 
 def _remarks(recipe: Recipe, known: Known) -> Iterator[str]:

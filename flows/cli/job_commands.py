@@ -10,18 +10,20 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.live.status_command import follow
 from trnflow.flows.cli.output import emit, emit_json, print_error, tell
 from trnflow.flows.display import report
+from trnflow.flows.display.progress import Progress
+from trnflow.flows.finetune import finetune
 from trnflow.flows.jobs.listing import Job, list_jobs, runs_of, stop_file
 from trnflow.flows.jobs.order import parse_uri
+from trnflow.flows.jobs.platforms import platform_named
 from trnflow.flows.jobs.work import work
 from trnflow.tasks.errors import ConfigError, Interrupted
+from trnflow.tasks.platforms.protocol import STOPPED
 from trnflow.tasks.store import Store, made_store
 
-STOPPED = 75
-"""The exit code of a job that was stopped and has saved its state: run it again (EX_TEMPFAIL)."""
 LOOK_SECONDS = 5.0
 COPY_SECONDS = 60.0
 """How long a run that has begun may take to copy its first event."""
-HEAD = ("job", "recipe", "state", "run", "host", "stage", "ended", "why")
+HEAD = ("job", "recipe", "state", "ticket", "run", "host", "stage", "ended", "why")
 
 
 def add_commands(sub: Any, common: ArgumentParser, store: ArgumentParser) -> None:
@@ -34,9 +36,11 @@ def add_commands(sub: Any, common: ArgumentParser, store: ArgumentParser) -> Non
 
 
 def job(options: Namespace) -> int:
-    """Run a job, and print a table; return 0 if it completed, STOPPED if it was stopped, else the error's code."""
+    """Run a job, and print a table; return 0 if it completed, STOPPED if it is to be started again, else the error's code,
+    which of a job that was asked to stop is Interrupted's."""
     try:
-        result = work(parse_uri(options.uri))
+        with Progress() as progress:
+            result, was_asked = work(parse_uri(options.uri), finetune, progress)
     except KeyboardInterrupt:
         print_error(Interrupted("the job was stopped before it began", "run the same command again"), options)
         return STOPPED
@@ -47,7 +51,7 @@ def job(options: Namespace) -> int:
     if result.error is None:
         return 0
     code = print_error(result.error, options)
-    return STOPPED if isinstance(result.error, Interrupted) else code
+    return STOPPED if isinstance(result.error, Interrupted) and not was_asked else code
 
 
 def jobs(options: Namespace) -> int:
@@ -83,6 +87,13 @@ def _named(text: str, found: list[Job]) -> Job:
 
 
 def _cancel(store: Store, one: Job, options: Namespace) -> int:
+    if one["state"] == "ordered" and one["ticket"] and "?" not in one["ticket"]:
+        kind, ticket = one["ticket"].split()
+        platform_named(kind, store).end(ticket)
+        emit(
+            options, {"job": one["job"], "run": None}, f"job {one['job']} was taken out of the queue ({one['ticket']})"
+        )
+        return 0
     if one["state"] != "running" or one["run"] is None:
         raise ConfigError(f"job {one['job']} does not run: it is {one['state']}", "`trnflow jobs` lists those that do")
     store.backend.create(stop_file(one["job"], one["run"]), b"")

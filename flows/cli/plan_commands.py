@@ -52,10 +52,11 @@ def plan(options: Namespace) -> int:
     error = _refusal(found)
     trace = partial(trace_in_process, memory_gib=recipe.launch.memory_gib)
     memory = report_memory(recipe, found, trace if options.trace and not error else None)
-    error = error or memory.error
+    is_here = found.graph.elsewhere is None  # else what fits, and how long it takes, is not this machine's to say
+    error = error or (memory.error if is_here else None)
     if error is not None:
         complete(error, options)
-    price, expected = recipe.price_per_hour, expect_training(recipe, found)
+    price, expected = recipe.price_per_hour, expect_training(recipe, found) if is_here else ""
     notes = [*_notes(context, found), *_promise(context)]
     training = found.roles["training"]
     chosen = report.chosen(training, ROLES["chunks"])

@@ -41,7 +41,7 @@ def add_commands(sub: Any, online: ArgumentParser) -> None:
     everything.add_argument(
         "--detach",
         action="store_true",
-        help="run the data stages here, and print the command that runs the others elsewhere",
+        help="leave the other stages to a job: submit it (launch.kind), or print the command that runs it",
     )
     data = add_command(sub, "prepare", run, stages, "run the data stages alone, on a machine without an accelerator")
     data.set_defaults(until=DATA_STAGES[-1], detach=False)
@@ -67,7 +67,7 @@ def _run(options: Namespace) -> tuple[int, bool]:
     context.plan.check_needs(what, here=context.environment)
     idle = not context.plan.due(what)
     if not idle and what.until not in DATA_STAGES:
-        if expected := expect_training(recipe, context.plan):
+        if not graph.elsewhere and (expected := expect_training(recipe, context.plan)):
             say(expected)
         fault = None if options.no_rehearse else rehearse_before(context, what)
         if fault is not None:
@@ -88,20 +88,24 @@ def _run(options: Namespace) -> tuple[int, bool]:
 
 
 def order(options: Namespace) -> int:
-    """Run the data stages, and print the command that runs the others. Raises ConfigError, CodeError for what can't travel."""
-    from trnflow.flows.jobs.order import carried_for, write_order
+    """Run the stages before those of the job, and submit it, or print the command that runs it. Raises ConfigError, CodeError for
+    what can't travel."""
+    from trnflow.flows.jobs.order import carried_for, order_anew, write_order
 
     until, force = options.until or STAGES[-1], frozenset(options.force)
     context = open_context(options.recipe, options.overrides, offline=options.offline)
     graph = finetune(context.recipe)
     Options(until, force).check(graph)
-    given = [name for name in graph.until(DATA_STAGES[-1]) if name not in graph.deferred]
+    first = graph.elsewhere.stages[0] if graph.elsewhere else graph.until(DATA_STAGES[-1])[-1]
+    before = graph.stages[: graph.stages.index(first) + (graph.elsewhere is None)]
+    given = [name for name in before if name not in graph.deferred]
     if until in given:
-        raise ConfigError(
-            f"{until} is a data stage, which runs here: a job begins behind {given[-1]}", "leave out --detach"
-        )
-    carried = carried_for(context)  # what can't travel is found out before rows are made
-    options.until, options.force = DATA_STAGES[-1], sorted(force.intersection(given))
+        raise ConfigError(f"{until} runs here: a job begins behind {given[-1]}", "leave out --detach")
+    # what can't travel is found out before rows are made
+    if graph.elsewhere:
+        graph.elsewhere.check(context)
+    carried = None if graph.elsewhere else carried_for(context)
+    options.until, options.force = given[-1], sorted(force.intersection(given))
     as_json, options.json = options.json, False
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         code, is_abandoned = _run(options)
@@ -109,12 +113,19 @@ def order(options: Namespace) -> int:
     if code == 0:
         what = Options(until, force.difference(given))
         plan = make_plan(graph, context)
-        if plan.due(what):
+        if not plan.due(what):
+            emit(options, {"job": None, "uri": None}, f"nothing to order: {context.recipe.name} is done up to {until}")
+        elif graph.elsewhere:
+            uri, ticket = graph.elsewhere.submit(plan, context, what)
+            where = f"{context.recipe.launch.kind} {ticket}" if ticket else "done already"
+            document = {"job": uri.id, "uri": str(uri), "ticket": ticket}
+            emit(options, document, f"job {uri.id}: {where}", f"    trnflow jobs {uri.id} --follow")
+        else:
+            assert carried is not None
             uri = write_order(context, plan, carried, given, until, what.force)
+            order_anew(context.store, uri)
             command = f"    trnflow job {shlex.quote(str(uri))}"
             emit(options, {"job": uri.id, "uri": str(uri)}, f"job {uri.id}: on the machine that is to run it", command)
-        else:
-            emit(options, {"job": None, "uri": None}, f"nothing to order: {context.recipe.name} is done up to {until}")
     if is_abandoned:
         exit_at_once(code)
     return code

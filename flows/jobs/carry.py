@@ -124,6 +124,7 @@ def _settings(recipe: Recipe) -> Meta:
     for section in _HERE:
         settings.pop(section)
     settings["tracking"] = {"enabled": False}
+    settings["launch"] = recipe.launch.here().model_dump(mode="json")
     settings["store"] |= {"root": None}
     _leave_open(settings, recipe.decided_here)
     settings["own"] |= {"identity": None}

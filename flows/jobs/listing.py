@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TypedDict
 
 from trnflow.flows.jobs.order import order_file, result_file
+from trnflow.flows.jobs.submitted import submissions_of
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.events import RunState, fold
@@ -22,6 +23,7 @@ class Job(TypedDict):
 
     Fields:
         state: ordered (no run yet), running, completed, failed, stopped (it goes on when it is run again), or killed.
+        ticket: The platform to which it was submitted last, and its own name of it.
         run, host: Of its newest run.
         stage: Where a run in progress is, or a killed one was.
         why: The error of a failed one.
@@ -30,6 +32,7 @@ class Job(TypedDict):
     job: str
     recipe: str | None
     state: str
+    ticket: str | None
     run: str | None
     host: str | None
     stage: str | None
@@ -46,14 +49,15 @@ def list_jobs(store: Store) -> list[Job]:
 
 def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     """Return a job; None without an order. leased: runs that hold a lease."""
-    order = _read(store, order_file(name))
+    order = read_document(store, order_file(name))
     if order is None:
         return None
     runs = runs_of(store, name)
-    result = _read(store, result_file(name)) or {}
-    begun = _read(store, f"jobs/{name}/runs/{runs[-1]}") or {} if runs else {}
+    result = read_document(store, result_file(name)) or {}
+    begun = read_document(store, f"jobs/{name}/runs/{runs[-1]}") or {} if runs else {}
     job = Job(
-        job=name, recipe=order.get("name"), state="ordered", run=runs[-1] if runs else None, host=begun.get("host"),
+        job=name, recipe=order.get("name"), state="ordered", ticket=_ticket(store, name),
+        run=runs[-1] if runs else None, host=begun.get("host"),
         stage=None, ended=None, why="",
     )  # fmt: skip
     if not runs:
@@ -71,6 +75,11 @@ def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     # without a result an ended run is from before the job was ordered again
     state_of = "running" if lives else "killed" if state.ended is None else "ordered"
     return Job(**{**job, "state": state_of, "stage": at})
+
+
+def _ticket(store: Store, job: str) -> str | None:
+    newest = submissions_of(store, job)[-1:]
+    return f"{newest[0]['platform']} {newest[0]['ticket'] or '?'}" if newest else None
 
 
 def runs_of(store: Store, job: str) -> list[str]:
@@ -91,7 +100,8 @@ def stop_file(job: str, run: str) -> str:
     return f"jobs/{job}/stop/{run}"
 
 
-def _read(store: Store, name: str) -> Meta | None:
+def read_document(store: Store, name: str) -> Meta | None:
+    """Return a document of the store; None if it is missing or no JSON object."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return read_object(store.backend.read(name))
     return None

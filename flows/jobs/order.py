@@ -136,9 +136,12 @@ def write_order(
         raise StoreError(
             f"the job {uri.id} in the store is another one", "remove its folder below jobs/, and run again"
         )
-    # ordered again, it is to be done again, and gc keeps for it what it names
-    store.backend.remove(result_file(uri.id))
     return uri
+
+
+def order_anew(store: Store, uri: JobUri) -> None:
+    """Let a job that is ordered once more be done again: gc keeps for it what it names."""
+    store.backend.remove(result_file(uri.id))
 
 
 def read_order(store: Store, uri: JobUri) -> Order:

@@ -11,25 +11,25 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import cast
 
-from trnflow.flows.display.progress import Progress
-from trnflow.flows.finetune import finetune
 from trnflow.flows.jobs.carry import ARCHIVE, CODE, FILE, RECIPE, has_code, unpack_code
 from trnflow.flows.jobs.listing import runs_of, stop_file
 from trnflow.flows.jobs.order import JobUri, Order, read_order, result_file
 from trnflow.flows.recipes import recipe as recipes
+from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, context_of
+from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Given, Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError, ConfigError, Interrupted, StoreError, TrnflowError
-from trnflow.tasks.events import EventLog
+from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.redaction import fill_variables, scrubbed
@@ -42,10 +42,14 @@ CODE_OF = "TRNFLOW_JOB_CODE"
 """The digest of the code with which this process was started again."""
 
 
-def work(uri: JobUri) -> Result:
-    """Run what is left of a job, and write its result into the store.
+def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> tuple[Result, bool]:
+    """Run what is left of a job, and write its result into the store. Return it, and whether somebody asked the job to stop.
 
     If the order has another version of this program, this process starts again with it.
+
+    Args:
+        graph_of: Returns the graph of the job's recipe.
+        readers: Of the run's events.
 
     Raises:
         ConfigError: There is no such job, or a variable is missing.
@@ -61,18 +65,17 @@ def work(uri: JobUri) -> Result:
     missing = [name for name in order["environment"] if name not in os.environ]
     if missing:
         raise ConfigError(f"job {uri.id}: the variable {missing[0]} is not set here", f"export {missing[0]}=...")
-    with Progress() as progress:
-        context = _context(store, order, uri).for_run(EventLog(progress))
-        context.notes += other_libraries(order["libraries"])
-        what = Options(order["until"], frozenset(order["force"]) - _forced(store, uri))
-        _begin(store, uri, context)
-        try:
-            with stops_when_asked(store, uri.id, context.run):
-                result = run(finetune(context.recipe), context, what)
-        except TrnflowError as error:
-            result = Result(context.run, error=scrubbed(error))
+    context = _context(store, order, uri).for_run(EventLog(*readers))
+    context.notes += other_libraries(order["libraries"])
+    what = Options(order["until"], frozenset(order["force"]) - _forced(store, uri))
+    _begin(store, uri, context)
+    try:
+        with stops_when_asked(store, uri.id, context.run) as asked:
+            result = run(graph_of(context.recipe), context, what)
+    except TrnflowError as error:
+        result = Result(context.run, error=scrubbed(error))
     _end(store, uri, result)
-    return result
+    return result, asked.is_set()
 
 
 def _forced(store: Store, uri: JobUri) -> set[str]:
@@ -82,20 +85,21 @@ def _forced(store: Store, uri: JobUri) -> set[str]:
 
 
 @contextlib.contextmanager
-def stops_when_asked(store: Store, job: str, run: str) -> Iterator[None]:
-    """Context in which this process gets SIGTERM once the store has the job's stop file."""
-    ended = threading.Event()
+def stops_when_asked(store: Store, job: str, run: str) -> Iterator[threading.Event]:
+    """Context in which this process gets SIGTERM once the store has the job's stop file; yields whether it had."""
+    ended, asked = threading.Event(), threading.Event()
 
     def look() -> None:
         while not ended.wait(STOP_SECONDS):
             with contextlib.suppress(StoreError):
                 if store.backend.size(stop_file(job, run)) is not None:
+                    asked.set()
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
 
     threading.Thread(target=look, name=f"stop of job {job}", daemon=True).start()
     try:
-        yield
+        yield asked
     finally:
         ended.set()
 

@@ -30,6 +30,8 @@ def rehearse_first(context: RunContext, options: Options, readers: Iterable[Read
     remembered, and its remarks become notes of the plan."""
     plan, memo = context.plan, context.store.memo
     assert plan is not None
+    if plan.graph.elsewhere:
+        return None
     expect_training(context.recipe, plan)
     if not is_long(plan, options, context.recipe.run.rehearse_above_minutes):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from trnflow.flows.recipes.files import nearest
 from trnflow.tasks.artifact import Artifact, Meta, Source
@@ -78,6 +78,31 @@ class Node:
         self.after = dict(after or {})
 
 
+class Elsewhere(Protocol):
+    """Interface of what has another machine run stages of a graph, all in one job.
+
+    stages: their names, in order.
+    is_followed: whether the job has run in this run: what it ends is not looked up.
+    check: (`RunContext`) raises a TrnflowError before anything runs if the job can't be made.
+    make: (`Step`, `Plan`, `RunContext`, `Options`) returns the result (`Stored`) of a step once the job has ended it.
+    submit: (`Plan`, `RunContext`, `Options`) returns what names the job, and the platform's ticket.
+    document: returns a stage's key document as it is there; None if that is not known.
+    """
+
+    stages: tuple[str, ...]
+
+    @property
+    def is_followed(self) -> bool: ...
+
+    def check(self, context: Any) -> None: ...
+
+    def make(self, step: Any, plan: Any, context: Any, options: Any) -> Any: ...
+
+    def submit(self, plan: Any, context: Any, options: Any) -> tuple[Any, str | None]: ...
+
+    def document(self, store: Store, stage: str, document: KeyDocument) -> KeyDocument | None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes in the order in which they run.
@@ -86,11 +111,13 @@ class Graph:
         check: (`Plan`, the stage after which the run stops, step name -> its warm parent). Called before the first stage
             runs; raises a TrnflowError if the run is bound to fail.
         remarks: What is known -> sentences for the user.
+        elsewhere: Has another machine run some of the stages; None if all run here.
     """
 
     nodes: tuple[Node, ...]
     check: Callable[[Any, str | None, Callable[[str], Any]], None] = lambda plan, until, parent: None
     remarks: Callable[[Known], Iterable[str]] = lambda known: ()
+    elsewhere: Elsewhere | None = None
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -100,6 +127,9 @@ class Graph:
     def deferred(self) -> frozenset[str]:
         """Names of the nodes that run only for another node."""
         return frozenset(needed.name for node in self.nodes for needed in node.after.values())
+
+    def runs_elsewhere(self, stage: str) -> bool:
+        return self.elsewhere is not None and stage in self.elsewhere.stages
 
     def lookups(self, given: Collection[str] = ()) -> Iterator[Lookup]:
         """Yield each lookup once, but for those that only stages of `given` read."""

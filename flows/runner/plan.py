@@ -91,6 +91,7 @@ class Step:
         figures: What the attempt that made the artifact measured.
         expected_bytes: The expected size of the artifact, or None.
         settled: Whether this run is done with it.
+        is_guess: Whether the key is that of this machine, while another one will run the stage.
     """
 
     node: Node
@@ -104,6 +105,7 @@ class Step:
     figures: Meta = field(default_factory=dict)
     expected_bytes: int | None = None
     settled: bool = False
+    is_guess: bool = False
 
     @property
     def name(self) -> str:
@@ -287,6 +289,9 @@ class Plan:
         memo = self.store.memo
         step.resolved = step.node.stage.resolved(step.node.config, inputs)
         step.document = None if unknown else key_document(step.node.stage, step.config, inputs, memo, stamp_of)
+        if step.document and self.graph.elsewhere and self.graph.runs_elsewhere(step.name):
+            there = self.graph.elsewhere.document(self.store, step.name, step.document)
+            step.is_guess, step.document = there is None, there or step.document
         step.key = key_of(step.document) if step.document else None
         return list(dict.fromkeys(unknown))
 
@@ -302,7 +307,8 @@ class Plan:
         """Raise a TrnflowError if a stage that may have to run is bound to fail, as far as is known now; note the
         stages' remarks. here: `launch.environment`, filled in, if the stages will run on this machine."""
         due = {step.name for step in self.due(options) if not step.settled}
-        known = Known(self.sources, here=here)
+        # what another machine has is found out there
+        known = Known(self.sources, here=None if self.graph.elsewhere else here)
         for step in self.until(options):
             described = step.node.stage
             if described.role:
@@ -372,7 +378,9 @@ class Plan:
         kept = kept_steps(step, self.inputs_of(step), self.store.memo, stamp_of)
         if names := [name for name, of in kept.items() if self.store.record(of.name, str(of.key)) is not None]:
             why += f"; its {' and '.join(names).replace('_', ' ')} are kept"
-        step.action, step.why = "run", why
+        step.action, step.why = "maybe" if step.is_guess else "run", why
+        if step.is_guess:
+            step.why = "runs on another machine, and no job has told yet what its keys are"
         self._forecast(step, past, step.document)
 
     def _recorded(self, step: Step) -> str | None:

@@ -128,19 +128,24 @@ def settle(graph: Graph, context: RunContext, *, plan: Plan | None = None, until
 
 
 def _settle_all(plan: Plan, context: RunContext, options: Options, around: Around) -> None:
+    graph, elsewhere = plan.graph, plan.graph.elsewhere
     if due := plan.due(options):  # else no process starts
         plan.check_needs(options, here=context.environment)
         if plan.own_code and not landlock.is_there():
             context.note(f"{UNHELD}: this kernel has no Landlock (docs/own_code.md)")
-        start_warm_parents(due, context)
-        plan.graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
+        here = [step for step in due if not graph.runs_elsewhere(step.name)]
+        start_warm_parents(here, context)
+        if elsewhere and len(here) < len(due):
+            elsewhere.check(context)
+        else:
+            graph.check(plan, options.until, lambda name: parent_of(plan.steps[name], context))
     if options.record:
         context.log.write("planned", stages=[step.to_json() for step in plan.until(options)])
     for _ in range(REPAIRS):
         try:
             for step in plan.until(options):
-                if step.name not in plan.graph.deferred or step.name == options.until:
-                    _settle(step, plan, context, around)
+                if step.name not in graph.deferred or step.name == options.until:
+                    _settle(step, plan, context, options, around)
                     plan.check_needs(options, here=context.environment)
             _skip_the_rest(plan.until(options), plan, context)
             return
@@ -157,18 +162,21 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
     raise StoreError(f"blobs of the store {context.store.root} keep turning out corrupt", "check the disk it lies on")
 
 
-def _settle(step: Step, plan: Plan, context: RunContext, around: Around) -> None:
+def _settle(step: Step, plan: Plan, context: RunContext, options: Options, around: Around) -> None:
     """Look up or make a step's result; of what runs only for it, too, if it has to run."""
     if step.name in plan.given:
         write_step(context, step)
         return
     stored = _found(step, plan, context)
-    if stored is None:
+    make = partial(_make, step, plan, context)
+    if (away := plan.graph.elsewhere) and step.name in away.stages and (stored is None or away.is_followed):
+        stored, make = None, partial(away.make, step, plan, context, options)
+    elif stored is None:
         for needed in step.node.after.values():
             if not plan.steps[needed.name].settled:
-                _settle(plan.steps[needed.name], plan, context, around)
+                _settle(plan.steps[needed.name], plan, context, options, around)
     try:
-        step.take(around(step, partial(_make, step, plan, context) if stored is None else lambda: stored))
+        step.take(around(step, make if stored is None else lambda: stored))
         step.settled = True
     except BaseException as error:
         if isinstance(error, TrnflowError) and not error.stage:

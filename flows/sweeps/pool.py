@@ -20,7 +20,8 @@ from trnflow.tasks.system.process import this_process
 def check_fit(recipe: Recipe) -> None:
     """Raise ConfigError if this machine has too few devices for `sweep.parallel` trials."""
     wanted, each = recipe.sweep.parallel, recipe.train.devices
-    if wanted == 1:
+    # jobs have machines of their own
+    if wanted == 1 or recipe.launch.kind != "local":
         return
     kind = recipe.train.device
     if kind == "neuron":
@@ -35,9 +36,9 @@ def check_fit(recipe: Recipe) -> None:
 
 
 def on_slot(recipe: Recipe, slot: int) -> Recipe:
-    """Return the recipe with a slot's GPUs in CUDA_VISIBLE_DEVICES; off GPUs or with one slot, unchanged. slot: from 0
+    """Return the recipe with a slot's GPUs in CUDA_VISIBLE_DEVICES; off GPUs, with one slot or of jobs, unchanged. slot: from 0
     below `sweep.parallel`."""
-    if recipe.train.device != "cuda" or recipe.sweep.parallel == 1:
+    if recipe.train.device != "cuda" or recipe.sweep.parallel == 1 or recipe.launch.kind != "local":
         return recipe
     each = recipe.train.devices
     mine = _gpus(recipe)[slot * each : (slot + 1) * each]
@@ -67,7 +68,10 @@ class Leases:
 
     @contextmanager
     def hold_devices(self) -> Iterator[None]:
-        """Hold the leases of the sweep's devices; on the CPU one for the whole machine."""
+        """Hold the leases of the sweep's devices; on the CPU one for the whole machine; of jobs none."""
+        if self.recipe.launch.kind != "local":
+            yield
+            return
         names = device_names(self.recipe, filled_environment(self.recipe.launch), self.recipe.sweep.parallel) or (
             "cpu",
         )

@@ -15,10 +15,10 @@ from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.stores import new_store
 from tests.helpers.waiting import wait_for
-from trnflow.flows.cli.job_commands import STOPPED
 from trnflow.flows.jobs.listing import runs_of
 from trnflow.flows.jobs.order import order_file, parse_uri
 from trnflow.flows.jobs.work import CODE_OF
+from trnflow.tasks.errors import Interrupted
 from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
@@ -122,7 +122,7 @@ def test_a_job_that_is_stopped_goes_on_to_the_same_bits(here: Shell, there: Shel
     assert (listed["state"], listed["host"]) == ("running", socket.gethostname())
     wait_for(lambda: store.backend.names("partial"))
     assert "was asked to save its state" in here("jobs", job, "--cancel").stdout
-    assert work.wait(120) == STOPPED
+    assert work.wait(120) == Interrupted.exit_code, "its platform is not to start it again"
     assert "cancelled" in follower.communicate(timeout=60)[0] and follower.returncode == 1
     assert here.json("jobs")["jobs"][0]["state"] == "stopped"
     stopped = result_of(there, uri)

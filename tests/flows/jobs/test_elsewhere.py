@@ -1,0 +1,189 @@
+"""A recipe whose stages a real Slurm runs: one run here and there, joined, stopped, killed, and found again without a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.jobs.test_job import MODULE, shell_in, stages_of, write_own
+from tests.helpers.command_line import Shell
+from tests.helpers.slurm import Slurm, slurm_cluster
+from tests.helpers.waiting import wait_for
+
+ON_SLURM = ("launch.kind=slurm", "launch.grace_seconds=40")
+LONG = ("train.max_steps=800", "train.checkpoint_every=50", "export.target=none")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Slurm]:
+    with slurm_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def here(cluster: Slurm, tmp_path: Path) -> Shell:
+    (tmp_path / "here").mkdir()
+    shell = Shell(tmp_path / "here")
+    write_own(shell.folder)
+    return shell
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict[str, str]]:
+    """{settings: {stage: digest}} of runs without a job."""
+    digests = {}
+    for settings in ((), LONG):
+        shell = Shell(tmp_path_factory.mktemp("alone"))
+        write_own(shell.folder)
+        made = stages_of(shell.json("run", "own.yaml", "--direct", *settings))
+        digests[settings] = {stage: digest for stage, (_, digest) in made.items()}
+    return digests
+
+
+def digests(document: Any) -> dict[str, str]:
+    return {stage: digest for stage, (_, digest) in stages_of(document).items()}
+
+
+def actions(document: Any) -> dict[str, str]:
+    return {stage: action for stage, (action, _) in stages_of(document).items()}
+
+
+def events_of(shell: Shell, run: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (shell.folder / f".trnflow/runs/{run}/events.jsonl").read_text().splitlines()]
+
+
+def curve(shell: Shell, run: str) -> list[int]:
+    """The steps of the events with the training loss, as they stand in a run's log."""
+    events = events_of(shell, run)
+    return [event["step"] for event in events if event["event"] == "metrics" and "loss" in event["values"]]
+
+
+def test_a_run_whose_stages_slurm_runs_is_one_run(
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
+) -> None:
+    done = here.json("run", "own.yaml", "--direct", *ON_SLURM)
+    assert digests(done) == wanted[()]
+    assert actions(done)["train"] == "ran" and actions(done)["evaluate_model"] == "ran"
+    begun = [event["stage"] for event in events_of(here, done["run"]) if event["event"] == "stage_begun"]
+    assert begun[-4:] == ["train", "consolidate", "export_neuron", "evaluate_model"]
+    assert curve(here, done["run"]) == sorted(set(curve(here, done["run"])))
+    assert "Loading weights" in here("logs", done["run"]).stdout
+    jobs = tickets(cluster)
+    assert {stage["action"] for stage in here.json("plan", "own.yaml", *ON_SLURM)["stages"]} == {"hit"}
+    again = here.json("run", "own.yaml", "--direct", *ON_SLURM)
+    assert set(actions(again).values()) <= {"hit", "skip"} and digests(again)["train"] == digests(done)["train"]
+    assert tickets(cluster) == jobs, "no job was needed"
+
+
+def test_ctrl_c_saves_there_and_the_same_command_goes_on(
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
+) -> None:
+    run = here.start("run", "own.yaml", "--direct", *ON_SLURM, *LONG, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    wait_for(lambda: any(curve(here, name) for name in runs(here)), 120)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 130 and "training was stopped at step" in said, said
+    wait_for(lambda: not cluster.run("squeue", "-h").strip(), 30)
+    (job,) = here.json("jobs")["jobs"]
+    assert job["state"] == "stopped"
+    done = here.json("run", "own.yaml", "--direct", *ON_SLURM, *LONG)
+    assert digests(done)["train"] == wanted[LONG]["train"]
+    assert curve(here, done["run"])[0] > 10, "it went on"
+
+
+def test_a_submitter_that_is_killed_joins_the_living_job(
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
+) -> None:
+    run = here.start(
+        "run", "own.yaml", "--direct", *ON_SLURM, *LONG, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    wait_for(lambda: any(curve(here, name) for name in runs(here)), 120)
+    before = tickets(cluster)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    done = here.json("run", "own.yaml", "--direct", *ON_SLURM, *LONG)
+    assert tickets(cluster) == before, "joined"
+    assert digests(done)["train"] == wanted[LONG]["train"]
+    steps = curve(here, done["run"])
+    assert steps == sorted(set(steps)) and steps[0] <= 10 and steps[-1] == 800 and len(steps) > 60
+
+
+def tickets(cluster: Slurm) -> set[str]:
+    return {*cluster.run("squeue", "-h", "-t", "all", "-o", "%i").split()}
+
+
+def runs(shell: Shell) -> list[str]:
+    folder = shell.folder / ".trnflow/runs"
+    return sorted(path.parent.name for path in folder.glob("*/events.jsonl")) if folder.exists() else []
+
+
+def test_an_error_there_is_this_runs_and_is_not_repeated(cluster: Slurm, here: Shell) -> None:
+    (here.folder / "mine.py").write_text(MODULE.replace("return 0.5", "raise ValueError('no half')"))
+    said = here.error("run", "own.yaml", "--direct", *ON_SLURM, code=1)
+    assert "evaluate_model" in said and "no half" in said
+    (job,) = here.json("jobs")["jobs"]
+    assert job["state"] == "failed" and "no half" in job["why"]
+    wait_for(lambda: not cluster.run("squeue", "-h").strip(), 30)
+    # what was made stays
+    (here.folder / "mine.py").write_text(MODULE)
+    done = actions(here.json("run", "own.yaml", "--direct", *ON_SLURM))
+    assert done["train"] == "hit" and done["evaluate_model"] == "ran"
+
+
+def test_two_who_run_it_at_a_time_start_one_training(cluster: Slurm, tmp_path: Path) -> None:
+    shells = [shell_in(tmp_path / name, tmp_path / "store") for name in ("one", "two")]
+    for shell in shells:
+        write_own(shell.folder)
+    runs = [shell.start("run", "own.yaml", "--direct", *ON_SLURM, "--json", stdout=subprocess.PIPE) for shell in shells]
+    done = [json.loads(run.communicate(timeout=300)[0]) for run in runs]
+    assert digests(done[0]) == digests(done[1]) and actions(done[0])["train"] == actions(done[1])["train"] == "ran"
+    assert len([*(tmp_path / "store/attempts").glob(f"{key_of(done[0], 'train')}/*")]) == 1
+    wait_for(lambda: not cluster.run("squeue", "-h").strip(), 30)
+
+
+def key_of(document: Any, stage: str) -> str:
+    return next(str(ended["key"]) for ended in document["stages"] if ended["stage"] == stage)
+
+
+@pytest.mark.nightly
+def test_a_sweeps_trials_are_jobs(cluster: Slurm, here: Shell, tmp_path: Path) -> None:
+    settings = ("train.learning_rate=0.0003,0.001,0.003,0.01", "--sampler", "grid", "train.max_steps=40")
+    there = here.json("sweep", "own.yaml", *settings, *ON_SLURM)
+    alone = shell_in(tmp_path / "alone", tmp_path / "other")
+    write_own(alone.folder)
+    local = alone.json("sweep", "own.yaml", *settings)
+    assert [trial["value"] for trial in there["trials"]] == [trial["value"] for trial in local["trials"]]
+    assert there["best"] == local["best"]
+    assert len(here.json("jobs")["jobs"]) >= 4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("timeout", [10, 300])
+def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
+    timeout: int, tmp_path: Path, wanted: dict[tuple[str, ...], dict[str, str]]
+) -> None:
+    (tmp_path / "here").mkdir()
+    here = Shell(tmp_path / "here")
+    write_own(here.folder)
+    with slurm_cluster(slurmd_timeout=timeout) as cluster:
+        run = here.start(
+            "run", "own.yaml", "--direct", "--json", *ON_SLURM, *LONG, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+        wait_for(lambda: [*(here.folder / ".trnflow/store/partial").glob("*/*")], 180)
+        (node,) = {line.split()[0] for line in cluster.run("squeue", "-h", "-t", "R", "-o", "%N").splitlines()}
+        cluster.kill_node(node)
+        cluster.begin_node(node)
+        printed, _ = run.communicate(timeout=500)
+        done = json.loads(printed)
+        assert digests(done)["train"] == wanted[LONG]["train"]
+        steps = curve(here, done["run"])
+        assert steps == sorted(set(steps)), "each event once"
