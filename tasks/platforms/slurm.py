@@ -239,7 +239,7 @@ def _call(program: str, *arguments: str, text: str = "") -> str:
     except FileNotFoundError:
         raise MachineError(f"{program} is not installed here", "run it on the cluster's login node") from None
     except subprocess.TimeoutExpired:
-        raise MachineError(f"{program} did not answer within {CALL_SECONDS:.0f} s", "try again later: sinfo") from None
+        raise MachineError(f"{program} did not answer within {CALL_SECONDS:g} s", "try again later: sinfo") from None
     if ran.returncode:
         raise MachineError(
             f"{program}: {_brief(ran.stderr or ran.stdout)}", "check with `sinfo` that the cluster answers"
@@ -250,7 +250,8 @@ def _call(program: str, *arguments: str, text: str = "") -> str:
 def _brief(text: str) -> str:
     """Return the first line of a program's errors that says something, shortened."""
     lines = [
-        re.sub(r"^(s\w+: )?(error|fatal): |^(sbatch|allocation failure): ", "", line) for line in text.splitlines()
+        re.sub(r"^(s\w+: )?(\w+ )?(error|fatal): |^(sbatch|allocation failure): ", "", line)
+        for line in text.splitlines()
     ]
     return next((line.strip() for line in lines if line.strip()), "no reason given")[:200]
 
