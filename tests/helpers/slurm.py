@@ -47,7 +47,7 @@ SlurmctldTimeout=10
 KillWait=10
 JobRequeue=1
 MailProg=/bin/true
-SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=2,requeue_delay=30
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=2,requeue_delay=100
 AccountingStorageType=accounting_storage/none
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000 State=UNKNOWN
 NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000 State=UNKNOWN
